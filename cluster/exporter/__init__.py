@@ -1,5 +1,5 @@
-"""The exporter: what brokers, feedback processes and the supervisor tell, as Prometheus reads it.
+"""The exporter: reports of brokers, feedback processes and the supervisor as metrics for Prometheus.
 
-``table.py`` has every metric with its alerts and panel; the alert rules, the Grafana board and the page on
-metrics are made from it. Read ``table`` first, then ``looking``.
+``table.py`` lists every metric with its alerts and its panel. The alert rules, the Grafana board and
+docs/metrics.md are generated from it. Read ``table`` first, then ``looking``.
 """

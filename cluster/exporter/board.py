@@ -1,4 +1,4 @@
-"""deploy/grafana/escrowmq.json: the panels of the table as a Grafana dashboard.
+"""Generates deploy/grafana/escrowmq.json: the panels of the table as a Grafana dashboard.
 
 ``python -m escrowmq.cluster.exporter.board deploy/grafana/escrowmq.json`` writes the file; a test compares.
 """
@@ -14,21 +14,21 @@ from typing import Any
 from escrowmq.cluster.exporter.metric import Panel
 from escrowmq.cluster.exporter.table import METRICS
 
-#: Of Grafana 10, whose later versions take it, too.
+#: The schema of Grafana 10; later versions accept it.
 SCHEMA_VERSION = 38
-#: Grafana's grid has 24 columns; three panels stand beside each other.
+#: Grafana's grid has 24 columns: three panels in a row.
 COLUMNS, WIDTH, HEIGHT = 24, 8, 8
-#: Filled in when the dashboard is imported.
+#: The data source; Grafana asks for it when the dashboard is imported.
 SOURCE = {"type": "prometheus", "uid": "${source}"}
 
 
 def panels() -> list[Panel]:
-    """All of them, in the order of the table."""
+    """All panels, in the order of the table."""
     return [metric.panel for metric in METRICS if metric.panel is not None]
 
 
 def board() -> dict[str, Any]:
-    """The dashboard as Grafana's JSON has it."""
+    """The dashboard in Grafana's JSON model."""
     shown: list[dict[str, Any]] = []
     numbers, y = itertools.count(1), 0
     for row, group in itertools.groupby(panels(), key=lambda panel: panel.row):
@@ -55,7 +55,7 @@ def board() -> dict[str, Any]:
     return {
         "uid": "escrowmq",
         "title": "EscrowMQ",
-        "description": "Made from cluster/exporter/table.py by `make instruments`.",
+        "description": "Generated from cluster/exporter/table.py by `make instruments`.",
         "tags": ["escrowmq"],
         "schemaVersion": SCHEMA_VERSION,
         "editable": True,

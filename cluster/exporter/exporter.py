@@ -1,4 +1,4 @@
-"""The exporter over a cluster that this process has joined: what looks, what keeps, what serves."""
+"""Puts the exporter together, for a cluster that this process has joined."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from escrowmq.replication.errors import EscrowMQError
 
 
 class Exporter:
-    """Looks at a cluster from ``start`` to ``close``, which is to come before the cluster's."""
+    """Looks at a cluster regularly from ``start`` to ``close``. Close it before the cluster."""
 
     def __init__(
         self,
@@ -23,7 +23,7 @@ class Exporter:
         *,
         seen: Callable[[Mapping[Key, Value]], None] = lambda series: None,
     ) -> None:
-        """``seen`` is called with what each look found."""
+        """``seen`` is called with the series of each look."""
 
         def supervisor() -> bool:
             try:
@@ -38,11 +38,11 @@ class Exporter:
         self.watching = Watching(self._looks, every_s, seen=seen)
 
     def start(self) -> None:
-        """Look from now on."""
+        """Start looking."""
         self.watching.start()
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop looking."""
         self.watching.close()
         self._looks.close()
         self._feedback.close()

@@ -1,4 +1,4 @@
-"""Series as text for Prometheus, by its own library: its text format, or OpenMetrics where that is wanted."""
+"""Encodes series with Prometheus' own library, in its text format or, if requested, OpenMetrics."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from escrowmq.replication.calling.metrics_report import HistogramReport
 
 
 class _Once(Collector):
-    """These series, in the order of the table."""
+    """A collector of the given series, in the order of the table."""
 
     def __init__(self, series: Mapping[Key, Value]) -> None:
         self._by_metric: dict[str, list[tuple[tuple[str, ...], Value]]] = {}
@@ -51,7 +51,7 @@ def _family(metric: Metric, samples: list[tuple[tuple[str, ...], Value]]) -> Fam
 
 
 def text(series: Mapping[Key, Value], accept: str = "") -> tuple[bytes, str]:
-    """The page, and what it is; ``accept``: what the reader says that it understands."""
+    """The page and its content type. ``accept``: the request's Accept header."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Once(series))
     encode, kind = choose_encoder(accept)

@@ -1,4 +1,4 @@
-"""What one look at the cluster has found: values only, so that what is made of them needs no cluster."""
+"""The result of one look at the cluster, as plain values, so that code that uses it can be tested alone."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ ReplicaKey = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A look that ended at ``at`` (seconds since the epoch) and took ``took_s``.
+    """The result of a look that ended at ``at`` (seconds since the epoch) and took ``took_s``.
 
-    ``members``: of each group, as the newest configuration has them that was ever seen. Who did not answer in
-    time has no report; a broker of an earlier version has no metrics. ``lag``: messages by consumer group and
-    topic, ``lag_limited``: there are more consumer groups than were asked. ``supervisor``: it answers.
+    ``members``: the members of each group in the newest configuration seen so far. ``reports`` and
+    ``metrics`` lack replicas that did not answer in time; a broker of an earlier version has no metrics.
+    ``lag``: messages by consumer group and topic. ``lag_limited``: there are more consumer groups than were
+    asked for. ``supervisor``: whether it answered.
     """
 
     at: float
@@ -33,11 +34,11 @@ class Found:
     supervisor: bool = False
 
     def leader(self, gid: int) -> ReplicaReport | None:
-        """Who leads a group and answers as its leader: of several, the one with the highest term."""
+        """The report of the replica that acts as the group's leader; of several, the one of highest term."""
         led: Sequence[ReplicaReport] = [r for (of, _), r in self.reports.items() if of == gid and r.ready]
         return max(led, key=lambda report: report.term, default=None)
 
     def runs(self, key: ReplicaKey) -> bool:
-        """Whether the replica answered, and runs."""
+        """Whether the replica answered and is running."""
         report = self.reports.get(key)
         return report is not None and report.role in ("leader", "follower")

@@ -1,9 +1,9 @@
-"""One look at the cluster: everybody is asked at once, and nobody is waited for longer than a second.
+"""One look at the cluster: asks all processes at once, and waits at most a second for their answers.
 
-Who did not answer the last time is not asked again while that question is under way, so that a process which
-hangs, or is stopped, meets no queue of questions when it goes on. What takes long (the places of consumer
-groups) is asked in a thread of its own, less often, and a look takes what it found last. Nothing here decides
-anything: what the answers mean stands in series.py.
+A process that has not answered yet is not asked again while that request is pending, so that a process that
+hangs or is stopped does not find a queue of requests when it continues. Slow requests (for the offsets of
+consumer groups) are made less often, in a separate thread, and a look uses their last result. This module
+does not interpret the answers; series.py does.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ T = TypeVar("T")
 
 #: A healthy process answers in milliseconds; a second is for a busy machine.
 WAIT_S = 1.0
-#: A question without an answer is given up then: a process that died may never answer.
+#: A request without an answer is given up after this time: a process that died may never answer.
 GIVEN_UP_S = 30.0
-#: Consumer groups that are asked for, and how often: each costs its coordinator a call.
+#: Number of consumer groups whose lag is asked for, and how often: each costs its coordinator a call.
 CONSUMER_GROUPS_MAX = 200
 LAG_EVERY_S = 15.0
 LAG_TIMEOUT_S = 10.0
@@ -40,7 +40,7 @@ Lag = tuple[dict[tuple[str, str], int], bool]
 
 
 class OneAtATime(Generic[T]):
-    """Questions to one process: the next one is asked once the last one was answered, or given up."""
+    """Requests to one process: a new one is sent only after the last one was answered or given up."""
 
     def __init__(self, ask: Callable[[], Future[T]], clock: Callable[[], float]) -> None:
         self._ask, self._clock = ask, clock
@@ -48,7 +48,7 @@ class OneAtATime(Generic[T]):
         self._since = 0.0
 
     def ask(self) -> Future[T]:
-        """The question under way; a new one if there is none."""
+        """The pending request; a new one if there is none."""
         now = self._clock()
         if self._asked is None or self._asked.done() or now - self._since >= GIVEN_UP_S:
             self._asked, self._since = self._ask(), now
@@ -56,7 +56,7 @@ class OneAtATime(Generic[T]):
 
 
 class Looks:
-    """Looks at one cluster. One thread; ``close`` ends what asks beside it."""
+    """Looks at one cluster. For use from one thread; ``close`` ends the threads for slow requests."""
 
     def __init__(
         self,
@@ -68,12 +68,12 @@ class Looks:
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """``supervisor()``: whether it answers; may block for seconds, or raise."""
+        """``supervisor()``: whether the supervisor answers; it may block for seconds, or raise."""
         self._router, self._feedback, self._wait_s = router, feedback, wait_s
         self._clock, self._wall_clock = clock, wall_clock
         self._offsets = OffsetReader(router)
         self._questions: dict[tuple[ReplicaKey, str], OneAtATime[Any]] = {}
-        # One thread for each, so that a supervisor that hangs keeps nobody from the lag.
+        # One thread for each, so that a supervisor that hangs does not delay the lag.
         self._slow = [ThreadPoolExecutor(1, thread_name_prefix=f"look-{what}") for what in ("head", "lag")]
         self._supervisor = OneAtATime(lambda: self._slow[0].submit(supervisor), clock)
         self._lags = OneAtATime(lambda: self._slow[1].submit(self._look_at_lag), clock)
@@ -85,7 +85,7 @@ class Looks:
         }
 
     def look(self) -> Found:
-        """What there is to see, after ``wait_s`` at most."""
+        """Ask all processes; returns after at most ``wait_s``."""
         began = self._clock()
         deadline = began + self._wait_s
         keys = [(gid, rid) for gid, members in self._members.items() for rid in members.all]
@@ -112,7 +112,7 @@ class Looks:
         )
 
     def close(self) -> None:
-        """Ask no more; what is under way is left to itself."""
+        """Stop asking; pending requests are not waited for."""
         for slow in self._slow:
             slow.shutdown(wait=False, cancel_futures=True)
 
@@ -131,8 +131,10 @@ class Looks:
         return {key: answer for key, answer in found.items() if answer is not None}
 
     def _answer(self, asked: Future[T], deadline: float) -> T | None:
-        """None: not in time, or whatever a call to a process ends in that is dead, dying or of an earlier
-        version."""
+        """The answer; None if it did not come in time, or if the call failed.
+
+        Calls to a process that is dead, dying or of an earlier version fail in many ways.
+        """
         try:
             return asked.result(max(deadline - self._clock(), 0.0))
         except FutureTimeout:
@@ -142,7 +144,7 @@ class Looks:
             return None
 
     def _follow(self, reports: Iterable[ReplicaReport]) -> None:
-        """Who belongs to each group, from those who know it best."""
+        """Update each group's members from the report with the newest configuration."""
         for report in reports:
             members = report.members
             if members is not None and members.version > self._members[report.gid].version:
@@ -151,7 +153,7 @@ class Looks:
         self._questions = {place: asked for place, asked in self._questions.items() if place[0] in known}
 
     def _look_at_lag(self) -> Lag:
-        """By consumer group and topic, of so many groups at most."""
+        """The lag by consumer group and topic, for at most CONSUMER_GROUPS_MAX groups."""
         router = self._router
         asked = [
             router.leader_call(gid, "group_list", timeout_s=LAG_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""The words of the table of metrics: what a metric, an alert and a panel are."""
+"""The types of the table of metrics: metric, alert, panel."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 
 class Kind(enum.StrEnum):
-    """As Prometheus has them."""
+    """Prometheus' types of metrics."""
 
     gauge = "gauge"
     counter = "counter"
@@ -15,7 +15,7 @@ class Kind(enum.StrEnum):
 
 
 class Severity(enum.StrEnum):
-    """Who hears of an alert: somebody now, or somebody in working hours."""
+    """How urgent an alert is: ``page`` needs action now, ``ticket`` during working hours."""
 
     page = "page"
     ticket = "ticket"
@@ -23,8 +23,10 @@ class Severity(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alert:
-    """It fires once ``expr`` has had a result for ``hold_s`` seconds. ``summary`` may name labels as the
-    templates of Prometheus do; ``action``: what to do first."""
+    """An alert that fires once ``expr`` has had a result for ``hold_s`` seconds.
+
+    ``summary`` may refer to labels in Prometheus' template syntax. ``action``: what to do first.
+    """
 
     name: str
     severity: Severity
@@ -36,7 +38,7 @@ class Alert:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """A graph. ``lines``: expression and legend of each; ``unit``: as Grafana names it."""
+    """A graph. ``lines``: the expression and the legend of each line. ``unit``: Grafana's name of it."""
 
     title: str
     row: str
@@ -46,7 +48,7 @@ class Panel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """``source``: who counts it, and where. ``unit``: "" is a number of things."""
+    """A metric. ``source``: the process that measures it. ``unit``: "" for a plain count."""
 
     name: str
     kind: Kind

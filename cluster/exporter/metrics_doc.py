@@ -1,7 +1,7 @@
-"""The tables of docs/metrics.md, made from the table of metrics.
+"""Generates the tables in docs/metrics.md from the table of metrics.
 
-``python -m escrowmq.cluster.exporter.metrics_doc docs/metrics.md`` writes them anew: what stands between the
-comment lines is replaced, and nothing else is touched. A test compares.
+``python -m escrowmq.cluster.exporter.metrics_doc docs/metrics.md`` rewrites them: it replaces the text
+between the comment lines and nothing else. A test compares the page with the table.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ _REGION = re.compile(r"(<!-- table: (\w+) \(.*?-->\n).*?(<!-- end of table -->\n
 
 
 def with_tables(page: str) -> str:
-    """The page with both tables as the code has them. Raises ValueError if one has no place in it."""
+    """The page with both tables up to date. Raises ValueError if the page has no region for one of them."""
     made = {"metrics": _metrics(), "alerts": _alerts()}
     named = [found[2] for found in _REGION.finditer(page)]
     if sorted(named) != sorted(made):
-        raise ValueError(f"the page has places for {named}; each of {list(made)} needs one")
+        raise ValueError(f"the page has regions for {named}; it needs one for each of {list(made)}")
     return _REGION.sub(lambda found: found[1] + made[found[2]] + found[3], page)
 
 
 def _metrics() -> str:
-    rows = ["| metric | kind | labels | meaning | told by |", "|---|---|---|---|---|"]
+    rows = ["| metric | kind | labels | meaning | source |", "|---|---|---|---|---|"]
     return "\n".join(rows + [_metric(metric) for metric in METRICS]) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""deploy/prometheus/rules.yml: the alerts of the table, as Prometheus takes them.
+"""Generates deploy/prometheus/rules.yml: the alerts of the table as Prometheus rules.
 
 ``python -m escrowmq.cluster.exporter.rules deploy/prometheus/rules.yml`` writes the file; a test compares.
 """
@@ -13,25 +13,25 @@ from escrowmq.cluster.exporter.metric import Alert
 from escrowmq.cluster.exporter.table import METRICS
 
 INTRODUCTION = """\
-# Alerts of an EscrowMQ cluster. Made from cluster/exporter/table.py by `make instruments`; a test keeps it
-# current.
-# severity "page": somebody should look now; "ticket": in working hours. docs/metrics.md says more.
+# Alerts for an EscrowMQ cluster. Generated from cluster/exporter/table.py by `make instruments`; a test keeps
+# this file current.
+# severity "page": act now; "ticket": during working hours. See docs/metrics.md.
 """
 
-#: The shortest range: two scrapes of a test.
+#: The shortest range in seconds: it must contain two scrapes, at the interval used in tests.
 SCRAPES_S = 5.0
-#: A duration as the rules write it: seconds, minutes, hours.
+#: A range in a rule: seconds, minutes or hours.
 _RANGE = re.compile(r"\[(\d+)([smh])\]")
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
 
 
 def alerts() -> list[Alert]:
-    """All of them, in the order of the table."""
+    """All alerts, in the order of the table."""
     return [alert for metric in METRICS for alert in metric.alerts]
 
 
 def rules(speed: float = 1.0) -> str:
-    """The whole file. ``speed``: so many times sooner than in earnest, for tests of the rules themselves."""
+    """The whole file. ``speed``: the factor by which all times are shortened, for tests of the rules."""
     lines = [INTRODUCTION + "groups:", "  - name: escrowmq", "    rules:"]
     for alert in alerts():
         lines += [
@@ -47,7 +47,7 @@ def rules(speed: float = 1.0) -> str:
 
 
 def _sooner(found: re.Match[str], speed: float) -> str:
-    """A range must hold two scrapes, however fast it is."""
+    """A range, shortened, but never so much that it could contain fewer than two scrapes."""
     return f"[{_duration(max(int(found[1]) * _SECONDS[found[2]] / speed, SCRAPES_S))}]"
 
 

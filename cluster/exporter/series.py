@@ -1,9 +1,9 @@
-"""From what was found to series: names, label values, numbers. The names are those of table.py and no others.
+"""Turns the result of a look into series (name, label values, number). All names are from table.py.
 
-What a process tells of itself is passed on as it is. What several tell of one thing, and must never fall, is
-added up here (``totals.py``), and names that applications choose have a bounded number of places
-(``names.py``); so one ``Series`` belongs to one exporter for its whole life. Pure: the time is that of what
-was found.
+What a process reports about itself is passed on unchanged. Counters of one thing that come from several
+processes are added up here so that they never decrease (``totals.py``), and names that applications choose
+are limited in number (``names.py``). Both need state, so an exporter uses one ``Series`` all its life. Pure:
+the time is taken from the look.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from escrowmq.cluster.exporter.table import BY_NAME
 from escrowmq.cluster.exporter.totals import Totals
 from escrowmq.replication.calling.metrics_report import HistogramReport, MetricsReport, Named
 
-#: Series that names may make: each is stored for as long as Prometheus keeps anything.
+#: Limits on the series that names can create: Prometheus stores each for its whole retention time.
 TOPICS_MAX, APPS_MAX, CONSUMERS_MAX = 1_000, 200, 1_000
 
 Value = float | HistogramReport
-#: Metric and label values, in the order of the table.
+#: Metric name, and label values in the order of the table.
 Key = tuple[str, tuple[str, ...]]
 Sample = tuple[Key, Value]
 
@@ -32,7 +32,7 @@ HISTOGRAMS = {
     "prepare": "escrowmq_transactions_prepare_seconds",
     "commit": "escrowmq_transactions_commit_seconds",
 }
-#: What a feedback process counts, and the result of a check that it is.
+#: The counters of a feedback process, and the ``result`` label that each becomes.
 CHECK_RESULTS = {
     "answered_COMMITTED": "committed",
     "answered_ROLLBACK": "rollback",
@@ -53,12 +53,12 @@ class Series:
         self._messages, self._bytes, self._changes = Totals(), Totals(), Totals()
 
     def of(self, found: Found) -> dict[Key, Value]:
-        """All of one look."""
+        """All series of one look."""
         series: dict[Key, Value] = {}
         for (name, labels), value in self._samples(found):
             metric = BY_NAME[name]
             assert len(metric.labels) == len(labels), (name, labels)
-            before = series.get((name, labels), 0.0)  # several names may share a place
+            before = series.get((name, labels), 0.0)  # several names may share the value OTHER
             series[name, labels] = value if isinstance(value, HistogramReport) else value + _number(before)
         return series
 
@@ -103,7 +103,7 @@ class Series:
             if opened or parked:
                 app = OTHER if name == OTHER else self._apps.place(name, now)
             elif self._apps.has(name):
-                app = name  # no news of it: thousands that were here once must not keep others out
+                app = name  # does not count as seeing it: thousands of idle apps must not keep others out
             else:
                 continue
             yield ("escrowmq_transactions_open", (group, app)), opened
@@ -142,7 +142,8 @@ class Series:
             label = OTHER if name is None else self._topics.place(name, now)
             source = gid, name
             sources.add(source)
-            # All replicas agree on the messages of a topic; the bytes are each process's own.
+            # The count of messages is replicated state, the same in all replicas; bytes are counted by each
+            # process from its start.
             self._messages.feed(label, source, "the state", messages, at_first=label != OTHER)
             self._bytes.feed(label, source, (told.rid, told.pid), size)
         return sources

@@ -1,8 +1,8 @@
-"""``/metrics``, ``/healthz`` and ``/readyz`` over HTTP, out of what the last look found.
+"""Serves ``/metrics``, ``/healthz`` and ``/readyz`` over HTTP from the result of the last look.
 
-It answers at once and holds little: so many connections at a time, each for some seconds, requests without a
-body, and no other path. There is no login; who reaches the port reads names of topics and applications, so it
-listens on the loopback unless told otherwise.
+It answers at once and uses bounded resources: a limited number of connections, each for some seconds, no
+request bodies, no other paths. There is no login. Whoever can connect sees the names of topics and
+applications, so it listens on the loopback interface by default.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from escrowmq.replication.errors import ConfigError
 log = logging.getLogger(__name__)
 
 PORT = 9644
-#: A reader that says nothing, or takes nothing, is let go.
+#: A client that sends or receives nothing for this long is disconnected.
 TIMEOUT_S = 5.0
-#: Prometheus needs one; beyond these a connection is closed at once.
+#: Prometheus needs one. Connections beyond this number are closed at once.
 CONNECTIONS_MAX = 16
 PLAIN = "text/plain; charset=utf-8"
 
@@ -31,7 +31,7 @@ Answer = tuple[HTTPStatus, bytes, str]
 
 
 def answer(watching: Watching, path: str, accept: str) -> Answer:
-    """What is answered to a GET of ``path``: status, body and its type."""
+    """The answer to a GET of ``path``: status, body, content type."""
     match path.partition("?")[0]:
         case "/metrics":
             return HTTPStatus.OK, *text(watching.series(), accept)
@@ -43,7 +43,7 @@ def answer(watching: Watching, path: str, accept: str) -> Answer:
         case "/":
             return HTTPStatus.OK, b"/metrics\n/healthz\n/readyz\n", PLAIN
         case _:
-            return HTTPStatus.NOT_FOUND, b"there are /metrics, /healthz and /readyz\n", PLAIN
+            return HTTPStatus.NOT_FOUND, b"not found; try /metrics, /healthz or /readyz\n", PLAIN
 
 
 def _plain(problems: list[str]) -> Answer:
@@ -70,13 +70,13 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class Server(ThreadingHTTPServer):
-    """Serves what ``watching`` keeps. ``start`` it; ``close`` ends it."""
+    """Serves the last look, which ``watching`` keeps, from ``start`` to ``close``."""
 
     daemon_threads = True
     allow_reuse_address = True
 
     def __init__(self, watching: Watching, host: str, port: int) -> None:
-        """Raises ConfigError where the address cannot be bound. ``port`` 0: any."""
+        """Raises ConfigError if the address cannot be bound. ``port`` 0: any free port."""
         self.watching = watching
         self._places = threading.BoundedSemaphore(CONNECTIONS_MAX)
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -87,11 +87,11 @@ class Server(ThreadingHTTPServer):
         self._thread = threading.Thread(target=self.serve_forever, name="exporter-http", daemon=True)
 
     def start(self) -> None:
-        """Answer from now on."""
+        """Start serving."""
         self._thread.start()
 
     def close(self) -> None:
-        """Answer no more."""
+        """Stop serving."""
         if self._thread.is_alive():
             self.shutdown()
         self.server_close()
@@ -104,7 +104,7 @@ class Server(ThreadingHTTPServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if not self._places.acquire(blocking=False):
-            log.warning("%d readers are connected: one more is sent away", CONNECTIONS_MAX)
+            log.warning("%d clients are connected; refusing another one", CONNECTIONS_MAX)
             self.shutdown_request(request)
             return
         super().process_request(request, client_address)
@@ -116,12 +116,12 @@ class Server(ThreadingHTTPServer):
             self._places.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        log.debug("a reader went away", exc_info=True)
+        log.debug("a client disconnected", exc_info=True)
 
 
 def parse_listen(given: str) -> tuple[str, int]:
     """``host:port``, ``:port`` or ``[::1]:port``. Raises ConfigError."""
     host, colon, port = given.rpartition(":")
     if not colon or not port.isdecimal() or int(port) > 65_535:
-        raise ConfigError(f"--listen must be host:port, as 127.0.0.1:{PORT}, not {given!r}")
+        raise ConfigError(f"--listen must be host:port, such as 127.0.0.1:{PORT}, not {given!r}")
     return host.strip("[]") or "127.0.0.1", int(port)

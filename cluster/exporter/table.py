@@ -1,9 +1,9 @@
-"""Every metric: its name, what it means, who counts it, and the alerts and the panel that it serves.
+"""The table of all metrics: name, meaning, source, and the alerts and the panel that use it.
 
-The one place where names stand. The exporter refuses a sample that is not listed here, and the alert rules,
-the Grafana board and docs/metrics.md are made from this table (``make instruments``). Values of a label come
-from a bounded set: broker groups, replicas and reasons are few; of names that applications choose so many are
-shown (``names.py``), and the rest is "other".
+Names of metrics are defined only here. The exporter refuses a sample that is not listed, and the alert rules,
+the Grafana board and docs/metrics.md are generated from this table (``make instruments``). Every label has a
+bounded number of values: broker groups, replicas and reasons are few; of the names that applications choose a
+limited number is shown (``names.py``), and all others count as "other".
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CLUSTER_METRICS = (
         name="escrowmq_group_has_leader",
         kind=Kind.gauge,
         labels=GROUP,
-        help="1 while a replica of the group leads it and answers as its leader, else 0.",
+        help="1 while the group has a leader that answers as such, else 0.",
         source=_STATUS,
         alerts=(
             Alert(
@@ -45,7 +45,7 @@ CLUSTER_METRICS = (
                 expr="escrowmq_group_has_leader == 0",
                 hold_s=30,
                 summary="Broker group {{ $labels.group }} has no leader: nothing can be written there.",
-                action="Bring a majority of its replicas back: escrowmq status says which are missing.",
+                action="Bring back a majority of its replicas: escrowmq status shows which are missing.",
             ),
         ),
         panel=Panel(
@@ -58,22 +58,20 @@ CLUSTER_METRICS = (
         name="escrowmq_group_leader_changes_total",
         kind=Kind.counter,
         labels=GROUP,
-        help="How often a replica of the group came to lead it.",
-        source=f"{_BROKER}s, added up by {_EXPORTER}",
+        help="Number of times that a replica of the group became its leader.",
+        source=f"{_BROKER}s, summed by {_EXPORTER}",
         alerts=(
             Alert(
                 name="EscrowMQLeaderChanges",
                 severity=Severity.ticket,
                 expr="increase(escrowmq_group_leader_changes_total[10m]) > 3",
                 hold_s=0,
-                summary=(
-                    "Broker group {{ $labels.group }} changed its leader more than 3 times in 10 minutes."
-                ),
+                summary=("Broker group {{ $labels.group }} changed leader more than 3 times in 10 minutes."),
                 action="Look for replicas that stall (driver stall, fsync) and for links that break.",
             ),
         ),
         panel=Panel(
-            title="Changes of leader in 10 minutes",
+            title="Leader changes in 10 minutes",
             row=CLUSTER,
             lines=(("increase(escrowmq_group_leader_changes_total[10m])", "group {{group}}"),),
         ),
@@ -82,23 +80,23 @@ CLUSTER_METRICS = (
         name="escrowmq_group_voters",
         kind=Kind.gauge,
         labels=GROUP,
-        help="Replicas of the group that vote, running or not.",
+        help="Voting replicas of the group, running or not.",
         source=_STATUS,
     ),
     Metric(
         name="escrowmq_group_spare_replicas",
         kind=Kind.gauge,
         labels=GROUP,
-        help="Voting replicas that run, beyond a majority: so many losses the group survives now.",
-        source=f"{_STATUS}, counted by {_EXPORTER}",
+        help="Running voting replicas beyond a majority: the number of losses that the group survives now.",
+        source=f"{_STATUS}, computed by {_EXPORTER}",
         alerts=(
             Alert(
                 name="EscrowMQNoSpareReplica",
                 severity=Severity.page,
                 expr="escrowmq_group_spare_replicas < 1 and escrowmq_group_voters > 1",
                 hold_s=600,
-                summary="Broker group {{ $labels.group }} does not survive the loss of another replica.",
-                action="escrowmq status says which replica is missing and why; bring its node back.",
+                summary="Broker group {{ $labels.group }} cannot survive the loss of another replica.",
+                action="escrowmq status shows which replica is missing and why; bring its node back.",
             ),
         ),
         panel=Panel(
@@ -110,7 +108,7 @@ CLUSTER_METRICS = (
     Metric(
         name="escrowmq_supervisor_up",
         kind=Kind.gauge,
-        help="1 while the supervisor answers. Without it nothing is replaced; messages go on.",
+        help="1 while the supervisor answers. Without it, nothing lost is replaced; messages still flow.",
         source="the supervisor",
         alerts=(
             Alert(
@@ -118,11 +116,8 @@ CLUSTER_METRICS = (
                 severity=Severity.page,
                 expr="escrowmq_supervisor_up == 0",
                 hold_s=300,
-                summary="The supervisor does not answer: replicas that are lost are not replaced.",
-                action=(
-                    "Ray starts it again on the head node: look whether that node and its resources "
-                    "are there."
-                ),
+                summary="The supervisor does not answer: lost replicas are not replaced.",
+                action="Ray restarts it on the head node: check that this node is up and has free resources.",
             ),
         ),
     ),
@@ -130,7 +125,7 @@ CLUSTER_METRICS = (
         name="escrowmq_exporter_last_look_timestamp_seconds",
         kind=Kind.gauge,
         unit="seconds",
-        help="When the exporter last finished a look at the cluster, in seconds since the epoch.",
+        help="When the exporter finished its last look at the cluster, in seconds since the epoch.",
         source=_EXPORTER,
         alerts=(
             Alert(
@@ -141,8 +136,8 @@ CLUSTER_METRICS = (
                     "or time() - escrowmq_exporter_last_look_timestamp_seconds > 60"
                 ),
                 hold_s=300,
-                summary="No exporter has looked at the cluster for a minute: no other alert can fire.",
-                action="Start escrowmq exporter again; its log says what it cannot reach.",
+                summary="No exporter has looked at the cluster for a minute: other alerts cannot fire.",
+                action="Restart escrowmq exporter; its log says what it cannot reach.",
             ),
         ),
     ),
@@ -150,14 +145,14 @@ CLUSTER_METRICS = (
         name="escrowmq_exporter_look_seconds",
         kind=Kind.gauge,
         unit="seconds",
-        help="How long the last look took. It waits for no broker longer than its bound.",
+        help="Duration of the exporter's last look at the cluster, which has a time limit.",
         source=_EXPORTER,
     ),
     Metric(
         name="escrowmq_exporter_names_limited",
         kind=Kind.gauge,
         labels=("label",),
-        help='1 while not every value of this label has a series of its own: the rest counts as "other".',
+        help='1 while this label has too many values: those without their own series count as "other".',
         source=_EXPORTER,
         alerts=(
             Alert(
@@ -165,10 +160,8 @@ CLUSTER_METRICS = (
                 severity=Severity.ticket,
                 expr="escrowmq_exporter_names_limited == 1",
                 hold_s=3600,
-                summary='There are more values of {{ $labels.label }} than are shown: the rest is "other".',
-                action=(
-                    "Nothing is lost but the names; escrowmq topic list, txn list and group list have all."
-                ),
+                summary='{{ $labels.label }} has more values than are shown: the others count as "other".',
+                action="Only the names are missing; escrowmq topic list, txn list and group list show all.",
             ),
         ),
     ),
@@ -179,7 +172,7 @@ REPLICA_METRICS = (
         name="escrowmq_replica_up",
         kind=Kind.gauge,
         labels=REPLICA,
-        help="1 while the replica runs and answers in time, else 0.",
+        help="1 while the replica is running and answers in time, else 0.",
         source=_STATUS,
         panel=Panel(
             title="Replicas that answer",
@@ -191,14 +184,14 @@ REPLICA_METRICS = (
         name="escrowmq_replica_commit_index",
         kind=Kind.gauge,
         labels=REPLICA,
-        help="The last log entry that the replica knows to be committed.",
+        help="Index of the last log entry that the replica knows to be committed.",
         source=_STATUS,
     ),
     Metric(
         name="escrowmq_replica_applied_index",
         kind=Kind.gauge,
         labels=REPLICA,
-        help="The last log entry that the replica has applied: it answers readers up to there.",
+        help="Index of the last log entry that the replica has applied: it can serve reads up to it.",
         source=_STATUS,
         alerts=(
             Alert(
@@ -213,7 +206,7 @@ REPLICA_METRICS = (
                     "Replica {{ $labels.replica }} of group {{ $labels.group }} is {{ $value }} "
                     "entries behind."
                 ),
-                action="Look at its disk (fsync) and its processor; one that copies the log catches up.",
+                action="Check its disk (fsync) and CPU; a replica that is copying the log will catch up.",
             ),
         ),
         panel=Panel(
@@ -232,28 +225,28 @@ REPLICA_METRICS = (
         name="escrowmq_replica_durable_index",
         kind=Kind.gauge,
         labels=REPLICA,
-        help="The last log entry that is on the replica's disk for good.",
+        help="Index of the last log entry that is durable on the replica's disk.",
         source=_STATUS,
     ),
     Metric(
         name="escrowmq_replica_learner",
         kind=Kind.gauge,
         labels=REPLICA,
-        help="1 while the replica copies the log and does not count for a majority.",
+        help="1 while the replica copies the log and does not yet count towards a majority.",
         source=_STATUS,
     ),
     Metric(
         name="escrowmq_replica_incarnation",
         kind=Kind.gauge,
         labels=REPLICA,
-        help="How often the replica was built anew on another node.",
+        help="Number of times that the replica was rebuilt on another node.",
         source=_STATUS,
     ),
     Metric(
         name="escrowmq_replica_link_connects_total",
         kind=Kind.counter,
         labels=REPLICA,
-        help="Links to other replicas that came up.",
+        help="Connections made to other replicas.",
         source=f"{_BROKER}'s transport",
         alerts=(
             Alert(
@@ -262,12 +255,9 @@ REPLICA_METRICS = (
                 expr="rate(escrowmq_replica_link_connects_total[5m]) > 1",
                 hold_s=60,
                 summary=(
-                    "Links of replica {{ $labels.replica }} of group {{ $labels.group }} break and "
-                    "come again."
+                    "Connections of replica {{ $labels.replica }} of group {{ $labels.group }} keep breaking."
                 ),
-                action=(
-                    "Its log says why each ended; look at the network and at what else listens on its port."
-                ),
+                action="Its log says why each one ended; check the network, and what else uses its port.",
             ),
         ),
     ),
@@ -276,7 +266,7 @@ REPLICA_METRICS = (
         kind=Kind.histogram,
         labels=REPLICA,
         unit="seconds",
-        help="How late the regular tick of the thread came that sends heartbeats: 50 a second are due.",
+        help="Delay of the regular tick (50 per second) of the thread that sends heartbeats.",
         source=f"{_BROKER}'s event loop",
         alerts=(
             Alert(
@@ -288,11 +278,10 @@ REPLICA_METRICS = (
                 ),
                 hold_s=600,
                 summary=(
-                    "Replica {{ $labels.replica }} of group {{ $labels.group }} stands still for "
-                    "more than 0.2 s, "
-                    "again and again: half of that more, and it loses its leadership."
+                    "Replica {{ $labels.replica }} of group {{ $labels.group }} repeatedly stalls for "
+                    "more than 0.2 s; stalls of more than 0.3 s cost it its leadership."
                 ),
-                action="Give the node more processor, or move what starves the broker elsewhere.",
+                action="Give the node more CPU, or move the processes that starve the broker elsewhere.",
             ),
         ),
         panel=Panel(
@@ -307,7 +296,7 @@ REPLICA_METRICS = (
         kind=Kind.histogram,
         labels=REPLICA,
         unit="seconds",
-        help="One trip to the disk: entries appended and synced. A commit waits for two.",
+        help="Time to append entries to the log and sync them. A commit waits for two such syncs.",
         source=f"{_BROKER}'s disk thread",
         panel=Panel(
             title="Append and fdatasync",
@@ -321,7 +310,7 @@ REPLICA_METRICS = (
         kind=Kind.histogram,
         labels=REPLICA,
         unit="seconds",
-        help="How long a snapshot took to be written.",
+        help="Time to write a snapshot.",
         source=f"{_BROKER}'s checkpoint thread",
     ),
     Metric(
@@ -329,7 +318,7 @@ REPLICA_METRICS = (
         kind=Kind.gauge,
         labels=REPLICA,
         unit="bytes",
-        help="Bytes of the replica's log.",
+        help="Size of the replica's log.",
         source=_STATUS,
         panel=Panel(
             title="Log",
@@ -351,7 +340,7 @@ REPLICA_METRICS = (
         kind=Kind.gauge,
         labels=REPLICA,
         unit="bytes",
-        help="Bytes that are free there. Below broker.disk_reserve_bytes new work is refused.",
+        help="Free space of that file system. Below broker.disk_reserve_bytes, new work is refused.",
         source=_STATUS,
         alerts=(
             Alert(
@@ -360,9 +349,8 @@ REPLICA_METRICS = (
                 expr="escrowmq_replica_disk_free_bytes / escrowmq_replica_disk_size_bytes < 0.1",
                 hold_s=60,
                 summary=(
-                    "Less than a tenth of the disk of replica {{ $labels.replica }}, group {{ "
-                    "$labels.group }}, "
-                    "is free."
+                    "Less than 10 % of the disk of replica {{ $labels.replica }} of group "
+                    "{{ $labels.group }} is free."
                 ),
                 action="Shorten a retention (escrowmq topic alter), trim a topic, or give it more disk.",
             ),
@@ -372,11 +360,10 @@ REPLICA_METRICS = (
                 expr="predict_linear(escrowmq_replica_disk_free_bytes[1h], 4 * 3600) < 0",
                 hold_s=600,
                 summary=(
-                    "The disk of replica {{ $labels.replica }}, group {{ $labels.group }}, is full "
-                    "within 4 hours "
-                    "if it goes on like this."
+                    "At the present rate, the disk of replica {{ $labels.replica }} of group "
+                    "{{ $labels.group }} will be full within 4 hours."
                 ),
-                action="Find the topic that grows (bytes by topic), and shorten its retention.",
+                action="Find the topic that grows (bytes per topic) and shorten its retention.",
             ),
         ),
         panel=Panel(
@@ -390,10 +377,10 @@ REPLICA_METRICS = (
         name="escrowmq_refused_total",
         kind=Kind.counter,
         labels=(*REPLICA, "reason"),
-        help="Requests that were not done. Most are done elsewhere or later: not_leader, overloaded.",
+        help="Refused requests. Clients retry most of them elsewhere (not_leader) or later (overloaded).",
         source=f"{_BROKER}'s requests",
         panel=Panel(
-            title="Refused requests a second",
+            title="Refused requests per second",
             row=REPLICAS,
             lines=(_rate("escrowmq_refused_total", "reason"),),
         ),
@@ -405,7 +392,7 @@ TRANSACTION_METRICS = (
         name="escrowmq_transactions_open",
         kind=Kind.gauge,
         labels=("group", "app"),
-        help="Transactions that are prepared and not decided.",
+        help="Transactions that are prepared but not yet decided.",
         source=_LEADER,
         panel=Panel(
             title="Open transactions",
@@ -417,7 +404,7 @@ TRANSACTION_METRICS = (
         name="escrowmq_transactions_parked",
         kind=Kind.gauge,
         labels=("group", "app"),
-        help="Open transactions that are no longer checked: a person has to decide them.",
+        help="Open transactions that are no longer checked: an operator has to decide them.",
         source=_LEADER,
         alerts=(
             Alert(
@@ -426,11 +413,9 @@ TRANSACTION_METRICS = (
                 expr="escrowmq_transactions_parked > 0",
                 hold_s=900,
                 summary=(
-                    "{{ $value }} transactions of app {{ $labels.app }} wait for somebody to decide them."
+                    "{{ $value }} transactions of app {{ $labels.app }} wait for an operator's decision."
                 ),
-                action=(
-                    "escrowmq txn list --state parked; then txn recheck, or txn commit or rollback by hand."
-                ),
+                action="escrowmq txn list --state parked; then txn recheck, txn commit or txn rollback.",
             ),
         ),
     ),
@@ -440,8 +425,8 @@ TRANSACTION_METRICS = (
         labels=GROUP,
         unit="seconds",
         help=(
-            "Age of the first open transaction of the group's log: retention does not pass "
-            "it. 0: none is open."
+            "Age of the oldest open transaction in the group's log; retention cannot remove entries "
+            "after it. 0: none is open."
         ),
         source=_LEADER,
         alerts=(
@@ -450,8 +435,8 @@ TRANSACTION_METRICS = (
                 severity=Severity.page,
                 expr="escrowmq_transactions_oldest_age_seconds > 3600",
                 hold_s=60,
-                summary="A transaction of group {{ $labels.group }} has been open for more than an hour.",
-                action="escrowmq txn list shows it first: is its app running, with a querier that answers?",
+                summary="A transaction in group {{ $labels.group }} has been open for more than an hour.",
+                action="escrowmq txn list shows it first; check that its app runs and its querier answers.",
             ),
         ),
         panel=Panel(
@@ -465,10 +450,10 @@ TRANSACTION_METRICS = (
         name="escrowmq_transactions_prepared_total",
         kind=Kind.counter,
         labels=REPLICA,
-        help="Transactions opened, each counted at the replica that led. Sum over the replicas.",
+        help="Transactions opened, each counted by the replica that led then. Sum over the replicas.",
         source=f"{_BROKER}, while it leads",
         panel=Panel(
-            title="Transactions prepared a second",
+            title="Transactions prepared per second",
             row=TRANSACTIONS,
             lines=(_rate("escrowmq_transactions_prepared_total", "group", "group {{group}}"),),
         ),
@@ -478,13 +463,13 @@ TRANSACTION_METRICS = (
         kind=Kind.counter,
         labels=(*REPLICA, "outcome", "by"),
         help=(
-            "Transactions decided, each counted at the replica that led. outcome: committed, "
+            "Transactions decided, each counted by the replica that led then. outcome: committed, "
             "rollback; by: producer, "
             "feedback (a check), home (of a branch), operator, policy, other."
         ),
         source=f"{_BROKER}, while it leads",
         panel=Panel(
-            title="Transactions decided a second",
+            title="Transactions decided per second",
             row=TRANSACTIONS,
             lines=(
                 (
@@ -499,7 +484,7 @@ TRANSACTION_METRICS = (
         kind=Kind.histogram,
         labels=REPLICA,
         unit="seconds",
-        help="From the arrival of a request with PREPAREs to its answer, at the leader.",
+        help="Time from the arrival of a request with PREPAREs to its answer, at the leader.",
         source=f"{_BROKER}'s requests",
         panel=Panel(
             title="PREPARE at the leader",
@@ -513,7 +498,7 @@ TRANSACTION_METRICS = (
         kind=Kind.histogram,
         labels=REPLICA,
         unit="seconds",
-        help="From the arrival of a request with COMMITs or ROLLBACKs to its answer, at the leader.",
+        help="Time from the arrival of a request with COMMITs or ROLLBACKs to its answer, at the leader.",
         source=f"{_BROKER}'s requests",
         panel=Panel(
             title="COMMIT and ROLLBACK at the leader",
@@ -527,20 +512,19 @@ TRANSACTION_METRICS = (
         kind=Kind.counter,
         labels=("process", "result"),
         help=(
-            "Transaction checks, by what came of them: committed, rollback or unknown as the "
-            "querier answered, "
-            "returned (no answer came in time), parked."
+            "Transaction checks by result: committed, rollback or unknown (the querier's answer), "
+            "returned (no answer in time), parked."
         ),
         source="the feedback process",
         panel=Panel(
-            title="Checks a second", row=TRANSACTIONS, lines=(_rate("escrowmq_checks_total", "result"),)
+            title="Checks per second", row=TRANSACTIONS, lines=(_rate("escrowmq_checks_total", "result"),)
         ),
     ),
     Metric(
         name="escrowmq_producers_online",
         kind=Kind.gauge,
         labels=("process",),
-        help="Producers that poll the feedback process for checks; each polls all of them.",
+        help="Producers that poll this feedback process for checks. Each producer polls all processes.",
         source="the feedback process",
         panel=Panel(
             title="Producers that answer checks",
@@ -553,7 +537,7 @@ TRANSACTION_METRICS = (
         kind=Kind.gauge,
         labels=("process",),
         help=(
-            "1 while the feedback process answers. There is none until a producer that "
+            "1 while the feedback process answers. There is no such process until a producer that "
             "answers checks has run."
         ),
         source="the feedback process",
@@ -566,9 +550,9 @@ TOPIC_METRICS = (
         kind=Kind.counter,
         labels=("topic",),
         help="Messages that became readable.",
-        source=f"{_LEADER}, added up by {_EXPORTER}",
+        source=f"{_LEADER}, summed by {_EXPORTER}",
         panel=Panel(
-            title="Messages a second", row=TOPICS, lines=(_rate("escrowmq_topic_messages_total", "topic"),)
+            title="Messages per second", row=TOPICS, lines=(_rate("escrowmq_topic_messages_total", "topic"),)
         ),
     ),
     Metric(
@@ -576,10 +560,10 @@ TOPIC_METRICS = (
         kind=Kind.counter,
         labels=("topic",),
         unit="bytes",
-        help="Bytes of messages that became readable, since the exporter began.",
-        source=f"{_LEADER}, added up by {_EXPORTER}",
+        help="Bytes of messages that became readable since the exporter started.",
+        source=f"{_LEADER}, summed by {_EXPORTER}",
         panel=Panel(
-            title="Bytes a second",
+            title="Bytes per second",
             row=TOPICS,
             unit="Bps",
             lines=(_rate("escrowmq_topic_bytes_total", "topic"),),
@@ -590,8 +574,8 @@ TOPIC_METRICS = (
         kind=Kind.gauge,
         labels=("consumer_group", "topic"),
         help=(
-            "Messages that a consumer group has still to read, of the topic's partitions "
-            "with a committed place."
+            "Messages that a consumer group has yet to read, in those of the topic's partitions "
+            "where it has a committed offset."
         ),
         source="the coordinator of the consumer group",
         alerts=(
@@ -604,11 +588,9 @@ TOPIC_METRICS = (
                 hold_s=900,
                 summary=(
                     "Consumer group {{ $labels.consumer_group }} falls behind in topic {{ $labels.topic }}: "
-                    "{{ $value }} messages at the least."
+                    "its lag is at least {{ $value }} messages."
                 ),
-                action=(
-                    "escrowmq group describe shows its members and places; start more, up to one a partition."
-                ),
+                action="escrowmq group describe shows its members; start more, up to one per partition.",
             ),
         ),
         panel=Panel(

@@ -1,7 +1,7 @@
-"""Counters that several processes count, added up so that they never fall.
+"""Sums counters from several processes so that the totals never decrease.
 
-A counter that a leader tells ends with its leadership, and the next leader's began when that process did. So
-only what it grows by is taken over, and only from one look at the same process to the next. Pure.
+A counter that a leader reports ends with its leadership, and the next leader's counter started with that
+process. So only increases are added, and only between two looks at the same process. Pure.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ class Totals:
     def feed(
         self, label: str, source: Hashable, process: Hashable, value: float, *, at_first: bool = False
     ) -> None:
-        """``source`` says ``value``. What it said before counts only if the same ``process`` said it.
+        """Add the increase of ``source``, which now reports ``value``, to the total of ``label``.
 
-        ``at_first``: all of the value is news where the source or its process is: it began at 0.
+        The increase is computed only if the last value came from the same ``process``. ``at_first``: the
+        first value of a new source or process is added in full, because it started at 0; otherwise it adds
+        nothing.
         """
         before, last = self._last.get(source, (None, 0.0))
         known = source in self._last and before == process
@@ -31,14 +33,14 @@ class Totals:
         self.values[label] = self.values.get(label, 0.0) + max(grown, 0.0)
 
     def forget(self, label: str) -> None:
-        """It has no series any more."""
+        """Remove the total of ``label``."""
         self.values.pop(label, None)
 
     @property
     def sources(self) -> set[Any]:
-        """Whatever something comes from."""
+        """All known sources."""
         return set(self._last)
 
     def keep(self, sources: set[Hashable]) -> None:
-        """Nothing comes from any other source any more."""
+        """Forget all other sources."""
         self._last = {source: said for source, said in self._last.items() if source in sources}

@@ -1,6 +1,6 @@
-"""Looks every few seconds, and keeps what the last look found: a reader never waits for a broker.
+"""Looks at the cluster every few seconds and keeps the last result, so a reader never waits for a broker.
 
-Two threads: one looks, the other (serving.py) answers readers out of what is kept here.
+One thread looks; another (serving.py) answers readers from the result that is kept here.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from escrowmq.cluster.exporter.series import Key, Series, Value
 
 log = logging.getLogger(__name__)
 
-#: Prometheus scrapes every 15 s or more; a look costs a replica a millisecond or two.
+#: Seconds between looks. Prometheus scrapes every 15 s or more; a look costs a replica a millisecond or two.
 EVERY_S = 5.0
-#: So many looks may be missed before what is known counts as old.
+#: Number of looks that may be missed before the last result counts as out of date.
 MISSED_MAX = 3
-#: Longest wait for the thread at the end: a look is bounded.
+#: Longest wait for the thread in ``close``; a look has a time limit.
 END_S = 10.0
 
 
 class Looking(Protocol):
-    """What looks: see ``Looks``."""
+    """Something that can look at the cluster; see ``Looks``."""
 
     def look(self) -> Found: ...
 
 
 class Watching:
-    """A thread that looks. ``start`` it; ``close`` ends it. All else from any thread."""
+    """A thread that looks, from ``start`` to ``close``. Its other methods are thread-safe."""
 
     def __init__(
         self,
@@ -41,8 +41,8 @@ class Watching:
         seen: Callable[[Mapping[Key, Value]], None] = lambda series: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``seen`` is called with what each look found, in the looking thread. ``clock``: never set back; a
-        time of day may be, and would hide that looks hang."""
+        """``seen`` is called with the series of each look, in the thread that looks. ``clock`` must be monotonic:
+        a wall clock may be set back, and would then hide that looks hang."""
         self._looks, self._every_s, self._seen, self._clock = looks, every_s, seen, clock
         self._series = Series()
         self._found: Found | None = None
@@ -53,21 +53,21 @@ class Watching:
         self._thread = threading.Thread(target=self._run, name="exporter-look", daemon=True)
 
     def start(self) -> None:
-        """Begin; the first look is under way on return."""
+        """Start the thread; it begins with the first look."""
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread; a look under way is waited for."""
+        """End the thread, after the look in progress."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(END_S)
 
     def series(self) -> Mapping[Key, Value]:
-        """Of the last look; nobody changes it any more. Empty before the first one."""
+        """The series of the last look, never changed afterwards. Empty before the first look."""
         return self._last
 
     def trouble(self) -> str | None:
-        """Why what is known is old, or None: the exporter does its work."""
+        """Why the last result is out of date; None if it is recent."""
         found = self._found
         if found is None:
             return self._trouble
@@ -77,7 +77,7 @@ class Watching:
         return f"the last look ended {age:.0f} s ago: {self._trouble}"
 
     def not_ready(self) -> list[str]:
-        """Why the cluster does not take all work, as of the last look; []: it does."""
+        """Why the cluster cannot accept all work, as of the last look; empty if it can."""
         trouble, found = self.trouble(), self._found
         if trouble is not None or found is None:
             return [trouble or self._trouble]
@@ -85,7 +85,7 @@ class Watching:
         return [f"group {gid} has no leader" for gid in leaderless]
 
     def look(self) -> None:
-        """Once, now. By ``start``'s thread, or by whoever never starts it."""
+        """Look once, now. Called by the thread, or directly if it is never started."""
         found = self._looks.look()
         self._last = self._series.of(found)
         self._looked_at, self._found = self._clock(), found
@@ -96,7 +96,7 @@ class Watching:
             try:
                 self.look()
                 self._trouble = "a look takes too long"
-            except Exception as error:  # the next look may go better; until then what is known grows old
+            except Exception as error:  # the next look may succeed; ``trouble`` says if none does
                 log.exception("a look at the cluster failed")
                 self._trouble = repr(error)
             self._stop.wait(self._every_s)

@@ -16,7 +16,7 @@ def test_further_names_share_a_place_and_the_log_says_so_once(caplog: pytest.Log
         assert [names.place(name, 0.0) for name in "abcad"] == ["a", "b", OTHER, "a", OTHER]
     assert names.limited
     (said,) = caplog.messages
-    assert said == "there are more than 2 values of label 'app': further ones are counted as 'other'"
+    assert said == "there are more than 2 values of label 'app'; the others are counted as 'other'"
 
 
 def test_a_place_is_free_again_when_nothing_was_heard_of_it_for_long() -> None:
