@@ -1,9 +1,9 @@
-"""Finding a Ray cluster, and joining it without ever hanging at an address where there is none.
+"""Finds a Ray cluster and joins it, without hanging if the address is wrong.
 
-Ray itself waits for minutes at a wrong address and may end the process then, so the port is tried
-first: a live one answers within a round trip, and a gRPC server (which Ray's is) says so in its first
-bytes. Several Ray clusters may run on a machine: where the address is not clear, this asks for it
-instead of joining one of them.
+At a wrong address, Ray itself waits for minutes and may then end the process. So this module tries the port
+first: a live port answers within a round trip, and a gRPC server, such as Ray's, identifies itself in its
+first bytes. Several Ray clusters may run on one machine. If it is not clear which one is meant, an error
+asks for the address; none is joined by chance.
 """
 
 from __future__ import annotations
@@ -19,18 +19,20 @@ from escrowmq.cluster.head import HOW_TO
 from escrowmq.replication.errors import ClusterNotFound, ConfigError, NotAuthorized
 
 AUTO = "auto"
-#: A live port answers within a network's round trip; a firewall that swallows packets never does.
+#: A live port answers within a network round trip; a firewall that drops packets never answers.
 CONNECT_TIMEOUT_S = 3.0
-#: What an HTTP/2 client says first (RFC 9113, 3.4), followed by an empty SETTINGS frame.
+#: The HTTP/2 client preface (RFC 9113, 3.4): a fixed text and an empty SETTINGS frame.
 _HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 _FRAME_HEADER_BYTES, _SETTINGS = 9, 4
 _HOW_TO_START = "start one with 'ray start --head' or escrowmq.start_local()"
 
 
 def find_address(address: str = AUTO) -> str:
-    """``host:port`` of the Ray cluster meant. "auto": this process's own, RAY_ADDRESS, the only one here.
+    """``host:port`` of the Ray cluster to use.
 
-    Raises ClusterNotFound, ConfigError. Says nothing about whether anybody listens there.
+    "auto": the one that this process is connected to, else RAY_ADDRESS, else the only one on this machine.
+
+    Raises ClusterNotFound, ConfigError. Does not check whether anything listens at the address.
     """
     if address != AUTO:
         parse_address(address)
@@ -59,7 +61,7 @@ def current_address() -> str:
 
 def running_here() -> list[str]:
     """Addresses of Ray's control stores on this machine, from the list of processes."""
-    from ray._private import services  # Ray's own commands do the same; there is no public way
+    from ray._private import services  # Ray's own commands use it too; there is no public API
 
     services.find_gcs_addresses.cache_clear()  # type: ignore[attr-defined]
     return sorted(services.find_gcs_addresses())  # type: ignore[no-untyped-call]
@@ -79,19 +81,19 @@ def parse_address(address: str) -> tuple[str, int]:
 
 
 def check_reachable(address: str) -> None:
-    """Raise ClusterNotFound unless something that speaks as Ray does listens at ``address``."""
+    """Raise ClusterNotFound unless a server that speaks HTTP/2, as Ray's does, listens at ``address``."""
     host, port = parse_address(address)
     try:
         with socket.create_connection((host, port), timeout=CONNECT_TIMEOUT_S) as link:
             if os.environ.get("RAY_USE_TLS", "0") in ("", "0") and not _greets(link):
                 raise ClusterNotFound(
-                    f"what listens at {address!r} is not Ray; give what 'ray start --head' printed"
+                    f"the server at {address!r} is not Ray; give the address that 'ray start --head' printed"
                 )
     except OSError as error:
         why = error.strerror or error
         raise ClusterNotFound(
-            f"no Ray cluster at {address!r} ({why}); {_HOW_TO_START}, or correct the address; if it ran "
-            f"until now, its head node was lost: {HOW_TO}"
+            f"no Ray cluster at {address!r} ({why}); {_HOW_TO_START}, or correct the address; if a cluster "
+            f"was running there, its head node was lost: {HOW_TO}"
         ) from error
 
 
@@ -107,10 +109,11 @@ def _greets(link: socket.socket) -> bool:
 
 
 def join_ray(address: str, namespace: str, *, leave_other: bool = False) -> bool:
-    """Connect this process to the Ray cluster at ``host:port``; False if it was connected already.
+    """Connect this process to the Ray cluster at ``host:port``; False if it was already connected.
 
-    Raises ClusterNotFound, NotAuthorized, and ConfigError when this process is connected elsewhere, but
-    ``leave_other``: then it leaves there, if anybody is at ``address``.
+    Raises ClusterNotFound, NotAuthorized, and ConfigError if this process is connected to another Ray
+    cluster. With ``leave_other`` it disconnects from the other one instead, provided that ``address``
+    answers.
     """
     refuse_after_fork()
     if ray.is_initialized():
@@ -138,8 +141,8 @@ def join_ray(address: str, namespace: str, *, leave_other: bool = False) -> bool
             )
     except ray.exceptions.AuthenticationError as error:
         raise NotAuthorized(
-            f"the Ray cluster at {address!r} wants its token: set RAY_AUTH_MODE=token, and copy "
-            "~/.ray/auth_token from its head node or name its copy in RAY_AUTH_TOKEN_PATH"
+            f"the Ray cluster at {address!r} requires its token; set RAY_AUTH_MODE=token, and copy "
+            "~/.ray/auth_token from its head node or set RAY_AUTH_TOKEN_PATH to a copy"
         ) from error
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ClusterNotFound(f"cannot join the Ray cluster at {address!r}: {error}") from error
@@ -147,13 +150,15 @@ def join_ray(address: str, namespace: str, *, leave_other: bool = False) -> bool
 
 
 def _check_token(address: str) -> None:
-    """Ask Ray's control store who it is. Raises Ray's AuthenticationError at once, where ``ray.init`` tries
-    for 20 s and says then that nobody is there.
+    """Connect to Ray's control store once, to check the token.
 
-    A token that lies on this machine is used for clusters on this machine without being asked to, as Ray
-    does for its "auto"; to other machines it is sent only if RAY_AUTH_MODE says so.
+    Raises Ray's AuthenticationError at once; ``ray.init`` would retry for 20 s and then report that there is
+    no cluster.
+
+    A token file on this machine is used for clusters on this machine without further settings, as Ray does
+    for its own "auto". It is sent to other machines only if RAY_AUTH_MODE says so.
     """
-    from ray._private.authentication import authentication_token_setup  # there is no public way
+    from ray._private.authentication import authentication_token_setup  # there is no public API
     from ray._raylet import GcsClient  # type: ignore[attr-defined]
 
     if same_address(address, f"127.0.0.1:{parse_address(address)[1]}"):
@@ -163,7 +168,7 @@ def _check_token(address: str) -> None:
 
 
 def same_address(one: str, other: str) -> bool:
-    """Whether two host:port mean the same place (``localhost`` and the node's own address may)."""
+    """Whether two ``host:port`` mean the same server (``localhost`` and the node's own address may)."""
     (host_a, port_a), (host_b, port_b) = parse_address(one), parse_address(other)
     if port_a != port_b:
         return False

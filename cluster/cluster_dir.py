@@ -1,15 +1,17 @@
-"""The supervisor's directory: which cluster this is, where its replicas live, its secret, its lock.
+"""The supervisor's directory: the cluster's identity, its replicas' nodes, its secret and its lock.
 
-``cluster.json`` is written when the cluster is founded and whenever a replica comes, moves or goes, before
-that is done: a supervisor that starts anew must never send a replica to where it was before, nor start one
-that was removed. It says what operators want of replicas and nodes, too, and which groups have once had a
-leader: from then on an empty directory is one that was lost, and never founds its group anew. The lock keeps
-a second cluster from being started over the same data.
+``cluster.json`` is written when the cluster is founded, and before each addition, move or removal of a
+replica: a supervisor that restarts must never start a replica at its former place, nor one that was removed.
+The file also holds the changes of replicas and nodes that operators have asked for, and the groups that have
+had a leader. Once a group has had a leader, an empty replica directory means that data were lost; such a
+replica must never found its group again. The lock keeps a second cluster from being started over the same
+data.
 
-An earlier version may read what a later one has written, after a step back or from another head node. Names
-that it does not know it carries along, as they are, in whatever it writes: what somebody wanted is not lost.
-Where that would be wrong a later version writes a higher ``format_version``, which is refused. Unknown names
-inside of a seat or of a single wish are refused, too, since these come and go.
+An earlier version may have to read what a later one has written, after a downgrade or on another head node.
+It keeps the names that it does not know and writes them back unchanged, so that no operator's request is
+lost. If that would be wrong, the later version writes a higher ``format_version``, which earlier versions
+refuse. Unknown names inside a seat or a single wish are refused as well, because seats and wishes are removed
+and rewritten one by one.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ from escrowmq.replication.log.lock_file import take_lock
 
 FORMAT_VERSION: Final = 1
 CLUSTER_FILE, LOCK_FILE = "cluster.json", "supervisor.lock"
-#: What stands in lists, by the list's name.
+#: The type of the items of each list, by the list's name.
 _ITEMS: Final = {"seats": Seat, "retired": Seat, "sizes": Size, "moves": Move, "leads": Lead}
 
 
@@ -51,9 +53,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ClusterRecord:
-    """The content of ``cluster.json``. No seats: not founded yet. ``replicas``: of each group at its
-    beginning. ``founded``: groups that have had a leader. ``retired``: seats of replicas that are no members
-    any more; they are not started, and their directories are still to go."""
+    """The content of ``cluster.json``.
+
+    ``seats``: the node and incarnation of each replica; empty: the cluster is not founded yet. ``replicas``:
+    the initial number of replicas of each group. ``founded``: groups that have had a leader. ``retired``:
+    seats of replicas that are no longer members; they are not started, and their directories have yet to be
+    removed.
+    """
 
     cluster_id: str
     namespace: str
@@ -66,25 +72,25 @@ class ClusterRecord:
     wishes: Wishes = field(default_factory=Wishes)
 
     def with_seats(self, seats: Sequence[Seat]) -> ClusterRecord:
-        """A copy with these seats put in."""
+        """A copy with these seats added or replaced."""
         return replace(self, seats={**self.seats, **{seat.key: seat for seat in seats}})
 
     def with_retired(self, key: ReplicaKey) -> ClusterRecord:
-        """A copy in which this replica is none that runs."""
+        """A copy in which this replica is retired."""
         seats = dict(self.seats)
         return replace(self, seats=seats, retired=(*self.retired, seats.pop(key)))
 
     def without_retired(self, key: ReplicaKey) -> ClusterRecord:
-        """A copy that has forgotten a replica that was removed."""
+        """A copy without this retired replica."""
         return replace(self, retired=tuple(seat for seat in self.retired if seat.key != key))
 
     def with_founded(self, groups: Collection[int]) -> ClusterRecord:
-        """A copy that knows of these groups that they have had a leader."""
+        """A copy that records that these groups have had a leader."""
         return replace(self, founded=tuple(sorted({*self.founded, *groups})))
 
 
 class ClusterDir:
-    """Opens and locks the directory; ``record`` is what it says, or a new cluster's.
+    """Opens and locks the directory. ``record`` is its content, or the record of a new cluster.
 
     Raises DataDirLocked, DataDirMismatch (another namespace), UnknownVersion, CorruptLog, ConfigError
     (another shape), NotAuthorized (another secret).
@@ -93,7 +99,7 @@ class ClusterDir:
     def __init__(self, path: Path, shape: ClusterSettings, secret: Secret | None) -> None:
         self.path = Path(path)
         self._changing = threading.Lock()
-        self._carried: dict[str, Any] = {}  # of a later version's file: names that we do not know
+        self._carried: dict[str, Any] = {}  # unknown names in a later version's file
         self._carried_wishes: dict[str, Any] = {}
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -137,14 +143,14 @@ class ClusterDir:
         self.record = record
 
     def change(self, edit: Callable[[ClusterRecord], ClusterRecord]) -> None:
-        """Write what ``edit`` makes of the record, if it makes something else of it. From several threads."""
+        """Apply ``edit`` to the record, and write the result if it differs. Thread-safe."""
         with self._changing:
             edited = edit(self.record)
             if edited != self.record:
                 self.keep(edited)
 
     def close(self) -> None:
-        """Let go of the lock."""
+        """Release the lock."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -165,14 +171,17 @@ class ClusterDir:
         try:
             self._carry_along(content)
             seats = msgspec.convert(content.pop("seats"), list[Seat])
-            if "founded" not in content and seats:  # an earlier version's: its replicas have run long since
+            if "founded" not in content and seats:  # an earlier version's: all its groups have had a leader
                 content["founded"] = sorted({seat.gid for seat in seats})
             return msgspec.convert({**content, "seats": {}}, ClusterRecord).with_seats(seats)
         except (KeyError, TypeError, msgspec.ValidationError) as error:
             raise CorruptLog(f"{where} is damaged: {error}; restore it from a backup") from None
 
     def _carry_along(self, content: Mapping[str, Any]) -> None:
-        """Note what a later version has written and we do not know. Raises UnknownVersion."""
+        """Keep the names that a later version has written and this one does not know.
+
+        Raises UnknownVersion for unknown names inside list items.
+        """
         wishes = content.get("wishes", {})
         self._carried = _unknown(ClusterRecord, content)
         self._carried_wishes = _unknown(Wishes, wishes)
@@ -181,40 +190,40 @@ class ClusterDir:
                 for item in where[name]:
                     if unknown := _unknown(_ITEMS[name], item):
                         raise UnknownVersion(
-                            f"{self.path / CLUSTER_FILE} was written by a later version: it says "
-                            f"{', '.join(sorted(unknown))} in {name}, which this software does not know and "
-                            "would lose; start the later version again"
+                            f"{self.path / CLUSTER_FILE} was written by a later version: this version does "
+                            f"not know {', '.join(sorted(unknown))} in {name} and would lose it; "
+                            "start the later version again"
                         )
         carried = sorted({*self._carried, *self._carried_wishes})
         if carried:
             log.warning(
-                "cluster.json of a later version: %s are kept, and have no effect", ", ".join(carried)
+                "cluster.json is of a later version: %s are kept and have no effect", ", ".join(carried)
             )
 
     def _check(self, shape: ClusterSettings) -> None:
         found = self.record
         if found.namespace != shape.namespace:
             raise DataDirMismatch(
-                f"{self.path} belongs to the cluster of namespace {found.namespace!r}, and this is "
-                f"{shape.namespace!r}; give each cluster a data directory of its own"
+                f"{self.path} belongs to the cluster in namespace {found.namespace!r}, not "
+                f"{shape.namespace!r}; give each cluster its own data directory"
             )
         for name in ("groups", "replicas"):
             there, wanted = getattr(found, name), getattr(shape, name)
             if there != wanted:
                 raise ConfigError(
-                    f"the cluster in {self.path} was founded with {name}={there}, which cannot become "
-                    f"{wanted}; say {name}={there}, or start a new cluster in another directory"
+                    f"the cluster in {self.path} was founded with {name}={there}, which cannot be changed "
+                    f"to {wanted}; set {name}={there}, or start a new cluster in another directory"
                 )
         if self.secret.fingerprint(found.cluster_id) != found.secret_fingerprint:
             raise NotAuthorized(
-                f"the cluster secret is not the one that the cluster in {self.path} was founded with; give "
-                "that one (security.secret, security.secret_file), or none to use the kept one"
+                f"the cluster in {self.path} was founded with another secret; give that one "
+                "(security.secret, security.secret_file), or none to use the stored one"
             )
 
 
 def _unknown(kind: type[Any], content: Mapping[str, Any]) -> dict[str, Any]:
-    """What stands in the content and is no field of the dataclass. Raises TypeError for what has none."""
+    """The entries of a mapping that are not fields of the dataclass. Raises TypeError for a non-mapping."""
     if not isinstance(content, Mapping):
-        raise TypeError(f"{content!r:.80} stands where the fields of {kind.__name__} belong")
+        raise TypeError(f"{content!r:.80} is not a mapping with the fields of {kind.__name__}")
     known = {one.name for one in fields(kind)}
     return {name: value for name, value in content.items() if name not in known}

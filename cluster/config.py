@@ -1,8 +1,8 @@
-"""One typed configuration tree: defaults, then a YAML file, then ``ESCROWMQ_…`` variables, then arguments.
+"""The typed configuration tree: defaults, then a YAML file, ``ESCROWMQ_…`` variables, and arguments.
 
-A key that nobody knows is an error that names the nearest known one: a misspelt limit that silently
-stays at its default is found in production. Values are checked by the frozen dataclasses that the
-tree is made of. Secrets are never part of an error's text.
+An unknown key is an error that names the nearest known key. Otherwise a misspelt limit would silently keep
+its default, and the mistake would show only in production. Values are checked by the frozen dataclasses that
+the tree consists of. Error texts never contain secrets.
 """
 
 from __future__ import annotations
@@ -36,18 +36,19 @@ from escrowmq.replication.errors import ConfigError
 PREFIX, DELIMITER = "ESCROWMQ_", "__"
 #: Names the YAML file; not a setting itself.
 FILE_VARIABLE = PREFIX + "CONFIG"
-#: Of the command line alone: which profile names the cluster.
+#: Used by the command line only: the name of the profile that says which cluster to use.
 PROFILE_VARIABLE = PREFIX + "PROFILE"
-#: Complaints of the YAML reader that quote what it expected, and one character of what it found. Others
-#: quote names and values of the file.
+#: Messages of the YAML parser that quote only what it expected and one character of what it found. All other
+#: messages may quote names and values of the file, so the quoted part is removed from them.
 _QUOTES_ONE_CHARACTER = ("expected ", "could not find expected ", "found character ", "found unknown escape ")
 _QUOTED = re.compile(r"['\"].*['\"]", re.DOTALL)
-#: `secret=hunter2` or `secret:hunter2` with the space forgotten is a key, with the secret in it.
+#: `secret=hunter2`, or `secret:hunter2` without the space, is parsed as a key that contains the secret. So
+#: only keys that look like plain names are quoted in an error.
 _KEY_TO_SHOW = re.compile(r"\w{1,40}")
 
 
 class Config(BaseSettings):
-    """The whole tree. ``load_config`` builds it; the fields are what the parts are given."""
+    """The whole tree, built by ``load_config``; each field is the configuration of one component."""
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX, env_nested_delimiter=DELIMITER, extra="forbid", frozen=True, validate_default=False
@@ -73,7 +74,10 @@ class Config(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Variables beat what ``load_config`` passes in, which is the file; arguments come after both."""
+        """Environment variables override the file, whose content ``load_config`` passes as arguments here.
+
+        The caller's own overrides are applied after both.
+        """
         return env_settings, init_settings
 
 
@@ -93,7 +97,7 @@ def load_config(
 ) -> Config:
     """The configuration of this process. ``file`` defaults to what ESCROWMQ_CONFIG names, if set.
 
-    ``overrides``: ``{section: {key: value}}``, stronger than everything else; None values are left out.
+    ``overrides``: ``{section: {key: value}}``, which override everything else; None values are ignored.
     Raises ConfigError, naming the key and what is allowed.
     """
     _refuse_unknown_variables()
@@ -110,9 +114,9 @@ def load_config(
 def stated(
     file: Path | str | None = None, overrides: Mapping[str, Mapping[str, Any]] | None = None
 ) -> frozenset[str]:
-    """Paths of the settings that somebody has given, told as to ``load_config``; the others are defaults.
+    """Paths of the settings that were given explicitly; all others have their defaults.
 
-    Of sources that ``load_config`` has accepted.
+    The arguments are those of ``load_config``, which must have accepted them before.
     """
     named = file if file is not None else os.environ.get(FILE_VARIABLE)
     given = [_read_yaml(Path(named)) if named else {}, overrides or {}]
@@ -133,7 +137,7 @@ def _holds(tree: Any, path: str) -> bool:
 
 
 def override(config: Config, changes: Mapping[str, Mapping[str, Any]]) -> Config:
-    """A copy with ``{section: {key: value}}`` put in; None values are left out."""
+    """A copy with the values of ``{section: {key: value}}``; None values are ignored."""
     _refuse_unknown_keys(changes, "arguments")
     wanted = {name: {k: v for k, v in values.items() if v is not None} for name, values in changes.items()}
     updated = {}
@@ -144,7 +148,7 @@ def override(config: Config, changes: Mapping[str, Mapping[str, Any]]) -> Config
 
 
 def change_section(name: str, section: Any, values: Mapping[str, Any]) -> Any:
-    """One section with some values replaced and checked. Raises ConfigError for what does not fit."""
+    """A copy of a section with some values replaced and checked. Raises ConfigError for a bad value."""
     _refuse_unknown_keys({name: values}, "arguments")
     kept = {field.name: getattr(section, field.name) for field in dataclasses.fields(section)}
     try:
@@ -158,8 +162,8 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         content = yaml.safe_load(path.read_text())
     except OSError as error:
         raise ConfigError(f"cannot read the configuration file {path}: {error.strerror}") from None
-    except Exception as error:  # no UTF-8, a 99th of May, nesting without end, a tag that fits no value
-        raise ConfigError(f"{path} is not YAML: {_yaml_problem(error)}") from None
+    except Exception as error:  # bad UTF-8, 99 May, too deep nesting, a tag that does not fit its value
+        raise ConfigError(f"{path} is not valid YAML: {_yaml_problem(error)}") from None
     if content is None:
         return {}
     if not isinstance(content, dict):
@@ -169,7 +173,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 
 
 def _yaml_problem(error: Exception) -> str:
-    """What is wrong and where; never a piece of the file, which may be a secret."""
+    """What is wrong and where; never a piece of the file, which may contain a secret."""
     if not isinstance(error, yaml.MarkedYAMLError):
         where = f", position {error.position}" if isinstance(error, yaml.reader.ReaderError) else ""
         return f"a value, or its encoding, does not fit ({type(error).__name__}{where})"
@@ -215,7 +219,7 @@ def variable_of(path: str) -> str:
 
 
 def _explain(error: ValidationError, *above: str) -> str:
-    """One line per problem: the key and what is wrong; never the value, which may be a secret."""
+    """For each problem the key and what is wrong with it; never the value, which may be a secret."""
     lines = []
     for problem in error.errors(include_url=False, include_input=False):
         path = ".".join(str(part) for part in (*above, *problem["loc"]))

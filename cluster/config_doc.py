@@ -1,7 +1,7 @@
-"""docs/configuration.md, made from the configuration tree.
+"""Generates docs/configuration.md from the configuration tree.
 
-``python -m escrowmq.cluster.config_doc`` prints the page; with a file name it writes it there. A test
-compares the page with what this makes, so a changed default without its page fails.
+``python -m escrowmq.cluster.config_doc`` prints the page; given a file name, it writes the page there. A test
+compares the file with the output of this module, so a changed default without an updated page fails.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from escrowmq.cluster.config import FILE_VARIABLE, all_leaves, sections, variable_of
 from escrowmq.cluster.config_tree import Leaf, reason
 
-#: Defaults that depend on the machine, and how the page shows them.
+#: Defaults that depend on the machine, and the text that the page shows for them.
 COMPUTED = {"ray.num_cpus": "the machine's cores, at least 8"}
 
 INTRODUCTION = f"""# Configuration
@@ -25,7 +25,7 @@ INTRODUCTION = f"""# Configuration
 *Made from the code by `python -m escrowmq.cluster.config_doc docs/configuration.md`; a test keeps it
 current.*
 
-Every setting has a default, and most clusters need no more than these:
+Every setting has a default. Most clusters need to set only these:
 
 ```yaml
 # escrowmq.yaml
@@ -35,23 +35,23 @@ storage:
   data_dir: /data/escrowmq
 ```
 
-Four sources, the later ones stronger:
+Settings come from four sources; a later source overrides an earlier one:
 
 1. the defaults below;
 2. a YAML file: `escrowmq up --config escrowmq.yaml`, `start_local(config="escrowmq.yaml")`, or the
    variable `{FILE_VARIABLE}`;
-3. environment variables, two underscores between the levels: `{variable_of("broker.segment_bytes")}`;
+3. environment variables, with two underscores between the levels: `{variable_of("broker.segment_bytes")}`;
 4. arguments of commands and functions (`--groups 2`, `start_local(groups=2)`,
    `cluster.producer(app="shop", linger_ms=0)`).
 
-A key or an `ESCROWMQ_` variable that is not listed here is an error that names the nearest one, and
-so is a value of the wrong type or out of range. Names end in their unit: `_s` seconds, `_ms`
+A key or an `ESCROWMQ_` variable that is not listed here is an error; the error names the most similar one. A
+value of the wrong type or out of range is an error, too. Names end in their unit: `_s` seconds, `_ms`
 milliseconds, `_bytes` bytes.
 
-`broker`, `feedback` and `supervisor` count where the cluster is started (`escrowmq up`, `start_local`);
-`producer`, `consumer` and `answerer` in the process that produces or consumes. `cluster.groups` and
-`cluster.replicas` count when the cluster is founded; later `escrowmq members set` changes how many
-replicas a group has.
+`broker`, `feedback` and `supervisor` take effect where the cluster is started (`escrowmq up`,
+`start_local`); `producer`, `consumer` and `answerer` take effect in the process that produces or consumes.
+`cluster.groups` and `cluster.replicas` take effect when the cluster is founded, that is, started for the
+first time; later, `escrowmq members set` changes the number of replicas of a group.
 """
 
 
@@ -84,7 +84,7 @@ def _wrap(text: str) -> str:
 
 
 def shown(value: Any) -> str:
-    """A default, with its unit where it is a round number of bytes."""
+    """A default as text, with a binary unit if it is a round number of bytes."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= 1024 and value % 1024 == 0:
         for size, unit in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
             if value % size == 0:

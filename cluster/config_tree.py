@@ -1,7 +1,7 @@
-"""Walking the configuration's dataclasses: paths, defaults, reasons, and what a misspelt key meant.
+"""Walks the dataclasses of the configuration: paths, defaults, reasons, and suggestions for misspelt keys.
 
-The reason of a default is the ``#:`` comment over it in the source: it stands where the value is
-changed, so it cannot be forgotten there. Settings right below each other may share one comment.
+The reason of a default is the ``#:`` comment above it in the source, so whoever changes the value sees it.
+Settings on consecutive lines may share one comment.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FIELD = re.compile(r"    ([a-z_][a-z0-9_]*)\s*:\s*\S")
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """One setting: its path below the section, its place in the source, its default."""
+    """One setting: its path below the section, its type and default, and the class that defines it."""
 
     path: str
     type_name: str
@@ -31,12 +31,12 @@ class Leaf:
     field: str
 
     def under(self, section: str) -> Leaf:
-        """The same below ``section``."""
+        """A copy with ``section`` put in front of its path."""
         return dataclasses.replace(self, path=f"{section}.{self.path}")
 
 
 def leaves(section: type[Any]) -> Iterator[Leaf]:
-    """Settings of a dataclass and of the dataclasses in it, in the order of the source."""
+    """The settings of a dataclass and of the dataclasses nested in it, in source order."""
     types = typing.get_type_hints(section)
     for item in dataclasses.fields(section):
         kind = types[item.name]
@@ -49,7 +49,7 @@ def leaves(section: type[Any]) -> Iterator[Leaf]:
 
 
 def nearest(wrong: str, known: Collection[str], groups: Collection[str] = ()) -> str:
-    """``did you mean …?`` for a misspelt name, or what there is to choose from."""
+    """``did you mean …?`` for a misspelt name, or where all names are listed."""
     everything = [*known, *groups]
     found = difflib.get_close_matches(wrong, everything, n=1, cutoff=0.6)
     if not found:  # perhaps the key is right and its section is not
@@ -72,13 +72,13 @@ def _type_name(kind: Any) -> str:
 
 
 def reason(leaf: Leaf) -> str:
-    """Why the default is what it is; empty where the source has no comment."""
+    """Why the default has its value; empty if the source has no comment."""
     return _reasons(cast(Hashable, leaf.owner)).get(leaf.field, "")
 
 
 @functools.cache
 def _reasons(section: Any) -> dict[str, str]:
-    """Field -> the comment block over it; consecutive fields share the block over the first."""
+    """Field -> the comment block above it; consecutive fields share the block above the first."""
     found: dict[str, str] = {}
     block: list[str] = []
     open_block = False

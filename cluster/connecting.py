@@ -1,4 +1,4 @@
-"""``connect``: attach to a cluster that runs already, from any process that can reach its Ray."""
+"""``connect``: attaches to a running cluster from any process that can reach its Ray cluster."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def connect(
 ) -> Cluster:
     """The cluster in ``namespace`` ("escrowmq") of the Ray cluster at ``address`` (host:port).
 
-    "auto": the Ray that this process is connected to, else RAY_ADDRESS, else the only one on this
-    machine. Answers within seconds, also where nothing listens; through a broker, while the supervisor is
-    away. Raises ClusterNotFound, NotAuthorized,
-    ConfigError, Unavailable; a connection made here is then undone.
+    "auto": the Ray cluster that this process is connected to, else RAY_ADDRESS, else the only one on this
+    machine. Returns or raises within seconds, even if nothing listens at the address. While the supervisor
+    is away, the cluster is found through a broker. Raises ClusterNotFound, NotAuthorized, ConfigError,
+    Unavailable; a connection to Ray made here is then closed again.
     """
     settings = config if isinstance(config, Config) else load_config(config)
     wanted = find_address(settings.ray.address if address == AUTO else address)

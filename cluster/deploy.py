@@ -1,8 +1,8 @@
-"""Bringing a cluster up on a Ray cluster that runs already: what ``escrowmq up`` does.
+"""Starts a cluster on a running Ray cluster: what ``escrowmq up`` does.
 
-The supervisor sits on Ray's head node, with which it shares its fate anyway. Doing it again is
-harmless: a cluster that runs already is left as it is. If it has other settings, the caller is told what
-differs: settings that silently do not count are found in production.
+The supervisor runs on Ray's head node, whose loss it could not survive anyway. Repeating ``up`` is harmless:
+a running cluster is left as it is. If it has other settings, an error lists the differences; settings that
+were silently ignored would show only in production.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ def deploy(
     adopt: bool = False,
     stated: Collection[str] | None = None,
 ) -> ClusterInfo:
-    """Start the cluster that ``settings`` describe, unless it runs; with ``wait``, until it is ready.
+    """Start the cluster that ``settings`` describe, unless it is running. ``wait``: return when it is ready.
 
-    ``stated``: paths of those that are no defaults (None: all). What the founding fixes is, where it was not
-    stated, as the running cluster has it.
+    ``stated``: paths of the settings that were given explicitly (None: all). A setting that is fixed when the
+    cluster is founded is compared with the running cluster only if it was given explicitly.
 
-    Joins Ray, and leaves this process connected. A cluster that is not ready in time goes on starting;
-    Unavailable says what is missing. Raises SettingsDiffer if one runs with other settings, which goes on;
-    and ClusterNotFound, ConfigError, NotAuthorized, and the errors of the data directories, after which
-    nothing is left running.
+    Joins Ray and leaves this process connected. If the cluster is not ready in time, it raises Unavailable,
+    which says what is missing; the start continues in the background. Raises SettingsDiffer if a cluster with
+    other settings is running; that cluster is not affected. Raises ClusterNotFound, ConfigError,
+    NotAuthorized, and the errors of the data directories; nothing is left running then.
     """
     where = find_address(settings.ray.address if address == AUTO else address)
     secret = given_secret(settings.security)
@@ -71,7 +71,7 @@ def deploy(
 
 
 def _running(plan: SupervisorPlan, stated: Collection[str] | None) -> Any:
-    """The supervisor of a cluster that runs already; None: there is none. Raises SettingsDiffer."""
+    """The supervisor of the running cluster, None if there is none. Raises SettingsDiffer."""
     namespace = plan.shape.namespace
     try:
         handle = ray.get_actor(SUPERVISOR, namespace=namespace)
@@ -87,17 +87,18 @@ def _running(plan: SupervisorPlan, stated: Collection[str] | None) -> Any:
     found = differences(_settings_of(handle, info), wanted)
     if found:
         raise SettingsDiffer(
-            f"a cluster with other settings runs in namespace {namespace!r} and goes on as it is: "
-            f"{', '.join(map(str, found))}; give the settings it has, or change them as it says in brackets",
+            f"a cluster with other settings is running in namespace {namespace!r} and was not changed: "
+            f"{', '.join(map(str, found))}; give the settings it has, or change them as the brackets say",
             [asdict(difference) for difference in found],
         )
     return handle
 
 
 def _settings_of(handle: Any, info: ClusterInfo) -> dict[str, dict[str, Any]]:
-    """With which the cluster runs. A supervisor of an earlier version tells its shape and its directory.
+    """The settings that the cluster runs with. Raises Unavailable.
 
-    Raises Unavailable."""
+    A supervisor of an earlier version reports only the cluster's shape and data directory.
+    """
     shape = {"namespace": info.namespace, "groups": info.groups, "replicas": info.replicas}
     try:
         if not hasattr(handle, "settings"):
@@ -112,7 +113,7 @@ def _settings_of(handle: Any, info: ClusterInfo) -> dict[str, dict[str, Any]]:
 
 
 def check_head() -> None:
-    """Raise ClusterNotFound unless Ray has a live head node: the supervisor would wait for one for ever."""
+    """Raise ClusterNotFound unless Ray has a live head node: the supervisor would wait for one forever."""
     for entry in ray.nodes():  # type: ignore[no-untyped-call]
         if entry["Alive"] and HEAD_RESOURCE in entry["Resources"]:
             return

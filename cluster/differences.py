@@ -1,8 +1,9 @@
-"""What differs between the cluster that runs and the one that ``escrowmq up`` was asked for. Pure.
+"""The differences between the running cluster and the one that ``escrowmq up`` was asked for. Pure.
 
-Everything counts that the supervisor was given, also what nobody stated: a default that has changed since
-the cluster was started will count after the next stop and start. Left out is what only the founding or the
-command itself goes by; and what the founding has fixed, unless it is stated.
+All settings that the supervisor was given are compared, including those left at their defaults: a default
+that has changed since the cluster was started takes effect after the next stop and start. Not compared are
+settings that matter only when the cluster is founded or to the command itself. Settings that were fixed when
+the cluster was founded are compared only if they were given explicitly.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-#: Not settings of what runs: founding is over, and the command waits by its own.
+#: Not compared: one matters only at the founding, the other only to the command, which uses its own value.
 _OF_THE_COMMAND = frozenset(("supervisor.nodes_min", "supervisor.start_timeout_s"))
-#: What a cluster has from its founding on, and what is not asked for unless it is stated.
+#: Fixed when the cluster was founded; compared only if given explicitly.
 AS_FOUNDED = frozenset(("cluster.groups", "cluster.replicas", "storage.data_dir"))
-_FIXED = "fixed when the cluster was founded: give what it has, or found another one in another namespace"
+_FIXED = "fixed when the cluster was founded: give that value, or start a new cluster in another namespace"
 _MOVED = "'escrowmq down', move the directory on every node, 'escrowmq up'"
-_RESTART = "'escrowmq down', then 'escrowmq up' with it"
-#: How a setting is changed, by the longest beginning of its path.
+_RESTART = "'escrowmq down', then 'escrowmq up' with this value"
+#: How a setting is changed, by the longest matching prefix of its path.
 _HOW = {
     "cluster.": _FIXED,
     "cluster.replicas": "fixed when the cluster was founded: give that, and use 'escrowmq members set'",
@@ -26,13 +27,13 @@ _HOW = {
     "storage.data_dir": _MOVED,
     "": _RESTART,
 }
-#: In place of secrets, which are never shown.
-_HIDDEN = {"security.secret": ("another one", "the one that is given")}
+#: Shown in place of secrets (running, wanted).
+_HIDDEN = {"security.secret": ("another one", "the given one")}
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One setting: how it is and how it was asked for, and what to do to have it so."""
+    """One setting: its running value, the wanted value, and how to change it."""
 
     path: str
     running: Any
@@ -46,9 +47,9 @@ class Difference:
 def differences(
     running: Mapping[str, Mapping[str, Any]], wanted: Mapping[str, Mapping[str, Any]]
 ) -> list[Difference]:
-    """Of two trees ``{section: {name: value}}``, in the order of the second.
+    """The differences of two trees ``{section: {name: value}}``, in the order of the second.
 
-    What only one of the two versions knows is passed over: the other does as it always did.
+    A setting that only one of the two versions knows is ignored: the other version behaves as it always did.
     """
     there, asked = dict(_leaves(running)), dict(_leaves(wanted))
     found = []
@@ -60,7 +61,7 @@ def differences(
 
 
 def how_to_change(path: str) -> str:
-    """For people: what to do to have another value."""
+    """A text that says how to change the setting at ``path``."""
     return _HOW[max((start for start in _HOW if path.startswith(start)), key=len)]
 
 

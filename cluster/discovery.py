@@ -1,8 +1,8 @@
-"""Learning a cluster's shape from whoever answers: its supervisor, or any broker while that is away.
+"""Learns a cluster's shape from its supervisor, or from any broker while the supervisor is away.
 
-The supervisor is lost with Ray's head node and comes back with it; brokers elsewhere work on meanwhile, and a
-program that starts then must find them. Ray's own look-ups wait up to a minute for a lost head, so they are
-made in a thread that nobody waits for longer than he wanted to.
+The supervisor is lost with Ray's head node and comes back with it. Brokers on other nodes keep working
+meanwhile, and a program that starts then must find them. Ray's own look-ups wait up to a minute for a lost
+head, so they run in a separate thread, and callers wait for it no longer than their own time limit.
 """
 
 from __future__ import annotations
@@ -24,22 +24,24 @@ from escrowmq.replication.errors import ClusterNotFound, Unavailable
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-#: The supervisor answers in milliseconds. When it has not by now, the brokers are asked, too.
+#: The supervisor answers in milliseconds. If it has not after this time, the brokers are asked as well.
 SUPERVISOR_FIRST_S = 1.0
 ASK_AGAIN_S = 0.2
 _SHAPE = ("cluster_id", "namespace", "groups", "replicas")
-#: Clusters that this process has known, by (address, namespace): their brokers' names need no look-up.
+#: Clusters that this process has connected to, by (address, namespace). The names of their brokers are known
+#: without a look-up in Ray.
 _known: dict[tuple[str, str], ClusterInfo] = {}
-#: Where the supervisor has told of them: (group, replica), since members come and go.
+#: The replicas (group, replica) of these clusters as the supervisor last reported them.
 _seated: dict[tuple[str, str], list[tuple[int, int]]] = {}
-#: Of so many clusters. A program that knows more (tests do) looks up those that it connected to longest ago.
+#: Number of clusters remembered. A program that connects to more (tests do) has to look up again those that
+#: it connected to longest ago.
 KNOWN_MAX = 16
 
 
 def discover(namespace: str, address: str, wait_s: float = ANSWER_TIMEOUT_S) -> ClusterInfo:
-    """The cluster in ``namespace`` of the Ray at ``address``, which this process is connected to.
+    """The cluster in ``namespace`` of the Ray cluster at ``address``, which this process has joined.
 
-    Raises ClusterNotFound if there is none, Unavailable if nobody has answered after ``wait_s``.
+    Raises ClusterNotFound if there is none, Unavailable if nothing has answered after ``wait_s``.
     """
     deadline = time.monotonic() + wait_s
     known = _known.get((address, namespace))
@@ -52,12 +54,12 @@ def _remember(table: dict[tuple[str, str], T], cluster: tuple[str, str], value: 
     table.pop(cluster, None)
     table[cluster] = value
     for oldest in list(table)[:-KNOWN_MAX]:
-        log.info("more than %d clusters were connected to: %s is looked up next time", KNOWN_MAX, oldest)
+        log.info("connected to more than %d clusters: %s will be looked up next time", KNOWN_MAX, oldest)
         table.pop(oldest, None)
 
 
 def within(wait_s: float, address: str, ask: Callable[[], T]) -> T:
-    """What ``ask`` returns or raises, in a thread of its own. Raises Unavailable when that takes longer."""
+    """Run ``ask`` in a new thread; return or raise what it does. Raises Unavailable after ``wait_s``."""
     answers: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
 
     def run() -> None:
@@ -71,13 +73,13 @@ def within(wait_s: float, address: str, ask: Callable[[], T]) -> T:
         answer, error = answers.get(timeout=wait_s)
     except queue.Empty:
         raise Unavailable(
-            f"Ray's head at {address} does not answer, for {wait_s:g} s now: it was lost, or cannot be "
+            f"Ray's head at {address} has not answered for {wait_s:g} s: it was lost, or cannot be "
             f"reached from here; {HOW_TO}",
             5.0,
         ) from None
     if error is not None:
         raise error
-    return answer  # type: ignore[return-value]  # of its type where there is no error
+    return answer  # type: ignore[return-value]  # without an error it is a T
 
 
 def _discover(namespace: str, address: str, known: ClusterInfo | None, deadline: float) -> ClusterInfo:
@@ -102,7 +104,7 @@ def _discover(namespace: str, address: str, known: ClusterInfo | None, deadline:
             calls.append(supervisor.info.remote())
         info = _first_answer(calls, min(time.monotonic() + SUPERVISOR_FIRST_S, deadline))
         if info is not None:
-            log.info("the supervisor is away; a broker has answered")
+            log.info("the supervisor does not answer; a broker has answered")
             return info
         if time.monotonic() >= deadline:
             raise Unavailable(
@@ -116,18 +118,18 @@ def _discover(namespace: str, address: str, known: ClusterInfo | None, deadline:
 def _ask_seated(supervisor: Any) -> Any | None:
     try:
         return supervisor.seated.remote()
-    except AttributeError:  # of an earlier version, whose replicas are those of the beginning
+    except AttributeError:  # of an earlier version, whose replicas never change
         return None
 
 
 def _note_seated(cluster: tuple[str, str], asked: Any | None) -> None:
-    """For the time when the supervisor is away."""
+    """Remember the replicas, for times when the supervisor is away."""
     if asked is None:
         return
     try:
         seated: dict[int, list[int]] = ray.get(asked, timeout=SUPERVISOR_FIRST_S)
     except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError) as error:
-        log.debug("the supervisor has not told which replicas there are: %s", error)
+        log.debug("the supervisor did not report its replicas: %s", error)
     else:
         _remember(_seated, cluster, [(gid, rid) for gid, rids in seated.items() for rid in rids])
 
@@ -135,7 +137,7 @@ def _note_seated(cluster: tuple[str, str], asked: Any | None) -> None:
 def _brokers(
     namespace: str, known: ClusterInfo | None, seated: Sequence[tuple[int, int]] | None
 ) -> list[Any]:
-    """Handles of brokers. Of a known cluster Ray has most of them here, and needs no head to find them."""
+    """Handles of brokers. For a known cluster, Ray has most of them cached and needs no head to find them."""
     if known is not None:
         founders = [(gid, rid) for gid in range(known.groups) for rid in range(known.replicas)]
         names = [broker_name(gid, rid) for gid, rid in seated or founders]
@@ -149,7 +151,7 @@ def _brokers(
     for name in names:
         try:
             found.append(ray.get_actor(name, namespace=namespace))
-        except ValueError:  # gone meanwhile
+        except ValueError:  # it has ended meanwhile
             continue
     return found
 
@@ -162,7 +164,7 @@ def _asked(broker: Any) -> Any | None:
 
 
 def _first_answer(calls: Sequence[Any], deadline: float) -> ClusterInfo | None:
-    """The first good answer until then."""
+    """The first good answer before ``deadline``; None if there was none."""
     left = list(calls)
     while left and (seconds := deadline - time.monotonic()) > 0:
         done, left = ray.wait(left, num_returns=1, timeout=seconds)
@@ -182,7 +184,10 @@ def reconnect_waits(
     address: str,
     wait_s: float = SUPERVISOR_FIRST_S,
 ) -> dict[tuple[int, int], float]:
-    """(group, replica) -> how many seconds the processes of its node wait for Ray's head; of who answers."""
+    """(group, replica) -> seconds that the processes on its node wait for a lost Ray head.
+
+    Contains only the replicas that answered within ``wait_s``.
+    """
 
     def ask() -> dict[tuple[int, int], float]:
         calls: dict[Any, tuple[int, int]] = {}

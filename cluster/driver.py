@@ -1,9 +1,9 @@
-"""The program that began a cluster inside itself: the cluster ends with it, however it ends.
+"""Ends an embedded cluster together with the program (the driver) that started it, however that ends.
 
-Ray's workers find out that their program was killed when Ray's own processes are gone. Where nobody reaps
-those (a container whose first process does not) they stay as zombies, which still have a number, and workers
-wait for a minute until they give up the head: so long brokers held their data directories, and the program
-that was started again met DataDirLocked. So the supervisor looks at the program itself.
+Ray's workers notice that their program was killed when Ray's own processes are gone. If those processes are
+not reaped (in a container whose first process does not do it), they remain as zombies, which still have a
+pid. The workers then wait a minute before they give up the head. All that time, brokers held their data
+directories, and a restarted program failed with DataDirLocked. So the supervisor watches the program itself.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from escrowmq.replication.log.lock_file import process_started, take_lock
 
 log = logging.getLogger(__name__)
 
-#: One look reads one small file of /proc.
+#: Each check reads one small file in /proc.
 LOOK_EVERY_S = 0.25
-#: Ending brokers gracefully must not take longer, and Ray's answers neither.
+#: Limit for ending brokers gracefully, including Ray's answers.
 END_TIMEOUT_S = 20.0
 
 
 @by_name()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Driver:
-    """A process: its number, when it started (clock ticks since boot), and which processes can see it.
+    """A process: its pid, its start time (clock ticks since boot), and its pid namespace (``space``).
 
-    ``owns_ray``: Ray ends with it, too, and restarts nothing any more.
+    ``owns_ray``: it also started Ray, which ends with it and then restarts nothing.
     """
 
     pid: int
@@ -46,16 +46,16 @@ class Driver:
     owns_ray: bool
 
     def lives(self) -> bool:
-        """Whether it does. A zombie does not, nor does another process that has got its number."""
+        """Whether it is running. A zombie is not, nor is another process that was given the same pid."""
         return process_started(self.pid) == self.started
 
     def seen_from_here(self) -> bool:
-        """Whether this process can tell: it may be in another container."""
+        """Whether this process can see it; it cannot if it is in another container."""
         return _space() == self.space
 
 
 def this_driver(owns_ray: bool) -> Driver:
-    """The calling process."""
+    """The calling process as a Driver."""
     started = process_started(os.getpid())
     assert started is not None, "it runs"
     return Driver(pid=os.getpid(), started=started, space=_space(), owns_ray=owns_ray)
@@ -69,7 +69,7 @@ def _space() -> str:
 
 
 class DriverWatch:
-    """The thread that looks; ``on_end`` is called once, in that thread."""
+    """A thread that watches the driver; it calls ``on_end`` once when the driver has ended."""
 
     def __init__(self, driver: Driver, on_end: Callable[[], None]) -> None:
         self._driver, self._on_end = driver, on_end
@@ -78,7 +78,7 @@ class DriverWatch:
             threading.Thread(target=self._run, name="escrowmq-driver", daemon=True).start()
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop watching."""
         self._stopping.set()
 
     def _run(self) -> None:
@@ -87,16 +87,17 @@ class DriverWatch:
                 return
         if not self._stopping.is_set():
             log.warning(
-                "process %d, which began this cluster, has ended: so does the cluster", self._driver.pid
+                "process %d, which started this cluster, has ended: ending the cluster", self._driver.pid
             )
             self._on_end()
 
 
 def end_cluster(driver: Driver, namespace: str, data_dir: Path, shut_down: Callable[[], None]) -> None:
-    """End all processes of a cluster whose program has ended; does not return.
+    """End all processes of a cluster whose driver has ended; does not return.
 
-    With a Ray of their own they are killed, as the program was: nothing is left to restart them, and what was
-    acknowledged is on the disk. Else they are stopped as at any other time, and Ray is told to forget them.
+    If the driver owned Ray, the processes are killed, as the driver was: nothing is left that would restart
+    them, and all that was acknowledged is on disk. Otherwise they are stopped gracefully first, and their
+    actors are killed without restart.
     """
     if not driver.owns_ray:
         ending = threading.Thread(target=_end_actors, args=(namespace, shut_down), daemon=True)
@@ -112,7 +113,7 @@ def _end_actors(namespace: str, shut_down: Callable[[], None]) -> None:
     shut_down()
     named = [entry["name"] for entry in ray.util.list_named_actors(all_namespaces=True)
              if entry["namespace"] == namespace]  # fmt: skip
-    # The supervisor last, which ends this process.
+    # The supervisor last: killing it ends this process.
     for name in sorted(named, key=lambda name: name == SUPERVISOR):
         if name == SUPERVISOR or name.startswith(("broker-", "feedback-")):
             with contextlib.suppress(ValueError):
@@ -120,7 +121,7 @@ def _end_actors(namespace: str, shut_down: Callable[[], None]) -> None:
 
 
 def _holders(data_dir: Path) -> Iterator[int]:
-    """Processes that hold replicas' directories."""
+    """Pids of the processes that hold locks of replicas' directories."""
     for lock in data_dir.glob("*/lock"):
         try:
             os.close(take_lock(lock, 0o644, lambda holder: holder))

@@ -1,9 +1,9 @@
-"""Ray inside the user's own process tree, with the settings that a broker needs.
+"""Starts Ray inside the user's own process tree, with the settings that a broker needs.
 
-Ray's defaults suit batch jobs: a dead node is noticed after 14 to 64 s, and arguments over 100 KiB
-take the slow way through shared memory. Both can only be set when a cluster starts, so the values
-stand here (for ``start_local`` and the tests) and in ray_cluster.yaml (for deployed clusters), and a
-test compares the two. Nothing here may print: an embedded broker is a guest in somebody's program.
+Ray's defaults suit batch jobs: a dead node is noticed after 14 to 64 s, and arguments over 100 KiB are
+passed through shared memory, which is slower. Both can be set only when a Ray cluster starts. So the values
+are here (for ``start_local`` and the tests) and in ray_cluster.yaml (for deployed clusters); a test compares
+the two. Nothing here may print: an embedded broker runs inside somebody else's program.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from escrowmq.actors.client.forking import FORKED
 from escrowmq.cluster.settings import RaySettings
 from escrowmq.replication.errors import ConfigError
 
-#: What an application handles to end in its own way.
+#: Signals that applications handle for a graceful shutdown.
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def system_config(settings: RaySettings) -> dict[str, Any]:
-    """What ``ray.init(_system_config=...)`` and ``ray start --system-config`` take."""
+    """The settings for ``ray.init(_system_config=...)`` and ``ray start --system-config``."""
     period_ms = int(settings.health_check_period_s * 1000)
     return {
         "health_check_initial_delay_ms": period_ms,
@@ -37,16 +37,17 @@ def system_config(settings: RaySettings) -> dict[str, Any]:
         "health_check_timeout_ms": period_ms,
         "health_check_failure_threshold": settings.health_check_failures,
         "max_direct_call_object_size": settings.direct_call_bytes,
-        # Ray runs workers, and so brokers, at niceness 15: any busy program on the machine would starve them.
+        # Ray's default is to run workers (so also brokers) at niceness 15, where any busy program on the
+        # machine starves them.
         "worker_niceness": 0,
     }
 
 
 def start_ray(settings: RaySettings, namespace: str) -> str:
-    """Start a Ray of our own in this process, quietly; returns its address.
+    """Start a new Ray cluster from this process, without output; returns its address.
 
-    Always a new one (``address="local"``): a machine may run several clusters, and none of them
-    asked for our brokers.
+    It is always a new one (``address="local"``): the Ray clusters that already run on the machine belong to
+    others.
     """
     options: dict[str, Any] = {}
     if settings.temp_dir is not None:
@@ -69,14 +70,19 @@ def start_ray(settings: RaySettings, namespace: str) -> str:
 
 
 def refuse_after_fork() -> None:
-    """Raise ConfigError if this process was forked from one that had joined Ray: it can neither use that
-    connection nor make one of its own."""
+    """Raise ConfigError if this process was forked from one that had joined Ray.
+
+    Such a process can neither use its parent's connection nor make a new one.
+    """
     if _forked:
         raise ConfigError(f"Ray cannot be used in this process: {FORKED}")
 
 
 def _in_child() -> None:
-    """Ray's end at the child's exit would end the parent's Ray, and its hook for exceptions hangs."""
+    """Remove Ray's hooks from a forked child.
+
+    Its exit hook would shut down the parent's Ray, and its hook for uncaught exceptions hangs.
+    """
     global _forked
     if ray.is_initialized():
         _forked = True
@@ -91,12 +97,13 @@ os.register_at_fork(after_in_child=_in_child)
 
 @contextmanager
 def as_guest() -> Iterator[None]:
-    """Within this, Ray neither speaks nor stays where it was not asked to.
+    """A context in which Ray logs no warnings, and after which the application's signal handlers are back.
 
-    It announces its token authentication and its addresses by warnings; errors still pass. And ``ray.init``
-    takes SIGTERM for itself, with a handler that raises SystemExit in the middle of whatever runs: a web
-    server would never come to its own shutdown. The application's handlers are put back, an event loop's
-    too (asyncio and uvloop stand behind an ordinary one). A handler that was set from C code cannot be.
+    Ray logs its token authentication and its addresses as warnings; errors are still logged. ``ray.init``
+    also replaces the handler of SIGTERM by one that raises SystemExit wherever the main thread is, so a web
+    server would never run its own shutdown. The application's handlers are put back at the end, including
+    those of event loops (asyncio and uvloop use an ordinary Python handler). A handler that was set by C code
+    cannot be put back.
     """
     logger = logging.getLogger("ray")
     level = logger.level

@@ -1,8 +1,8 @@
-"""The tables of options in docs/guide.md, made from the code.
+"""Generates the tables of options in docs/guide.md from the code.
 
-``python -m escrowmq.cluster.guide_doc docs/guide.md`` writes them anew: what stands between the two comment
-lines of each table is replaced, and nothing else is touched. A test compares, so that a changed default
-without its table fails. The text is the comment over the default, as in docs/configuration.md.
+``python -m escrowmq.cluster.guide_doc docs/guide.md`` rewrites them: it replaces the text between the two
+comment lines of each table and nothing else. A test compares the page with the code, so a changed default
+without an updated table fails. The text is the comment above the default, as in docs/configuration.md.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from escrowmq.cluster.config_doc import shown
 from escrowmq.cluster.config_tree import leaves, reason
 from escrowmq.feedback.config import AnswererConfig
 
-#: What the comment line before a table names, and whose fields the table shows.
+#: Name of a table, as in the comment line before it -> the class whose fields the table shows.
 TABLES: dict[str, type[Any]] = {
     "topic options": TopicOptions,
     "producer options": ProducerConfig,
@@ -31,15 +31,15 @@ _REGION = re.compile(r"(<!-- table: ([a-z ]+) \(.*?-->\n).*?(<!-- end of table -
 
 
 def with_tables(guide: str) -> str:
-    """The guide with every table as the code has it. Raises ValueError if a table has no place in it."""
+    """The guide with all tables up to date. Raises ValueError if the guide has no region for one of them."""
     named = [found[2] for found in _REGION.finditer(guide)]
     if sorted(named) != sorted(TABLES):
-        raise ValueError(f"the guide has places for {named}; each of {list(TABLES)} needs one")
+        raise ValueError(f"the guide has regions for {named}; it needs one for each of {list(TABLES)}")
     return _REGION.sub(lambda found: found[1] + table(TABLES[found[2]]) + found[3], guide)
 
 
 def table(options: type[Any]) -> str:
-    """A table of the options; those that share a comment share a row. Settings of sections are left out."""
+    """A table of options; those that share a comment share a row. Nested sections are left out."""
     own = [leaf for leaf in leaves(options) if "." not in leaf.path]
     rows = ["| option | default | meaning |", "|---|---|---|"]
     for text, group in itertools.groupby(own, key=reason):

@@ -1,7 +1,7 @@
-"""The Cluster object: what ``start_local`` and ``connect`` return, and where clients come from.
+"""The Cluster object, which ``start_local`` and ``connect`` return and which makes clients.
 
-It holds the configuration and the cluster's shape, and knows the clients it made, so that closing it
-closes them: a producer's thread must not outlive the cluster it sends to.
+It holds the configuration and the cluster's shape. It also keeps track of the clients it made, and closing
+it closes them: a producer's thread must not outlive the cluster it sends to.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from escrowmq.feedback.states import TxStatusQuerier
 from escrowmq.replication.errors import Closed, Unavailable
 
 C = TypeVar("C")
-#: Every node is searched, which takes seconds where no worker process is there yet.
+#: Every node is searched, which takes seconds on a node that first has to start a worker process.
 LEFTOVERS_TIMEOUT_S = 120.0
 
 
@@ -73,7 +73,7 @@ class Cluster(Closing):
         statistics_interval_s: float = 60.0,
         **options: Any,
     ) -> Producer:
-        """A producer of ``app``; ``options`` are settings of ``ProducerConfig``: ``linger_ms=0``."""
+        """A producer of ``app``. ``options``: settings of ``ProducerConfig``, such as ``linger_ms=0``."""
         settings = self._settings("producer", config, options)
         return self._made(
             Producer(
@@ -104,7 +104,7 @@ class Cluster(Closing):
         statistics_interval_s: float = 60.0,
         **options: Any,
     ) -> Consumer:
-        """A member of consumer group ``group``; ``options`` are settings of ``ConsumerConfig``.
+        """A member of consumer group ``group``. ``options``: settings of ``ConsumerConfig``.
 
         ``on_assign``, ``on_revoke``, ``on_lost``: see :meth:`Consumer.subscribe`. ``instance_id``: a static
         member, see :class:`Consumer`. ``pattern``: instead of ``topics``, see :meth:`Consumer.subscribe`.
@@ -130,7 +130,7 @@ class Cluster(Closing):
     # ------------------------------------------------------------ the cluster
 
     def status(self) -> ClusterStatus:
-        """Leaders, terms and positions, from the replicas themselves."""
+        """Leaders, terms and log positions, as the replicas report them."""
         return self.admin.status()
 
     def health(self) -> dict[str, Any]:
@@ -148,18 +148,18 @@ class Cluster(Closing):
             raise Unavailable(f"the supervisor does not answer: {error}", 1.0) from error
 
     def head_waits(self, health: dict[str, Any]) -> dict[str, float]:
-        """Node -> how many seconds its processes wait for Ray's lost head. Raises Unavailable.
+        """Node -> seconds that its processes wait for a lost Ray head. Raises Unavailable.
 
-        ``health``: as :meth:`health` answers.
+        ``health``: the result of :meth:`health`.
         """
         nodes = {(entry["group"], entry["replica"]): entry["node"] for entry in health["replicas"]}
         found = reconnect_waits(self._open_info().namespace, nodes, self.address)
         return {nodes[replica]: wait for replica, wait in found.items() if replica in nodes}
 
     def leftovers(self, remove: bool = False) -> list[dict[str, Any]]:
-        """Directories of replicas that were replaced: the fields of ``Leftover`` in cluster/leftovers.py.
+        """Directories of replaced replicas, each with the fields of ``Leftover`` in cluster/leftovers.py.
 
-        ``remove``: those whose successor votes are removed first, for good. Raises ClusterNotFound,
+        ``remove``: first delete, irrevocably, those whose successor has a vote. Raises ClusterNotFound,
         Unavailable.
         """
         self._open_info()
@@ -175,13 +175,13 @@ class Cluster(Closing):
     # ------------------------------------------------------------ end
 
     def close(self) -> None:
-        """Close the clients made here, and let go of the cluster. Idempotent."""
+        """Close the clients made here and disconnect from the cluster. Idempotent."""
         with self._lock:
             if self._closed:
                 return
             self._closed = True
         for client in list(self._clients):
-            with contextlib.suppress(Exception):  # one that cannot flush must not keep the others open
+            with contextlib.suppress(Exception):  # a client that cannot flush must not keep the others open
                 client.close()
         self._on_close()
 
@@ -212,8 +212,8 @@ class Cluster(Closing):
 
 
 class LocalCluster(Cluster):
-    """A cluster that this process started, on this machine: closing it stops it."""
+    """A cluster that this process started on this machine. Closing it stops it."""
 
     def stop(self) -> None:
-        """Stop the brokers gracefully, then Ray if this started it. Data stay, unless temporary."""
+        """Stop the brokers gracefully, and Ray if it was started with them. Data stay, unless temporary."""
         self.close()

@@ -1,9 +1,9 @@
-"""A program's eye on Ray's head: says in its log when the head is lost, when it is back, and before the end.
+"""Watches Ray's head for a program: logs when the head is lost, when it is back, and before Ray ends it.
 
-Ray ends every process that could not reach its head for a while (a minute by default): without an exception,
-and with a line about "GCS" on standard error. So a thread of ours looks at the head's port every few
-seconds, and says in words what has happened, how long there is still time, and what to do. It ends nothing:
-other threads may be inside Ray, which cannot be left under their feet.
+Ray ends every process that has not reached the head for a while (a minute by default), without an exception
+and with only a line about "GCS" on standard error. So a thread here tries the head's port every few seconds
+and logs what has happened, how much time is left, and what to do. It does not disconnect from Ray itself:
+other threads may be inside calls to Ray.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from escrowmq.cluster.head import HOW_TO
 
 log = logging.getLogger(__name__)
 
-#: One look is a connection to the head, and every connected program takes them ...
+#: Each check opens a connection to the head, and every connected program makes them ...
 LOOK_EVERY_S = 5.0
-#: ... and at least so many are taken in the time that there is.
+#: ... but at least this many are made before Ray ends the process.
 LOOKS_MIN = 12
-#: An absence shorter than this is a busy machine, or a control store that is started again.
+#: A shorter absence means a busy machine, or a control store that is restarting.
 SAY_AFTER_S = 2.0
-#: The last word is said so long before Ray's end of the process, at most ...
+#: The final message is logged at most this long before Ray ends the process ...
 LAST_WORD_S = 10.0
-#: ... or this part of the whole time, if that is less.
+#: ... or this fraction of the whole time, if that is less.
 LAST_WORD_PART = 0.3
 
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """What is to be said, at which level of logging: ERROR when Ray ends the process soon."""
+    """A message for the log, and its level: ERROR if Ray will end the process soon."""
 
     level: int
     text: str
 
 
 class HeadAbsence:
-    """Looks at the head come in, words go out. No clock: ``now`` in seconds, of any origin."""
+    """Turns the results of checks into log messages. Pure: takes ``now`` in seconds, of any origin."""
 
     def __init__(self, address: str, patience_s: float) -> None:
-        """``patience_s``: after such an absence Ray ends this process."""
+        """``patience_s``: length of an absence after which Ray ends this process."""
         self._address, self._patience_s = address, patience_s
         self._last_word_s = patience_s - min(LAST_WORD_S, LAST_WORD_PART * patience_s)
         self._say_after_s = min(SAY_AFTER_S, self._last_word_s / 2)
@@ -50,7 +50,7 @@ class HeadAbsence:
         self._said = self._ended = False
 
     def seen(self, there: bool, now: float) -> Word | None:
-        """A look was taken; what to say of it, if anything."""
+        """Record a check's result; returns the message to log, if any."""
         if there:
             since, said = self._since, self._said
             self._since, self._said, self._ended = None, False, False
@@ -70,22 +70,22 @@ class HeadAbsence:
 
     def _first_word(self, away: float) -> str:
         return (
-            f"Ray's head at {self._address} cannot be reached for {away:.0f} s now. What runs goes on; "
-            "nothing that ends is started again. If it is not back in time, Ray ends this process "
+            f"Ray's head at {self._address} has been unreachable for {away:.0f} s. Running processes "
+            "continue, but none that ends is restarted. If the head stays away, Ray ends this process "
             f"{self._patience_s:g} s after the loss; {HOW_TO}"
         )
 
     def _last_word(self, away: float) -> str:
         return (
-            f"Ray's head at {self._address} has been lost for {away:.0f} s, and Ray ends this process "
+            f"Ray's head at {self._address} has been unreachable for {away:.0f} s, and Ray ends this process "
             f"{self._patience_s:g} s after the loss. Nothing that was acknowledged is lost: when the head "
-            "and the cluster are back, start this program again. What it had open then is checked as after "
+            "and the cluster are back, restart this program. Its open transactions are checked as after "
             f"any crash; {HOW_TO}"
         )
 
 
 class HeadWatch:
-    """The thread. ``reachable`` blocks for a few seconds at most."""
+    """The thread that checks and logs. ``reachable`` may block for a few seconds."""
 
     def __init__(self, address: str, patience_s: float, reachable: Callable[[], bool]) -> None:
         self._absence, self._reachable = HeadAbsence(address, patience_s), reachable
@@ -95,7 +95,7 @@ class HeadWatch:
         self._thread.start()
 
     def close(self) -> None:
-        """Look no more. Does not wait for a look under way."""
+        """Stop checking. Does not wait for a check in progress."""
         self._stopping.set()
 
     def _run(self) -> None:

@@ -1,8 +1,8 @@
-"""Starting and stopping a cluster on the Ray that this process is connected to.
+"""Starts and stops a cluster on the Ray cluster that this process is connected to.
 
-Shared by ``start_local`` and ``escrowmq up``. A start that fails leaves nothing running and ends in the
-typed error of whatever refused. Stopping goes through the supervisor; what does not answer is killed,
-since the log is durable at every moment.
+Used by ``start_local`` and ``escrowmq up``. A start that fails leaves nothing running and raises the typed
+error of the component that refused. A cluster is stopped through its supervisor; processes that do not answer
+are killed, which is safe because the log is durable at every moment.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from escrowmq.replication.errors import ClusterNotFound, ConfigError, EscrowMQEr
 
 log = logging.getLogger(__name__)
 
-#: The supervisor's process starts in a second or two; on a cold, busy machine in ten.
+#: The supervisor's process starts in a second or two, on a cold and busy machine in ten.
 OPEN_TIMEOUT_S = 60.0
 ANSWER_TIMEOUT_S = 10.0
 GONE_TIMEOUT_S = 10.0
@@ -31,7 +31,7 @@ GONE_TIMEOUT_S = 10.0
 
 @contextlib.contextmanager
 def typed_errors() -> Iterator[None]:
-    """Let an error that an actor raised appear as what it was, without Ray's wrapping."""
+    """Re-raise an EscrowMQError that an actor raised, without Ray's wrapper."""
     try:
         yield
     except ray.exceptions.RayTaskError as error:
@@ -43,18 +43,18 @@ def typed_errors() -> Iterator[None]:
 def launch(
     plan: SupervisorPlan, node_id: str | None, *, wait_s: float, keep_if_late: bool = False
 ) -> ClusterInfo:
-    """Create the supervisor on a node (None: the head) and wait until every group is led.
+    """Create the supervisor on a node (None: the head) and wait until every group has a leader.
 
-    Raises ConfigError if the namespace has a cluster, the typed errors of its data directory, and
-    Unavailable if it is not ready in time. Nothing is left running then, but with ``keep_if_late`` a
-    cluster that is merely late goes on starting.
+    Raises ConfigError if the namespace already has a cluster, the typed errors of the data directory, and
+    Unavailable if the cluster is not ready in time. Nothing is left running then, except that with
+    ``keep_if_late`` a cluster that is only late continues to start.
     """
     namespace = plan.shape.namespace
     try:
         handle = create_supervisor(plan, node_id)
     except ValueError as error:
         raise ConfigError(
-            f"an EscrowMQ cluster runs already in namespace {namespace!r}; connect to it with "
+            f"an EscrowMQ cluster is already running in namespace {namespace!r}; connect to it with "
             "escrowmq.connect(...), or give another namespace"
         ) from error
     late: dict[str, Any] | None = None
@@ -80,7 +80,7 @@ def launch(
 
 
 def require_ready(health: dict[str, Any], waited_s: float) -> None:
-    """Raise what keeps a cluster from being ready."""
+    """Raise the error that keeps a cluster from being ready, if there is one."""
     refusal = health["refusal"]
     if refusal is not None:
         kind = getattr(errors, refusal["type_name"], EscrowMQError)
@@ -90,14 +90,14 @@ def require_ready(health: dict[str, Any], waited_s: float) -> None:
 
 
 def describe(health: dict[str, Any]) -> str:
-    """What is missing, in a sentence."""
+    """What is missing, as one sentence."""
     if not health["founded"]:
         if health["problem"]:
             return str(health["problem"]["text"])
-        return f"{len(health['nodes'])} of {health['nodes_min']} nodes are there"
+        return f"{len(health['nodes'])} of {health['nodes_min']} nodes are up"
     late = [r for r in health["replicas"] if r["condition"] != "running"]
     if not late:
-        return f"groups {health['groups_led']} have a leader, the others have none"
+        return f"only groups {health['groups_led']} have a leader"
     return "; ".join(
         f"replica {r['replica']} of group {r['group']} on {r['node']} is {r['condition']}"
         + (f" ({r['failure']['text']})" if r["failure"] else "")
@@ -116,12 +116,12 @@ def find_supervisor(namespace: str, address: str) -> Any:
         )
         raise ClusterNotFound(
             f"Ray runs at {address}, but no EscrowMQ cluster in namespace {namespace!r} ({hint}); start one "
-            "with 'escrowmq up', or name its namespace"
+            "with 'escrowmq up', or give its namespace"
         ) from None
 
 
 def cluster_info(handle: Any, timeout_s: float = ANSWER_TIMEOUT_S) -> ClusterInfo:
-    """The shape, from a supervisor that may just be restarting. Raises Unavailable."""
+    """The cluster's shape, from a supervisor that may be restarting. Raises Unavailable."""
     deadline = time.monotonic() + timeout_s
     while True:
         try:
@@ -134,7 +134,7 @@ def cluster_info(handle: Any, timeout_s: float = ANSWER_TIMEOUT_S) -> ClusterInf
 
 
 def named_actors() -> list[dict[str, str]]:
-    """Named actors of all namespaces."""
+    """The named actors of all namespaces."""
     found: list[dict[str, str]] = ray.util.list_named_actors(all_namespaces=True)
     return found
 
@@ -146,7 +146,7 @@ def stop_cluster(namespace: str, timeout_s: float = 30.0) -> None:
         try:
             ray.get(supervisor.shut_down.remote(), timeout=timeout_s)
         except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError) as error:
-            log.warning("the supervisor did not stop by itself: %s", error)
+            log.warning("the supervisor did not stop gracefully: %s", error)
         with contextlib.suppress(Exception):
             ray.kill(supervisor, no_restart=True)
     deadline = time.monotonic() + GONE_TIMEOUT_S

@@ -1,9 +1,10 @@
-"""Directories of replicas that were replaced: which may go, and removing them when an operator says so.
+"""Directories of replaced replicas: decides which may be removed, and removes them on an operator's request.
 
-A replica that is moved, or started again after its disk was lost, begins in a directory of its own name. The
-earlier directory stays, because until the successor votes it may be the only other copy (docs/decisions.md,
-44). Whether one may go is decided by pure functions over what the supervisor knows; looking and removing run
-on the node. A directory that a process holds locked is never touched: a suspended process may come back.
+A replica that is moved, or restarted after its disk was lost, starts in a directory with a new name. The
+earlier directory is kept, because until the successor votes it may be the only other copy (docs/decisions.md,
+44). Pure functions decide from the supervisor's knowledge which directories may be removed; searching and
+removing run on the node. A directory that a process has locked is never touched: a suspended process may
+resume.
 """
 
 from __future__ import annotations
@@ -33,10 +34,12 @@ NOBODY_REMOVED: Mapping[ReplicaKey, str] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """The directory of an earlier incarnation. ``successor``: the incarnation that took its place, on node
-    ``successor_node``; -1: none, the replica was removed from its group, or the directory is none any more,
-    since its own removal was begun and interrupted (its name says so). ``keep``: why it must stay; "": it
-    may go."""
+    """The directory of an earlier incarnation of a replica.
+
+    ``successor``: the incarnation that replaced it, on node ``successor_node``. -1: there is none, because
+    the replica was removed from its group, or because the removal of this directory was interrupted (its name
+    shows which). ``keep``: why it must stay; "" if it may be removed.
+    """
 
     node: str
     directory: str
@@ -55,17 +58,18 @@ def leftovers(
     voting: Collection[ReplicaKey],
     removed: Mapping[ReplicaKey, str] = NOBODY_REMOVED,
 ) -> list[Leftover]:
-    """Directories of this cluster whose replica has a later incarnation, or is no member any more, by node.
+    """Directories of this cluster, by node, whose replica has a later incarnation or is no longer a member.
 
-    ``voting``: replicas that run as full members, in the incarnation of their seat. Those of later
-    incarnations than the seat's are none: our own records may be older than they. ``removed``: replicas that
-    were removed from their group, and why their directories must stay all the same ("": they may go).
+    ``voting``: replicas that run as full members, in the incarnation of their seat. A directory of a later
+    incarnation than its seat's is not a leftover: the supervisor's records may be older than the directory.
+    ``removed``: replicas that were removed from their group -> why their directories must stay nevertheless
+    ("": they may be removed).
     """
     found: list[Leftover] = []
     for find in finds:
         key = find.gid, find.rid
         if find.half_removed:
-            if find.cluster_id in (cluster_id, UNREADABLE):  # then what tells whose it was is gone already
+            if find.cluster_id in (cluster_id, UNREADABLE):  # UNREADABLE: its identity was deleted first
                 directory = Seat(find.gid, find.rid, find.node, find.incarnation).directory + REMOVED
                 found.append(Leftover(find.node, directory, *key, find.incarnation, -1, ""))
             continue
@@ -97,22 +101,25 @@ def leftovers(
 def removed_replicas(
     finds: Sequence[Find], members: Mapping[int, MembersReport], voting: Collection[ReplicaKey]
 ) -> dict[ReplicaKey, str]:
-    """Of these, whoever was removed from its group, and why its directory must stay all the same ("": it may
-    go). ``members``: by group, as they were last known to be applied."""
+    """Those of the found replicas that were removed from their group.
+
+    The value says why the directory must stay nevertheless ("": it may be removed). ``members``: for each
+    group, its newest configuration known to be applied.
+    """
     found = {}
     for gid, rid in {(find.gid, find.rid) for find in finds}:
         now = members.get(gid)
         if now is None or rid in now.all or rid > now.highest:
             continue
         running = sum((gid, voter) in voting for voter in now.voters)
-        found[gid, rid] = "" if 2 * running > len(now.voters) else "most voters of its group do not run"
+        found[gid, rid] = "" if 2 * running > len(now.voters) else "no majority of its group is running"
     return found
 
 
 def remove_all(
     found: Sequence[Leftover], data_dir: Path, cluster_id: str, nodes: Sequence[Node]
 ) -> list[Leftover]:
-    """Remove those that may go, each on its node; the list again, without those that are gone."""
+    """Remove the directories that may be removed, each on its node; returns those that are left."""
     by_name = {node.name: node for node in nodes}
     task = ray.remote(num_cpus=0, max_retries=0)(remove)
     left: list[Leftover] = []
@@ -132,16 +139,20 @@ def remove_all(
 
 
 def begin_removal(data_dir: Path, node: Node, gid: int, rid: int, cluster_id: str) -> Any:
-    """Start to remove what a replica that is no member any more has left on a node; the answer is Ray's
-    promise of ``remove_replica``'s."""
+    """Start removing the directories of a former member on a node.
+
+    Returns Ray's reference to the result of ``remove_replica``.
+    """
     task = ray.remote(num_cpus=0, max_retries=0)(remove_replica)
     there = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
     return task.options(scheduling_strategy=there).remote(str(data_dir), gid, rid, cluster_id)
 
 
 def remove_replica(data_dir: str, gid: int, rid: int, cluster_id: str) -> str:
-    """Remove the directories of all incarnations of a replica on this machine; "" if they are gone, else why
-    one stays. Raises OSError."""
+    """Remove the directories of all incarnations of a replica on this machine.
+
+    Returns "" if they are gone, else why one stays. Raises OSError.
+    """
     name = Seat(gid, rid, "").directory
     patterns = name, name + REMOVED, f"{name}-i*"
     found = sorted({path for pattern in patterns for path in Path(data_dir).glob(pattern)})
@@ -150,9 +161,9 @@ def remove_replica(data_dir: str, gid: int, rid: int, cluster_id: str) -> str:
 
 
 def remove(data_dir: str, directory: str, cluster_id: str) -> str:
-    """Remove one directory on this machine; "" if it is gone, else why it stays.
+    """Remove one directory on this machine; returns "" if it is gone, else why it stays.
 
-    It is renamed first, so that what a crash leaves is nobody's directory. Raises OSError.
+    It is renamed first, so that a crash never leaves half a directory under a replica's name. Raises OSError.
     """
     path = Path(data_dir) / directory
     if directory.endswith(REMOVED):
@@ -162,7 +173,7 @@ def remove(data_dir: str, directory: str, cluster_id: str) -> str:
     except FileNotFoundError:
         return ""
     except ValueError as error:
-        return f"its identity.json cannot be read ({error}): look yourself whose it is"
+        return f"its identity.json cannot be read ({error}): find out whose it is"
     if content.get("cluster_id") != cluster_id:
         return f"it belongs to cluster {content.get('cluster_id')!r}"
     try:
@@ -180,13 +191,15 @@ def remove(data_dir: str, directory: str, cluster_id: str) -> str:
 
 
 def _remove_the_rest(path: Path, cluster_id: str) -> str:
-    """Of a directory whose removal was begun; as ``remove``. Only ``remove`` gives such a name, after it has
-    found out that the directory may go."""
+    """Finish an interrupted removal; returns as ``remove`` does.
+
+    Only ``remove`` gives a directory such a name, after it has checked that it may be removed.
+    """
     try:
         identity = json.loads((path / "identity.json").read_text())
     except (FileNotFoundError, ValueError):
         identity = {}
     if identity.get("cluster_id", cluster_id) != cluster_id:
         return f"it belongs to cluster {identity['cluster_id']!r}"
-    shutil.rmtree(path, ignore_errors=True)  # somebody else may be at it
-    return f"not all of {path} could be removed: look yourself" if path.exists() else ""
+    shutil.rmtree(path, ignore_errors=True)  # another process may be removing it, too
+    return f"not all of {path} could be removed: check its permissions" if path.exists() else ""

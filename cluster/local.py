@@ -1,8 +1,9 @@
-"""``start_local``: a whole cluster inside one program, for tries, tests, and small services.
+"""``start_local``: a whole cluster started by one program, for experiments, tests, and small services.
 
-Brokers are processes of their own on this machine, and their data survive: opening the same directory
-again finds every acknowledged message. It must leave nothing behind: no process after ``stop`` or at
-the interpreter's end, no temporary directory; that of a program that was killed goes with the next start.
+Brokers are separate processes on this machine, and their data survive: opening the same directory again
+finds every acknowledged message. Nothing else must be left behind: no process after ``stop`` or the
+interpreter's end, and no temporary directory. The temporary directory of a program that was killed is removed
+at the next start.
 """
 
 from __future__ import annotations
@@ -36,14 +37,15 @@ def start_local(
     config: Config | Path | str | None = None,
     **sections: Mapping[str, Any],
 ) -> LocalCluster:
-    """Start ``groups`` (1) broker groups of ``replicas`` (3) each on this machine, and wait for leaders.
+    """Start ``groups`` (1) broker groups of ``replicas`` (3) each on this machine; wait for their leaders.
 
-    Uses the Ray that this process is connected to, else starts one that ends with the cluster.
-    ``data_dir`` None: temporary. ``config``: a Config, or a YAML file; ``sections`` override single
-    settings: ``broker={"segment_bytes": 1 << 20}``. A context manager.
+    Uses the Ray cluster that this process is connected to, or starts one that ends with this cluster.
+    ``data_dir`` None: a temporary directory. ``config``: a Config, or a YAML file. ``sections`` override
+    single settings: ``broker={"segment_bytes": 1 << 20}``. The result is a context manager.
 
-    Raises ConfigError (a setting; a cluster in this namespace already; other numbers than the directory
-    was founded with), DataDirLocked, DataDirMismatch, UnknownVersion, NotAuthorized, Unavailable.
+    Raises ConfigError (a bad setting; the namespace already has a cluster; ``groups`` or ``replicas`` differ
+    from those the directory was founded with), DataDirLocked, DataDirMismatch, UnknownVersion, NotAuthorized,
+    Unavailable.
     """
     shape = {"groups": groups, "replicas": replicas, "namespace": namespace}
     changes = {

@@ -1,4 +1,4 @@
-"""One look at a cluster for a person: what the replicas tell, and what the supervisor knows."""
+"""The state of a cluster as ``escrowmq status`` shows it: the reports of the replicas and of the supervisor."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Look:
-    """The cluster at one moment. ``health``: the supervisor's answer; ``away``: why there is none."""
+    """The cluster at one moment. ``health``: the supervisor's answer; ``away``: the error if it gave none."""
 
     found: ClusterStatus
     health: Mapping[str, Any]
@@ -25,12 +25,12 @@ class Look:
 
     @property
     def well(self) -> bool:
-        """Whether all replicas are, and the supervisor answers."""
+        """Whether all replicas are healthy and the supervisor answers."""
         return self.found.healthy and not self.away
 
 
 def take(cluster: Cluster) -> Look:
-    """Ask all replicas, and the supervisor."""
+    """Ask all replicas and the supervisor."""
     from escrowmq.cluster.head import Head, head_in_words
     from escrowmq.replication.errors import ClusterNotFound, Unavailable
 
@@ -39,8 +39,8 @@ def take(cluster: Cluster) -> Look:
     found = cluster.status()
     try:
         health = cluster.health()
-        if health.get("head"):  # an embedded cluster's supervisor knows none
+        if health.get("head"):  # the supervisor of an embedded cluster reports no head
             head = head_in_words(Head(**health["head"]), cluster.head_waits(health))
-    except (ClusterNotFound, Unavailable) as error:  # lost with Ray's head; the replicas have answered
+    except (ClusterNotFound, Unavailable) as error:  # it is lost with Ray's head; the replicas did answer
         away = str(error)
     return Look(found, health, head, away, cluster.address, cluster.info.namespace)

@@ -1,8 +1,9 @@
-"""The supervisor's part in changes of members: keeps what is wanted, and carries the steps out.
+"""The supervisor's part in changes of members: keeps what is wanted, and carries out the steps.
 
-Which step is next is decided purely, at every look anew (member_steps). A step that needs an answer is asked
-for and looked after at the next look, so that nothing here holds the supervisor up; one answer at a time for
-each group. What must outlast the supervisor is in its directory before it is done.
+At every look at the cluster, pure code (member_steps) decides afresh which step is next. If a step needs an
+answer, the request is sent and its answer is read at a later look, so that nothing here blocks the
+supervisor. Each group has at most one pending request. What must survive the supervisor is written to its
+directory before it is done.
 """
 
 from __future__ import annotations
@@ -38,18 +39,19 @@ from escrowmq.cluster.wishing import uses
 
 log = logging.getLogger(__name__)
 
-#: A leader answers within ten seconds (``STEP_WAIT_S``), and removing a large directory takes a while.
+#: A pending request is given up after this time. A leader answers within ten seconds (``STEP_WAIT_S``), but
+#: removing a large directory takes longer.
 ASK_AGAIN_S = 60.0
-#: Most questions are answered at once: then the next look finds what came of it.
+#: Most requests are answered at once. Waiting this long for the answer lets the next look see the result.
 ANSWER_S = 0.2
-#: While a leader hands over, it takes no requests. One whose successor does not get so far is not asked for
-#: it without pause.
+#: While a leader hands over, it accepts no requests. So a leader whose successor does not take over is asked
+#: again only after this time.
 LEAD_AGAIN_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A step whose outcome is not known yet."""
+    """A step whose result is not known yet."""
 
     step: MemberStep
     answer: Any
@@ -57,7 +59,7 @@ class _Asked:
 
 
 class MemberKeeper:
-    """``turn`` and ``groups`` are the supervisor's thread's; ``tracks`` changes under ``lock``."""
+    """Only the supervisor's thread calls ``turn``. ``tracks`` is changed under ``lock``."""
 
     def __init__(
         self,
@@ -71,15 +73,15 @@ class MemberKeeper:
         self._directory, self._watch, self._tracks, self._lock = directory, watch, tracks, lock
         self._data_dir, self._patience_s = data_dir, patience_s
         self._asked: dict[int, _Asked] = {}
-        self._problems: dict[int, str] = {}  # by group: why its last step did not come about
-        self._waits: dict[int, str] = {}  # by group: why its leader does not take the next step yet
+        self._problems: dict[int, str] = {}  # by group: why its last step failed
+        self._waits: dict[int, str] = {}  # by group: why its leader postpones the next step
         self._said: dict[int, str] = {}
-        self._lead_asked: dict[int, tuple[int, float]] = {}  # group -> who was to take over, and when
+        self._lead_asked: dict[int, tuple[int, float]] = {}  # group -> (requested leader, when requested)
         self.busy = False
 
     # ------------------------------------------------------------ what is seen
     def groups(self) -> list[Group]:
-        """Every group, as it is wanted and as it was last seen. Any thread."""
+        """All groups, as wanted and as last seen. Thread-safe."""
         record = self._directory.record
         with self._lock:
             tracks = list(self._tracks.values())
@@ -90,7 +92,7 @@ class MemberKeeper:
         return fleet_of(nodes, groups, wishes.drained, wishes.maintained)
 
     def changes(self, nodes: Sequence[Node]) -> list[dict[str, Any]]:
-        """A line for each group that is not as it is wanted: how it is, what comes next, what hinders."""
+        """For each group that is not as wanted: its present state, its next step, and any problem."""
         groups = self.groups()
         steps = next_steps(groups, self.fleet(nodes, groups), time.monotonic(), self._patience_s)
         by_gid = {group.gid: group for group in groups}
@@ -108,11 +110,11 @@ class MemberKeeper:
         ]
 
     def problems(self) -> dict[int, str]:
-        """By group: why the step that it needs does not come about. Any thread."""
+        """By group: why its next step fails. Thread-safe."""
         return dict(self._problems)
 
     def node_uses(self, nodes: Sequence[Node]) -> list[dict[str, Any]]:
-        """A line for each node: what it is to be used for, and what is there."""
+        """For each node: its wanted use, whether it is up, and its replicas and leaders."""
         fleet = self.fleet(nodes, self.groups())
         return [
             {
@@ -127,13 +129,15 @@ class MemberKeeper:
         ]
 
     def wish(self, made: Callable[[ClusterRecord], Wishes]) -> None:
-        """Keep what is wanted from now on. Any thread; raises what ``made`` does."""
+        """Store what is wanted from now on. Thread-safe. Raises what ``made`` raises."""
         self._directory.change(lambda record: replace(record, wishes=made(record)))
         self.busy = True  # so that the next look is soon
 
     def rebalance(self, nodes: Sequence[Node], apply: bool) -> list[dict[str, Any]]:
-        """What would be better elsewhere, a line for each; with ``apply`` it is wanted from now on, until it
-        has been so once. Any thread."""
+        """The replicas and leaders that would be better on other nodes.
+
+        ``apply``: these moves are wanted from now on, until each has been done once. Thread-safe.
+        """
         groups = self.groups()
         shifts = plan(groups, self.fleet(nodes, groups))
         if apply:
@@ -153,7 +157,7 @@ class MemberKeeper:
 
     # ------------------------------------------------------------ one look
     def turn(self, nodes: Sequence[Node]) -> None:
-        """Look what came of the last steps, and take the next ones."""
+        """Read the results of the last steps, and start the next ones."""
         self._note_answers()  # first: they may have changed the record
         groups, now = self.groups(), time.monotonic()
         fleet = self.fleet(nodes, groups)
@@ -190,7 +194,7 @@ class MemberKeeper:
             self._watch.end(seat)
         elif step.do is Do.CLEAR:
             (seat,) = (seat for seat in self._directory.record.retired if seat.key == key)
-            self._watch.end(seat)  # once more: the supervisor may have ended before it came to it
+            self._watch.end(seat)  # again: the supervisor may have ended before it did this
             (node,) = (node for node in nodes if node.name == seat.node)
             cluster_id = self._directory.record.cluster_id
             self._ask(step, begin_removal(self._data_dir, node, seat.gid, seat.rid, cluster_id))
@@ -208,8 +212,8 @@ class MemberKeeper:
                 answer = leader.handle.hand_over.remote(step.rid)
             else:
                 answer = _ask_for_change(leader.handle, step)
-        except (AttributeError, ray.exceptions.RayError) as error:  # of an earlier version, or gone meanwhile
-            self._problems[step.gid] = f"replica {leader.seat.rid} leads and cannot: {first_line(error)}"
+        except (AttributeError, ray.exceptions.RayError) as error:  # an earlier version, or it has ended
+            self._problems[step.gid] = f"leader {leader.seat.rid} cannot do it: {first_line(error)}"
             return
         self._ask(step, answer)
 
@@ -243,7 +247,7 @@ class MemberKeeper:
     def _note(self, step: MemberStep, answer: Any) -> None:
         problem = answer if step.do is Do.CLEAR else _refusal(answer)
         self._waits.pop(step.gid, None)
-        if step.do is Do.HAND_OVER and answer[0] != "ok":  # another one leads by now: it is asked at once
+        if step.do is Do.HAND_OVER and answer[0] != "ok":  # another replica leads now; ask it at once
             self._lead_asked.pop(step.gid, None)
         if problem:
             text = f"{step.text}: {problem}"
@@ -258,7 +262,7 @@ class MemberKeeper:
             self._directory.change(lambda record: record.without_retired((step.gid, step.rid)))
 
     def _forget_done(self, group: Group, fleet: Fleet, now: float) -> None:
-        """What is so by now is not wanted any more."""
+        """Remove the wishes that have been fulfilled."""
         if rids := moves_done(group):
             self._directory.change(lambda r: replace(r, wishes=r.wishes.without_moves(group.gid, rids)))
         if lead_done(group, fleet, lost_of(group, now, self._patience_s)):
@@ -285,21 +289,24 @@ def group_of_tracks(gid: int, record: ClusterRecord, tracks: Sequence[Track]) ->
 
 
 def _leader(tracks: Sequence[Track]) -> Track | None:
-    """The ready leader; of two, the one of the later term: the other has not been told yet."""
+    """The ready leader. Of two, the one with the higher term: the other does not know yet that it lost."""
     leading = [track for track in tracks if track.status is not None and track.status.ready and track.votes]
     return max(leading, key=lambda track: track.status.term if track.status else 0, default=None)
 
 
 def _ask_for_change(broker: Any, step: MemberStep) -> Any:
-    """A question that comes late, when another step was taken instead of this one, does nothing."""
+    """Ask the leader for a change of members.
+
+    The version makes a late request harmless: it does nothing once another step was taken.
+    """
     try:
         return broker.change_members.remote(step.text, step.add, step.remove, step.version)
-    except TypeError:  # Ray knows what an actor's method takes; one of an earlier version takes no version
+    except TypeError:  # raised here by Ray: the method of an earlier version has no parameter ``version``
         return broker.change_members.remote(step.text, step.add, step.remove)
 
 
 def _refusal(answer: Any) -> str:
-    """Why a leader never takes the step; "": it did, it has to be asked again, or another one has to be."""
+    """Why a leader will never take the step; "" if it took it, or if it or another leader has to be asked."""
     status, *rest = answer
     if status == "unsupported":
         return f"the group has not reached format level {rest[0]}: not all replicas are upgraded"

@@ -1,17 +1,18 @@
-"""Which step a broker group takes next, so that it comes to have the replicas that are wanted. Pure.
+"""Decides a broker group's next step towards the replicas that are wanted. Pure.
 
-The leader's log decides what a step may be (replication/raft/members.py); here it is decided what is to come
-and what is to go, and where. One step at a time for each group, from what is seen now and from nothing that
-was remembered: so it goes on after any interruption, and turns round when somebody wants something else.
+The leader's log decides which steps are allowed (replication/raft/members.py). This module decides which
+replicas to add and to remove, and on which nodes. Each group takes one step at a time. The step depends only
+on what is seen now and not on remembered steps, so changes continue after any interruption and are reversed
+when an operator wants something else.
 
-* Whoever is to come takes the next number, on a node that was chosen; it is filled as a learner, and votes
-  when the leader finds that it has caught up. Then, and not before, goes the one in whose place it came.
-* No voter goes unless those that stay are a running majority of themselves.
-* What was removed is ended when its removal is applied; its directory goes when a majority of those that
-  remained was seen running. Until then it may be a copy that is missed.
-* A number that was given to a seat and is not wanted any more is used up in the log all the same, as a
-  learner that is dropped: another process of that number could be taken for it.
-* Replicas avoid nodes that hold one of their group, and Ray's head.
+* A new replica gets the next number and a node. It copies the log as a learner, and gets a vote once the
+  leader finds that it has caught up. Only then is the replica that it replaces removed.
+* A voter is removed only if a majority of the remaining voters is running.
+* A removed replica is ended when its removal is applied. Its directory is removed once a majority of the
+  remaining voters was seen running; until then it may be a copy that is still needed.
+* A number that was given to a seat that is no longer wanted is still used up in the log, as a learner that is
+  added and dropped. Otherwise another process with the same number could be mistaken for it.
+* Replicas avoid nodes that have a replica of their group, and Ray's head.
 """
 
 from __future__ import annotations
@@ -27,25 +28,28 @@ from escrowmq.replication.calling.answers import MembersReport
 from escrowmq.replication.format.membership import VOTERS_MAX
 from escrowmq.replication.host.member_changes import LEVEL
 
-#: Groups that fill a replica at the same time. A copy takes a leader's disk and network.
+#: Number of groups that fill a new replica at the same time. Each copy uses the leader's disk and network.
 COPIES_MAX: Final = 2
 
 
 class Do(enum.Enum):
-    """What a step does."""
+    """Kinds of steps."""
 
     PLACE = "place"  # give the next number a seat on ``node``, and start it
     CHANGE = "change members"  # ask the leader for one step towards ``add`` and ``remove``
     HAND_OVER = "hand over"  # ask the leader to let replica ``rid`` lead
-    RETIRE = "retire"  # it is no member any more: end its process, never start it again
+    RETIRE = "retire"  # it is no longer a member: end its process, never start it again
     CLEAR = "clear"  # remove the directory of a retired one, and forget it
     WAIT = "wait"
 
 
 @dataclass(frozen=True, slots=True)
 class MemberStep:
-    """``text`` says it to people, and is the id of a change in the log. ``version``: of the members for which
-    it is the next step."""
+    """One step of a group.
+
+    ``text``: its description for people, also recorded in the log as the id of the change. ``version``: the
+    version of the members for which this is the next step.
+    """
 
     gid: int
     do: Do
@@ -59,14 +63,14 @@ class MemberStep:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """One group as it is wanted and as it is seen.
+    """One group, as wanted and as seen.
 
-    ``wanted``: voters. ``moves``: replica -> node that is to have another one in its place. ``seats``: those
-    that are to run; ``retired``: those that were members, whose directories are still there. ``members``: as
-    a ready leader, ``leader``, tells them; None: there is none. ``running``: replicas that run, as full
-    members or not members yet, in the incarnation of their seat. ``away_since``: since when others do not.
-    ``level``: the format level that the leader's state has reached. ``lead``: who is to lead it once; None:
-    nobody in particular.
+    ``wanted``: number of voters. ``moves``: replica -> node where its replacement should be. ``seats``:
+    replicas that should run. ``retired``: former members whose directories still exist. ``members``: the
+    configuration that the ready leader, ``leader``, reports; None without one. ``running``: replicas that run
+    in the incarnation of their seat, as full members or not yet members. ``away_since``: since when the
+    others have not been running. ``level``: the format level that the leader's state has reached. ``lead``:
+    the replica that should become leader once; None: no preference.
     """
 
     gid: int
@@ -83,7 +87,7 @@ class Group:
 
     @property
     def filling(self) -> bool:
-        """Whether a replica has a seat, or a place in the log, that does not vote yet."""
+        """Whether there is a replica, with a seat or already in the log, that does not vote yet."""
         members = self.members
         if members is None:
             return False
@@ -92,7 +96,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """The nodes, by name. ``load``: seats on each, of all groups; ``leads``: leaders on each."""
+    """The nodes, by name. ``load``: seats of all groups on each node; ``leads``: leaders on each node."""
 
     alive: frozenset[str]
     head: str | None = None
@@ -103,14 +107,14 @@ class Fleet:
 
     @property
     def usable(self) -> frozenset[str]:
-        """Nodes that may get replicas, and lead."""
+        """Nodes that may get replicas and leaders."""
         return self.alive - self.drained - self.maintained
 
 
 def fleet_of(
     nodes: Sequence[Node], groups: Iterable[Group], drained: Collection[str], maintained: Collection[str]
 ) -> Fleet:
-    """As the supervisor has seen them."""
+    """The nodes as the supervisor sees them."""
     known = list(groups)
     leaders = [
         group.seats[group.leader].node
@@ -128,7 +132,7 @@ def fleet_of(
 
 
 def next_steps(groups: Sequence[Group], fleet: Fleet, now: float, patience_s: float) -> list[MemberStep]:
-    """For each group that is not as it is wanted: its next step, or what it waits for."""
+    """For each group that is not as wanted: its next step, or what it waits for."""
     filling = sum(group.filling for group in groups)
     load = Counter(fleet.load)
     steps = []
@@ -146,17 +150,20 @@ def next_steps(groups: Sequence[Group], fleet: Fleet, now: float, patience_s: fl
 def next_step(
     group: Group, fleet: Fleet, now: float, patience_s: float, *, may_fill: bool = True
 ) -> MemberStep | None:
-    """None: it is as it is wanted. ``patience_s``: a newcomer that is away for longer is given up."""
+    """The next step of one group; None if the group is as wanted.
+
+    ``patience_s``: a new replica that is away for longer is given up.
+    """
     members = group.members
     if members is None or group.leader is None:
-        return MemberStep(group.gid, Do.WAIT, "nobody leads")
+        return MemberStep(group.gid, Do.WAIT, "the group has no leader")
     if not members.applied:
         return MemberStep(group.gid, Do.WAIT, "the last change is not applied yet")
     return _Look(group, members, group.leader, fleet, lost_of(group, now, patience_s), may_fill).step()
 
 
 def lost_of(group: Group, now: float, patience_s: float) -> frozenset[int]:
-    """Replicas that are given up."""
+    """Replicas that have been away for so long that they are given up."""
     return frozenset(rid for rid, since in group.away_since.items() if now - since >= patience_s)
 
 
@@ -178,7 +185,7 @@ class _Look:
         coming = sorted(rid for rid in group.seats if rid > members.highest)
         self._newcomers = [*members.learners, *coming]
         self._leaving = {rid for rid in self._voters if self._leaves(rid)}
-        #: So many are still to come.
+        #: Number of voters still to be added.
         self._need = group.wanted - len(self._voters) + len(self._leaving)
 
     def step(self) -> MemberStep | None:
@@ -204,11 +211,13 @@ class _Look:
         members = self._members
         for rid, seat in self._group.seats.items():
             if rid <= members.highest and rid not in members.all:
-                return self._say(Do.RETIRE, f"replica {rid} on {seat.node} is ended: it was removed", rid=rid)
+                return self._say(
+                    Do.RETIRE, f"replica {rid} on {seat.node} is stopped: it was removed", rid=rid
+                )
         return None
 
     def _drop(self) -> MemberStep | None:
-        """A newcomer that is lost, or not wanted any more."""
+        """Drop a new replica that is lost or no longer wanted."""
         wanted = [rid for rid in self._newcomers if not self._doomed(rid)][: max(self._need, 0)]
         for rid in self._newcomers:
             if rid in wanted:
@@ -216,7 +225,9 @@ class _Look:
             text = f"replica {rid} is dropped: it is {'lost' if self._doomed(rid) else 'not needed any more'}"
             if rid in self._members.learners:
                 return self._say(Do.CHANGE, text, rid=rid, remove=(rid,))
-            return self._say(Do.CHANGE, text, rid=rid, add=(rid,))  # so that its number is used up
+            return self._say(
+                Do.CHANGE, text, rid=rid, add=(rid,)
+            )  # added to be dropped: this uses up its number
         return None
 
     def _hand_over(self) -> MemberStep | None:
@@ -227,33 +238,33 @@ class _Look:
         if to is None:
             return None
         return self._say(
-            Do.HAND_OVER, f"replica {to} takes the lead over from {self._leader} on {seat.node}", rid=to
+            Do.HAND_OVER, f"replica {to} takes over from leader {self._leader} on {seat.node}", rid=to
         )
 
     def _spread(self) -> MemberStep | None:
-        """The lead goes where somebody wants it."""
+        """Move leadership to the replica that an operator or a rebalance plan wants."""
         to = self._group.lead
         if to is None or lead_done(self._group, self._fleet, self._lost):
             return None
         if to not in self._group.running:
-            return self._say(Do.WAIT, f"replica {to} is to take the lead over, and does not run", rid=to)
-        return self._say(Do.HAND_OVER, f"replica {to} takes the lead over from {self._leader}", rid=to)
+            return self._say(Do.WAIT, f"replica {to} should lead but is not running", rid=to)
+        return self._say(Do.HAND_OVER, f"replica {to} takes over from leader {self._leader}", rid=to)
 
     def _remove(self) -> MemberStep | None:
         surplus = len(self._voters) - self._group.wanted
         ready = self._group.running.intersection(self._members.learners)
-        full = len(self._voters) >= VOTERS_MAX and self._need > 0 and bool(ready)  # it cannot vote before
+        full = len(self._voters) >= VOTERS_MAX and self._need > 0 and bool(ready)  # no vote is free
         if surplus <= 0 and not full:
             return None
         candidates = self._leaving or set(self._voters)
-        if self._need > 0 and not full:  # somebody else has come; those whose successor has not, stay
+        if self._need > 0 and not full:  # replicas whose successor has not come yet must stay
             candidates = {rid for rid in self._leaving if self._moved_to(rid) is None}
         going = [rid for rid in candidates if self._may_go(rid)]
         if going:
             rid = min(going, key=self._dispensable)
             return self._say(Do.CHANGE, f"replica {rid} is removed", rid=rid, remove=(rid,))
         if candidates:
-            return self._say(Do.WAIT, "nobody can be removed: those that stay were no running majority")
+            return self._say(Do.WAIT, "no replica can be removed: the others have no running majority")
         return None
 
     def _may_go(self, rid: int) -> bool:
@@ -261,7 +272,7 @@ class _Look:
         return sum(voter in self._group.running for voter in others) * 2 > len(others)
 
     def _dispensable(self, rid: int) -> tuple[bool, int, bool, bool, int]:
-        """The first goes: one that does not run, that shares its node, that is on the head, does not lead."""
+        """Sort key. Removed first: not running, then sharing a node, then on the head, then not leading."""
         node = self._node(rid)
         sharing = sum(node is not None and self._node(voter) == node for voter in self._voters)
         running, on_head = rid in self._group.running, node == self._fleet.head
@@ -284,7 +295,7 @@ class _Look:
         rid = self._newcomers[0]
         node, learns = self._node(rid), rid in self._members.learners
         if rid not in self._group.running:
-            return self._say(Do.WAIT, f"replica {rid} starts on {node}, and copies the log")
+            return self._say(Do.WAIT, f"replica {rid} starts on {node} and copies the log")
         text = f"replica {rid} on {node} {'catches up' if learns else 'becomes a learner'}"
         return self._say(Do.CHANGE, text, rid=rid, add=(rid,))
 
@@ -292,9 +303,9 @@ class _Look:
         if self._need <= 0 or self._newcomers:
             return None
         if self._group.level < LEVEL:
-            return self._say(Do.WAIT, f"format level {LEVEL} comes when all replicas are upgraded")
+            return self._say(Do.WAIT, f"format level {LEVEL} is needed: upgrade all replicas")
         if not self._may_fill:
-            return self._say(Do.WAIT, f"{COPIES_MAX} other groups fill a replica")
+            return self._say(Do.WAIT, f"{COPIES_MAX} other groups are filling a replica")
         node, problem = self._where()
         if node is None:
             return self._say(Do.WAIT, problem)
@@ -302,19 +313,19 @@ class _Look:
         return self._say(Do.PLACE, f"replica {rid} is placed on {node}", rid=rid, node=node)
 
     def _where(self) -> tuple[str | None, str]:
-        """The node of whoever comes next, or why there is none."""
+        """The node for the next new replica, or why there is none."""
         usable = self._fleet.usable
         targets = [target for rid in sorted(self._leaving) if (target := self._moved_to(rid)) is not None]
         for target in targets:
             if target in usable:
                 return target, ""
         if self._need <= len(targets):
-            return None, f"node {targets[0]} is not there, or closed"
+            return None, f"node {targets[0]} is down, drained or in maintenance"
         free = usable - set(self._nodes())
         if not free and self._need > len(self._leaving):  # as at the founding: more replicas than nodes
             free = usable
         if not free:
-            return None, "no open node is without a replica of this group"
+            return None, "every usable node already has a replica of this group"
         return min(free, key=self._rank), ""
 
     def _rank(self, node: str) -> tuple[int, bool, int, str]:
@@ -324,7 +335,7 @@ class _Look:
     # ------------------------------------------------------------ what is seen
     def _leaves(self, rid: int) -> bool:
         node = self._node(rid)
-        moves = self._group.moves.get(rid, node) != node  # it may have been built anew there meanwhile
+        moves = self._group.moves.get(rid, node) != node  # it may have been rebuilt there meanwhile
         return node is None or node in self._fleet.drained or moves
 
     def _doomed(self, rid: int) -> bool:
@@ -332,7 +343,7 @@ class _Look:
         return node is None or node in self._fleet.drained or rid in self._lost
 
     def _moved_to(self, rid: int) -> str | None:
-        """The node that is still to get a voter for this one; None: none, or it has."""
+        """The node where this replica's replacement is still missing; None if there is none."""
         target = self._group.moves.get(rid)
         there = any(self._node(voter) == target for voter in self._voters)
         return None if target is None or there else target
@@ -358,8 +369,10 @@ class _Look:
 
 
 def best_leader(group: Group, fleet: Fleet, voters: Collection[int]) -> int | None:
-    """Another running voter that may lead: on the node with the fewest leaders, not on the head if possible;
-    None: there is none."""
+    """The running voter that should lead next; None if there is none.
+
+    It is on the node with the fewest leaders, and not on the head if possible.
+    """
     others = [
         rid
         for rid in voters
@@ -374,7 +387,7 @@ def best_leader(group: Group, fleet: Fleet, voters: Collection[int]) -> int | No
 
 
 def moves_done(group: Group) -> list[int]:
-    """Replicas that are to be moved and are members no more, or were built anew where they are to be."""
+    """Replicas whose move is done: they are no longer members, or were rebuilt on the wanted node."""
     members = group.members
     if members is None or not members.applied:
         return []
@@ -383,7 +396,7 @@ def moves_done(group: Group) -> list[int]:
 
 
 def lead_done(group: Group, fleet: Fleet, lost: Collection[int]) -> bool:
-    """Whether who is to lead does, or cannot any more: it votes no longer, is lost, or its node is closed."""
+    """Whether the wanted leader leads, or no longer can: no vote, lost, or on a node that is not usable."""
     members, rid = group.members, group.lead
     if rid is None or members is None or not members.applied:
         return False

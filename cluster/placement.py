@@ -1,13 +1,14 @@
-"""Which replica lives on which node: pure decisions over what the supervisor has seen.
+"""Decides which replica lives on which node, from what the supervisor has seen. Pure.
 
-A replica belongs to the node that holds its data, known by the node's name, since Ray's node ids
-change with every restart of a node. It moves only when its node stays away for long and the rest of
-its group is well; then it starts empty, as a new incarnation with a directory of its own name, so
-that data left behind on the old node can never be taken for current. The process on the old node may be alive
-all the same: the peers refuse it once they have met its successor (replication/log/peer_marks.py).
+A replica belongs to the node that holds its data. Nodes are identified by name, because Ray's node ids change
+with every restart of a node. A replica moves only if its node stays away for long and the rest of its group
+is well. It then starts empty, as a new incarnation with a new directory name, so that data left on the old
+node can never be mistaken for current. The process on the old node may still be alive; the peers refuse it
+once they have met its successor (replication/log/peer_marks.py).
 
-A replica that its peers refuse is started anew where it is, as a further incarnation: its disk was lost and
-it came back with an empty directory, or our own records were lost and we have counted an incarnation twice.
+A replica that its peers refuse is restarted on its node as a further incarnation. Either its disk was lost
+and it came back with an empty directory, or the supervisor's records were lost and it used an incarnation's
+number twice.
 """
 
 from __future__ import annotations
@@ -19,14 +20,16 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 ReplicaKey = tuple[int, int]
-#: Of no group is it known who votes.
+#: The voters are not known for any group.
 NOT_KNOWN: Mapping[int, Sequence[Collection[int]]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A live Ray node. ``name`` is what ``ray start --node-name`` gave it; by default its IP address.
-    ``head``: Ray's control store is there."""
+    """A live Ray node.
+
+    ``name``: from ``ray start --node-name``, by default its IP address. ``head``: it has Ray's control store.
+    """
 
     name: str
     node_id: str
@@ -36,7 +39,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """Where a replica lives. ``incarnation`` grows with every move to another node."""
+    """The place of a replica. ``incarnation`` increases whenever it starts over with an empty directory."""
 
     gid: int
     rid: int
@@ -50,27 +53,28 @@ class Seat:
 
     @property
     def directory(self) -> str:
-        """Name of its directory below the node's data directory."""
+        """The name of its directory inside the node's data directory."""
         suffix = f"-i{self.incarnation}" if self.incarnation else ""
         return f"g{self.gid}-r{self.rid}{suffix}"
 
 
 class Condition(enum.Enum):
-    """What the supervisor last saw of a replica's process."""
+    """The state of a replica's process, as last seen by the supervisor."""
 
     RUNNING = "running"  # and a full member: it votes, and what it acknowledges counts
-    LEARNING = "learning"  # takes part, but has lost its log and counts for no majority yet
-    SUPERSEDED = "superseded"  # its peers know a later incarnation of it, so it never takes part again
-    STARTING = "starting"  # answers, but recovers or copies a log
+    LEARNING = "learning"  # takes part, but lost its log and does not count towards a majority yet
+    SUPERSEDED = "superseded"  # its peers know a later incarnation, so it never takes part again
+    STARTING = "starting"  # answers, but is still recovering or copying a log
     SILENT = "silent"  # exists, but does not answer: busy, or being restarted by Ray
-    GONE = "gone"  # does not exist (any more)
+    GONE = "gone"  # does not exist
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A replica as last seen, and since when its node is missing; not to be started before ``retry_at``.
+    """A replica as last seen. It must not be started before ``retry_at``.
 
-    ``superseded_by``: the incarnation that its peers know instead of it.
+    ``node_missing_since``: when its node went missing. ``superseded_by``: the later incarnation that its
+    peers know.
     """
 
     condition: Condition
@@ -81,9 +85,9 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStart:
-    """Start the replica of ``seat`` on ``node``; ``moved`` if the seat is new and must be kept first.
+    """Start the replica of ``seat`` on ``node``. ``moved``: the seat is new and must be recorded first.
 
-    ``replaces``: the process that bears its name is of no use any more, and is ended before.
+    ``replaces``: the process that now has its name is useless and must be ended first.
     """
 
     seat: Seat
@@ -93,13 +97,16 @@ class ReplicaStart:
 
 
 def unique_names(nodes: Sequence[Node]) -> list[Node]:
-    """Nodes that share a name get their id added: they can be told apart, but not be known again."""
+    """Add the id to the names of nodes that share a name.
+
+    This tells them apart, but they cannot be recognized after a restart, which changes their ids.
+    """
     count = Counter(node.name for node in nodes)
     return [n if count[n.name] == 1 else replace(n, name=f"{n.name}/{n.node_id[:8]}") for n in nodes]
 
 
 def found_seats(groups: int, replicas: int, nodes: Sequence[Node]) -> list[Seat]:
-    """First placement: the replicas of a group on different nodes where there are as many."""
+    """The first placement: the replicas of a group go to different nodes if there are enough nodes."""
     seats: list[Seat] = []
     for gid in range(groups):
         for rid in range(replicas):
@@ -108,7 +115,7 @@ def found_seats(groups: int, replicas: int, nodes: Sequence[Node]) -> list[Seat]
 
 
 def _emptiest(gid: int, seats: Collection[Seat], nodes: Sequence[Node]) -> Node:
-    """The node with fewest replicas of this group, then fewest of all, then first by name."""
+    """The node with the fewest replicas of this group, then the fewest of all groups, then first by name."""
     of_group = Counter(seat.node for seat in seats if seat.gid == gid)
     of_all = Counter(seat.node for seat in seats)
     return min(nodes, key=lambda node: (of_group[node.name], of_all[node.name], node.name))
@@ -123,9 +130,11 @@ def decide(
     voters: Mapping[int, Sequence[Collection[int]]] = NOT_KNOWN,
     closed: Collection[str] = (),
 ) -> list[ReplicaStart]:
-    """What to start now. At most one move per group at a time. ``voters``: by group, who votes in each
-    configuration of members that may be in force; every seat votes in a group that is not named there.
-    ``closed``: names of nodes to which nothing moves."""
+    """What to start now: at most one move per group at a time.
+
+    ``voters``: for each group, the voters of each configuration that may be in force; in a group that is
+    missing there, every seat votes. ``closed``: names of nodes that get no new replicas.
+    """
     by_name = {node.name: node for node in nodes}
     starts: list[ReplicaStart] = []
     for key, seat in seats.items():
@@ -162,8 +171,8 @@ def _may_move(
     starts: Sequence[ReplicaStart],
     voters: Mapping[int, Sequence[Collection[int]]],
 ) -> bool:
-    """One move of a group at a time, and only while its others are well, whatever configuration is in
-    force."""
+    """Whether this replica may move: one move per group at a time, and only while the other replicas are well
+    under every configuration that may be in force."""
     under_way = any(start.moved and start.seat.gid == seat.gid for start in starts)
     everybody = [rid for gid, rid in seats if gid == seat.gid]
     possible = voters.get(seat.gid) or [everybody]
@@ -171,13 +180,16 @@ def _may_move(
 
 
 def _others_are_well(seat: Seat, voters: Collection[int], seen: Mapping[ReplicaKey, Seen]) -> bool:
-    """Whether the other voters alone are a majority of full members, so that nothing acknowledged is lost
-    with this one. A learner does not count: it may wait for what only this one knows, and could not elect a
-    leader. Nor does a replica that holds a copy and does not vote yet. So none of two voters ever starts
-    empty: it would wait for the other one to lead, which that could not without its vote.
+    """Whether the other voters alone are a majority of running full members, so that nothing acknowledged is
+    lost with this one.
 
-    One that does not vote is not moved: empty, and as a further incarnation, it would wait for all voters,
-    and so for the one that it is to replace. It is dropped, and another number takes its place.
+    A learner does not count: it may wait for entries that only this replica has, and cannot elect a leader.
+    Nor does a replica that has a copy but no vote yet. So in a group of two voters none ever starts empty: it
+    would wait for the other one to lead, and the other one could not be elected without its vote.
+
+    A replica without a vote is not moved: as an empty further incarnation it would wait for all voters,
+    including the one that it should replace. It is dropped instead, and a replica with a new number takes its
+    place.
     """
     others = [seen.get((seat.gid, rid)) for rid in voters if rid != seat.rid]
     running = sum(other is not None and other.condition is Condition.RUNNING for other in others)

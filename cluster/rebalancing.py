@@ -1,9 +1,9 @@
-"""Spreading replicas and leaders over the nodes: what would be better elsewhere. Pure.
+"""Plans how to spread replicas and leaders over the nodes. Pure.
 
-Nothing moves by itself: a copy of a log costs disks and network, and when that is welcome an operator knows.
-A plan is made of single moves, each of which makes things better than they were before it: first no two
-replicas of a group on a node, then none on Ray's head, then as many replicas on each node as on the others.
-Leaders go where fewer lead. Groups that are not as they are wanted yet are left alone.
+Nothing moves without a request: copying a log uses disks and network, and only an operator knows a good time
+for it. A plan consists of single moves, each of which is an improvement by itself. The goals are, in this
+order: no two replicas of a group on one node, none on Ray's head, the same number of replicas on each node.
+Leaders move to nodes with fewer leaders. Groups whose replicas are not yet as wanted are left alone.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ from typing import Final
 
 from escrowmq.cluster.member_steps import Fleet, Group
 
-#: What it costs that two replicas of a group share a node, and that one is on the head; beside them, the
+#: The cost of two replicas of a group on one node, and of a replica on the head. The only other cost is the
 #: square of the number of replicas on each node.
 SHARED: Final = 1_000_000
 ON_HEAD: Final = 10_000
-#: More is planned again when this is done.
+#: Moves in one plan. If more are needed, another plan follows when these are done.
 SHIFTS_MAX: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Shift:
-    """A replica is replaced by one on another node; or, with ``leads``, lets that one's replica lead."""
+    """Replace a replica by one on another node. ``leads``: instead, the group's leadership moves to ``rid``,
+    on ``to_node``."""
 
     gid: int
     rid: int
@@ -35,7 +36,7 @@ class Shift:
 
 
 def plan(groups: Sequence[Group], fleet: Fleet) -> list[Shift]:
-    """What is to be done, in this order; []: all is well spread."""
+    """The moves to make, in this order; empty if all is well spread."""
     steady = [group for group in groups if is_steady(group)]
     places = {group.gid: {rid: seat.node for rid, seat in group.seats.items()} for group in groups}
     load = Counter(fleet.load)
@@ -52,7 +53,7 @@ def plan(groups: Sequence[Group], fleet: Fleet) -> list[Shift]:
 
 
 def is_steady(group: Group) -> bool:
-    """Whether it has what is wanted, and nothing is under way."""
+    """Whether the group has the wanted replicas and no change is in progress."""
     members = group.members
     if members is None or group.leader is None or not members.applied or group.filling or group.moves:
         return False
@@ -62,7 +63,7 @@ def is_steady(group: Group) -> bool:
 def _best(
     groups: Sequence[Group], places: Mapping[int, Mapping[int, str]], load: Mapping[str, int], fleet: Fleet
 ) -> Shift | None:
-    """The move that helps most; None: none does."""
+    """The move that improves most; None if none improves anything."""
     best, most = None, 0
     for group in groups:
         here = places[group.gid]
@@ -78,7 +79,7 @@ def _best(
 
 
 def _leaders(groups: Sequence[Group], fleet: Fleet, moving: set[tuple[int, int]]) -> list[Shift]:
-    """Leads that go to nodes with fewer; those that are about to move are not asked to lead."""
+    """Moves of leadership to nodes with fewer leaders. Replicas that are about to move do not get to lead."""
     leads = Counter(fleet.leads)
     shifts = []
     for group in groups:

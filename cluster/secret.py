@@ -1,8 +1,9 @@
-"""The cluster secret: by it replicas know each other on their Raft links.
+"""The cluster secret, by which replicas authenticate each other on their Raft links.
 
-Given by a variable or a file, or made at the first start and kept in a file that only its owner can
-read. It travels to brokers as an argument inside Ray, which has its own token. It must never reach a
-log, an error's text or a command line, so it is wrapped in a class that does not show it.
+It comes from an environment variable or a file, or it is generated at the first start and kept in a file that
+only its owner can read. Brokers receive it as an argument inside Ray, which is protected by its own token. It
+must never appear in a log, an error text or a command line, so it is wrapped in a class that does not show
+it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ SECRET_FILE = "secret"
 
 
 class Secret:
-    """Bytes that show themselves only when asked by name."""
+    """Bytes that appear in no ``repr`` or ``str``; only ``reveal`` returns them."""
 
     __slots__ = ("_value",)
 
@@ -33,7 +34,7 @@ class Secret:
         return self._value
 
     def fingerprint(self, cluster_id: str) -> str:
-        """What may be kept to recognise the secret later: it cannot be turned back."""
+        """A keyed hash by which the secret is recognised later; the secret cannot be derived from it."""
         return hmac.new(self._value, f"escrowmq:{cluster_id}".encode(), hashlib.sha256).hexdigest()
 
     def __repr__(self) -> str:
@@ -41,7 +42,7 @@ class Secret:
 
 
 def given_secret(settings: SecuritySettings) -> Secret | None:
-    """The secret that the configuration gives, if any. Raises ConfigError for an unfit file."""
+    """The secret from the configuration, if there is one. Raises ConfigError for an unsuitable file."""
     if settings.secret is not None:
         return Secret(settings.secret.get_secret_value().encode())
     if settings.secret_file is not None:
@@ -50,7 +51,7 @@ def given_secret(settings: SecuritySettings) -> Secret | None:
 
 
 def kept_secret(data_dir: Path) -> Secret:
-    """The secret in ``data_dir``; made there if there is none yet."""
+    """The secret in ``data_dir``; generated there if there is none yet."""
     path = data_dir / SECRET_FILE
     if not path.exists():
         fresh = f"{path}.{os.getpid()}.tmp"
@@ -64,14 +65,14 @@ def kept_secret(data_dir: Path) -> Secret:
 
 
 def read_secret(path: Path) -> Secret:
-    """The content of a secret file, without white space at its ends."""
+    """The content of a secret file, without leading and trailing white space. Raises ConfigError."""
     try:
         mode = path.stat().st_mode
         value = path.read_bytes().strip()
     except OSError as error:
         raise ConfigError(f"cannot read the secret file {path}: {error.strerror}") from None
     if mode & (stat.S_IROTH | stat.S_IWOTH):
-        raise ConfigError(f"everybody can read or write the secret file {path}; chmod 600 it")
+        raise ConfigError(f"every user can read or write the secret file {path}; run chmod 600 on it")
     if len(value) < SECRET_BYTES_MIN:
         raise ConfigError(f"the secret file {path} must hold at least {SECRET_BYTES_MIN} bytes")
     return Secret(value)

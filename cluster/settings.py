@@ -1,8 +1,8 @@
-"""Settings of the cluster itself: its shape, its directories, Ray, the supervisor. Frozen values.
+"""Settings of the cluster itself: its shape, its directories, Ray, the supervisor. All are immutable.
 
-Brokers, producers, consumers and feedback have theirs beside their code (``actors/broker/config.py``
-and so on); ``config`` puts all of them into one tree. The ``#:`` comment over a default is its reason, and
-docs/configuration.md is made from these comments: a default without a reason fails a test.
+The settings of brokers, producers, consumers and feedback are beside their code (``actors/broker/config.py``
+and so on); ``config`` combines all of them in one tree. The ``#:`` comment above a default is its reason.
+docs/configuration.md is generated from these comments, and a default without a reason fails a test.
 """
 
 from __future__ import annotations
@@ -31,16 +31,17 @@ def _default_cpus() -> int:
 @by_name("namespace", "groups", "replicas")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSettings:
-    """The shape of the cluster at its founding. Partitions are spread by the number of groups for ever."""
+    """The shape of the cluster when it is founded. The number of groups, over which partitions are spread,
+    never changes."""
 
-    #: Ray namespace of all actors. One Ray cluster can hold several EscrowMQ clusters, one in each.
+    #: Ray namespace of all actors. One Ray cluster can hold several EscrowMQ clusters, one per namespace.
     namespace: str = "escrowmq"
-    #: Broker groups (one Raft log each). One saturates a disk and about two cores; more spread the
-    #: partitions over more of both.
+    #: Broker groups, each with its own Raft log. One group saturates a disk and about two cores; more groups
+    #: spread the partitions over more disks and cores.
     groups: int = 1
-    #: Replicas that each group begins with; `escrowmq members set` changes that later. Three survive the
-    #: loss of one; five the loss of two, at two more copies of every byte. One is for tries only: a lost
-    #: disk is then lost data.
+    #: Initial number of replicas of each group; `escrowmq members set` changes it later. Three replicas
+    #: survive the loss of one, and five the loss of two, at the cost of two more copies of every byte. One is
+    #: for experiments only: if its disk is lost, its data are lost.
     replicas: int = 3
 
     def __post_init__(self) -> None:
@@ -53,7 +54,7 @@ class ClusterSettings:
         if self.replicas not in (1, 3, 5, 7):
             raise ConfigError(
                 f"replicas must be 1, 3, 5 or 7, not {self.replicas}: an even number needs a larger majority "
-                "and survives no more losses"
+                "without surviving more losses"
             )
 
 
@@ -62,40 +63,41 @@ class ClusterSettings:
 class StorageSettings:
     """Where replicas keep their data."""
 
-    #: Directory on every node; each replica has its own in it. None: /var/lib/escrowmq for `escrowmq
-    #: up`, and a temporary directory, removed at the end, for start_local.
+    #: Directory on every node, in which each replica has its own directory. None: /var/lib/escrowmq for
+    #: `escrowmq up`, and for start_local a temporary directory that is removed at the end.
     data_dir: Path | None = None
 
 
 @by_name()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecuritySettings:
-    """How replicas know each other: a secret, and certificates if wanted. Clients are let in by Ray."""
+    """How replicas authenticate each other: by a secret, and optionally certificates. Clients are
+    authenticated by Ray."""
 
-    #: The secret itself, for ESCROWMQ_SECURITY__SECRET from a secret store; never write it into a file
-    #: that others can read. None: see secret_file.
+    #: The secret itself, meant for ESCROWMQ_SECURITY__SECRET set from a secret store. Never write it into a
+    #: file that others can read. None: see secret_file.
     secret: SecretStr | None = None
-    #: File that holds the secret, readable by its owner only. None: generated at the first start and
-    #: kept in the data directory of the supervisor's node, so nothing needs to be set up.
+    #: File that contains the secret, readable only by its owner. None: a secret is generated at the first
+    #: start and kept in the data directory on the supervisor's node, so nothing needs to be set up.
     secret_file: Path | None = None
-    #: TLS between replicas. The certificate of each node (PEM, followed by what leads to the authority), at
-    #: this path on every node, read when a replica starts. None, with the other two: plain TCP.
+    #: TLS between replicas: the node's certificate (PEM, followed by any intermediate certificates), at this
+    #: path on every node, read when a replica starts. If all three TLS settings are None: plain TCP.
     tls_cert_file: Path | None = None
     #: The certificate's private key (PEM, not encrypted), at this path on every node; it stays there.
     tls_key_file: Path | None = None
-    #: The authority whose certificates are let in. Make one for this cluster alone: whatever else it signs
-    #: may knock at the replicas too (and then needs the secret).
+    #: The certificate authority whose certificates are accepted. Use one for this cluster alone: anything
+    #: else that it signs is accepted by the replicas, too (but then still needs the secret).
     tls_ca_file: Path | None = None
 
     def __post_init__(self) -> None:
         if self.secret is not None and self.secret_file is not None:
-            raise ConfigError("give secret or secret_file, not both")
+            raise ConfigError("secret and secret_file are both set; give only one of them")
         if self.secret is not None:
             if len(self.secret.get_secret_value()) < SECRET_BYTES_MIN:
                 raise ConfigError(f"secret must have at least {SECRET_BYTES_MIN} characters")
             if any("\ud800" <= c <= "\udfff" for c in self.secret.get_secret_value()):
                 raise ConfigError(
-                    "secret must be text in UTF-8; put other bytes into a file, see secret_file"
+                    "secret must be valid UTF-8 text; put other bytes into a file, see secret_file"
                 )
         self.tls_files()
 
@@ -109,33 +111,34 @@ class SecuritySettings:
                 "TLS between replicas needs all three of tls_cert_file, tls_key_file and tls_ca_file, or none"
             )
         for name, path in (("tls_cert_file", cert), ("tls_key_file", key), ("tls_ca_file", ca)):
-            if not path.is_absolute():  # brokers have a working directory of their own
-                raise ConfigError(f"{name} must be an absolute path")  # not shown: it may be the key itself
+            if not path.is_absolute():  # brokers have another working directory
+                raise ConfigError(f"{name} must be an absolute path")  # value not shown: it may be the key
         return TlsFiles(cert, key, ca)
 
 
 @by_name()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaySettings:
-    """The Ray cluster: which to join, and how an embedded one is started."""
+    """The Ray cluster: which one to join, and how an embedded one is started."""
 
-    #: Address of the Ray cluster for commands and connect(). "auto": the one this process is connected
-    #: to, else RAY_ADDRESS, else the only one that runs on this machine.
+    #: Address of the Ray cluster for commands and connect(). "auto": the cluster that this process is
+    #: connected to, else RAY_ADDRESS, else the only one that runs on this machine.
     address: str = "auto"
-    #: Logical CPUs of an embedded Ray. Brokers take none; Spark executors and your own tasks are
-    #: counted against this number, and should not wait for each other on a small machine.
+    #: Logical CPUs of an embedded Ray. Brokers use none of them; Spark executors and your own tasks do. The
+    #: default is at least 8, so that these do not wait for each other on a small machine.
     num_cpus: int = field(default_factory=_default_cpus)
-    #: Object store of an embedded Ray. None: Ray's own choice (30 % of memory, taken as it is used).
+    #: Object store of an embedded Ray. None: Ray's default (30 % of memory, allocated as it is used).
     object_store_bytes: int | None = None
-    #: Logs and sockets of an embedded Ray. None: Ray's own (/tmp/ray). Sockets allow no long path.
+    #: Directory for logs and sockets of an embedded Ray. None: Ray's default (/tmp/ray). Keep it short: the
+    #: paths of sockets have a small maximum length.
     temp_dir: Path | None = None
-    #: Arguments up to this size travel inside a call. At Ray's 100 KiB, 256 KB batches move at
-    #: 140 MB/s; at 1 MiB at 249 MB/s; beyond that the call path itself becomes slower.
+    #: Arguments up to this size are sent inside the call. With Ray's default of 100 KiB, batches of 256 KB
+    #: reach 140 MB/s, with 1 MiB 249 MB/s; with more, the calls themselves become slower.
     direct_call_bytes: int = 1 * MIB
-    #: Ray asks a node whether it lives this often, and waits as long for the answer ...
+    #: How often Ray checks whether a node is alive, and how long it waits for the answer ...
     health_check_period_s: float = 0.5
-    #: ... and takes it for dead after so many failures: 1 to 3 s, where Ray's defaults take 14 to 64.
-    #: Fail-over does not wait for it (that is Raft's), but the restart of a replica does.
+    #: ... and the number of failures after which a node counts as dead: 1 to 3 s, instead of 14 to 64 s with
+    #: Ray's defaults. Fail-over (by Raft) does not wait for this, but the restart of a replica does.
     health_check_failures: int = 3
 
     def __post_init__(self) -> None:
@@ -157,23 +160,23 @@ class RaySettings:
 class SupervisorSettings:
     """How replicas are watched and restarted."""
 
-    #: A new cluster is founded when so many nodes are there. 1, since a machine alone is the common first
-    #: try; on several nodes give the number of replicas, else all of them are placed on the first node.
+    #: A new cluster is founded once this many nodes are up. The default suits a first try on one machine. On
+    #: several nodes, give the number of replicas; otherwise all of them are placed on the first node.
     nodes_min: int = 1
-    #: One look at all replicas and nodes. Ray itself restarts a process that died on a living node
-    #: within 2 to 4 s; this is for nodes that went and came back.
+    #: Interval between looks at all replicas and nodes. Ray itself restarts a process that died on a live
+    #: node within 2 to 4 s; the supervisor deals with nodes that went away and came back.
     check_every_s: float = 1.0
-    #: Time for all replicas to start and every group to elect a leader before start_local and `escrowmq
-    #: up` give up. A cold machine needs 5 s; recovery after a power cut can take longer.
+    #: How long start_local and `escrowmq up` wait for all replicas to start and every group to elect a
+    #: leader. A cold machine needs 5 s; recovery after a power failure can take longer.
     start_timeout_s: float = 60.0
-    #: A replica whose node stays away this long is built anew on another node, from its peers. Ten
-    #: minutes outlast a reboot: copying a large log for nothing would cost more than waiting. A node that is
-    #: merely cut off from Ray's head keeps its processes for as long as they wait for the head (ten minutes,
-    #: too, as ray_cluster.yaml starts Ray); peers refuse the old replica once it is replaced.
+    #: A replica whose node stays away this long is rebuilt from its peers on another node. Ten minutes are
+    #: longer than a reboot; copying a large log needlessly would cost more than waiting. A node that is only
+    #: cut off from Ray's head keeps its processes as long as they wait for the head (also ten minutes, as
+    #: ray_cluster.yaml starts Ray); peers refuse the old replica once it is replaced.
     replace_after_s: float = 600.0
-    #: First pause before a replica that failed to start is tried again; doubled each time ...
+    #: First pause before a replica that failed to start is started again; it doubles each time ...
     retry_min_s: float = 1.0
-    #: ... up to this, so that a directory with a problem is not hammered, nor forgotten.
+    #: ... up to this limit, so that a directory with a problem is tried neither constantly nor too rarely.
     retry_max_s: float = 30.0
     #: Time for a replica to hand over its leadership, sync and close when the cluster is stopped.
     stop_timeout_s: float = 10.0

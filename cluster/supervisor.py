@@ -1,8 +1,8 @@
-"""The supervisor: one detached actor that founds the cluster, watches the replicas, and brings them back.
+"""The supervisor: one detached actor that founds the cluster, watches the replicas, and restarts them.
 
-It decides nothing about messages: with it dead, brokers elect leaders and commit as before, and Ray
-still restarts their processes. It is needed when nodes go and come. Its own state is a small file
-(cluster_dir), so that it can be restarted at any time; its decisions are pure functions (placement).
+It has no part in the handling of messages: without it, brokers elect leaders and commit as before, and Ray
+still restarts their processes. It is needed when nodes go away and come back. Its own state is a small file
+(cluster_dir), so it can be restarted at any time. Its decisions are pure functions (placement, member_steps).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 import ray
 
-from escrowmq.actors.broker.broker import Broker  # noqa: F401  (so that a worker has it imported when brokers start)
+from escrowmq.actors.broker.broker import Broker  # noqa: F401  (workers then have it imported before brokers start)
 from escrowmq.actors.broker.config import BrokerConfig
 from escrowmq.actors.client.topology import SUPERVISOR, ClusterInfo
 from escrowmq.cluster.cluster_dir import ClusterDir
@@ -44,22 +44,25 @@ from escrowmq.replication.net.tls import TlsFiles
 
 log = logging.getLogger(__name__)
 
-#: While replicas are starting there is something new to see every moment.
+#: Pause between looks while replicas are starting, when their state changes often.
 BUSY_PAUSE_S = 0.1
-#: While members change, each step is one look; catching up takes many.
+#: Pause between looks while members change: each look takes one step, and catching up takes many.
 CHANGING_PAUSE_S = 0.3
-#: A restarted process may find its directory held by its dying predecessor for so long.
+#: A restarted process may find its directory locked by its dying predecessor for this long.
 LOCK_PATIENCE_S = 5.0
 LOCK_RETRY = Backoff(first_s=0.1, longest_s=0.1)
-#: Errors that waiting will not mend.
+#: Errors that waiting will not resolve.
 _REFUSALS = ("DataDirMismatch", "UnknownVersion", "ConfigError", "NotAuthorized")
 
 
 @by_name("shape", "data_dir", "secret", "broker", "settings", "here_only", "adopt", "tls")
 @dataclass(frozen=True, slots=True)
 class SupervisorPlan:
-    """What the supervisor is to run. ``here_only``: all replicas on its own node, on the loopback.
-    ``driver``: the program with which all of it ends."""
+    """What the supervisor has to run.
+
+    ``here_only``: all replicas on its own node, on the loopback interface. ``driver``: the program with which
+    the cluster ends.
+    """
 
     shape: ClusterSettings
     data_dir: Path
@@ -72,24 +75,25 @@ class SupervisorPlan:
     driver: Driver | None = None
 
     def packed(self) -> bytes:
-        """As it is sent to the supervisor."""
+        """The plan as it is sent to the supervisor."""
         names = names_of(replace(self, secret=None))
         secret = None if self.secret is None else self.secret.reveal()
         return msgspec.msgpack.encode({**names, "secret": secret})
 
 
 def unpacked(plan: SupervisorPlan | bytes) -> SupervisorPlan:
-    """Inverse of ``packed``. A plan itself passes: Ray starts a supervisor again with what it was given."""
+    """Inverse of ``packed``. A plan is returned unchanged: Ray restarts a supervisor of an earlier version,
+    which was created with the plan itself, with its original arguments."""
     if not isinstance(plan, bytes):
         return plan
     names = unpack_names(plan)
     if unknown := passed_over(SupervisorPlan, names):
-        log.warning("a plan of a newer version: %s are passed over", ", ".join(unknown))
+        log.warning("the plan is of a newer version: ignoring %s", ", ".join(unknown))
     return from_names(SupervisorPlan, names)
 
 
 def settings_in(plan: SupervisorPlan) -> dict[str, dict[str, Any]]:
-    """What a cluster is run with, by section and name of the configuration, to be compared; no secret."""
+    """The settings of a cluster by section and name, for comparison. The secret is left out."""
     tls = plan.tls
     return {
         "cluster": names_of(plan.shape),
@@ -105,7 +109,7 @@ def settings_in(plan: SupervisorPlan) -> dict[str, dict[str, Any]]:
 
 
 class Supervisor:
-    """See the module's text. It begins when it is built; ``open()`` says whether it could."""
+    """See the module's docstring. The constructor starts it; ``open()`` says whether that succeeded."""
 
     def __init__(self, plan: SupervisorPlan | bytes) -> None:
         self._plan = unpacked(plan)
@@ -116,7 +120,7 @@ class Supervisor:
         self._news = threading.Condition(self._lock)
         self._tracks: dict[ReplicaKey, Track] = {}
         self._nodes: list[Node] = []
-        self._members: dict[int, MembersReport] = {}  # by group, the newest that was ever seen
+        self._members: dict[int, MembersReport] = {}  # by group: the newest seen so far
         self._dir: ClusterDir | None = None
         self._watch: Watch | None = None
         self._keeper: MemberKeeper | None = None
@@ -125,9 +129,10 @@ class Supervisor:
         self._opened_at = time.monotonic()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="supervise", daemon=True)
-        #: Why the directory could not be opened. Kept, since an error in a constructor loses its type.
+        #: Why the directory could not be opened. Kept for ``open``: through Ray, an error raised by a
+        #: constructor loses its type.
         self._refused: EscrowMQError | None = None
-        try:  # here, and not in a call: after a restart by Ray nobody calls
+        try:  # here and not in a method: after a restart by Ray, no method is called
             self._open()
         except EscrowMQError as error:
             self._refused = error
@@ -135,7 +140,7 @@ class Supervisor:
     # -------------------------------------------------------------- calls
 
     def open(self) -> dict[str, Any]:
-        """Answers as ``info``; raises what ClusterDir raised, if it did."""
+        """Returns ``info``; raises the error of ClusterDir, if there was one."""
         if self._refused is not None:
             raise self._refused
         return self.info()
@@ -153,25 +158,28 @@ class Supervisor:
         }
 
     def settings(self) -> dict[str, Any]:
-        """What the cluster is run with (``settings_in``), and by what its secret is recognised. Raises
-        Unavailable."""
+        """The settings of the cluster (``settings_in``), and its secret's fingerprint. Raises Unavailable."""
         if self._dir is None:
             raise Unavailable("the supervisor is starting", 0.5)
         return {**settings_in(self._plan), "secret_fingerprint": self._dir.record.secret_fingerprint}
 
     def health(self) -> dict[str, Any]:
-        """Nodes and replicas as last seen, and what stands in the way, if anything."""
+        """Nodes and replicas as last seen, and the problem that prevents a start, if there is one."""
         with self._lock:
             return self._health()
 
     def group_founded(self, gid: int) -> bool | None:
-        """Whether the group has once had a leader; a replica with an empty directory asks. None: this
-        supervisor has not read it yet."""
+        """Whether the group has ever had a leader; a replica with an empty directory asks this.
+
+        None: this supervisor has not read it yet.
+        """
         return None if self._dir is None else gid in self._dir.record.founded
 
     def members_of(self, gid: int) -> MembersReport | None:
-        """Of one group, as the newest configuration has them that was ever seen; clients ask that find no
-        leader. None: not known yet."""
+        """The newest configuration of a group's members seen so far; None: not known yet.
+
+        Clients that find no leader ask this.
+        """
         return self._members.get(gid)
 
     def seated(self) -> dict[int, list[int]]:
@@ -180,8 +188,10 @@ class Supervisor:
         return {gid: [rid for of, rid in seats if of == gid] for gid, _ in seats}
 
     def leftovers(self, remove: bool = False) -> list[dict[str, Any]]:
-        """Directories of replicas that were replaced, on the nodes that are up: the fields of ``Leftover``.
-        ``remove``: those that may go are removed first. Raises Unavailable."""
+        """Directories of replaced replicas on the nodes that are up: the fields of ``Leftover``.
+
+        ``remove``: first remove those that may be removed. Raises Unavailable.
+        """
         if self._dir is None:
             raise Unavailable("the supervisor is starting", 0.5)
         with self._lock:
@@ -199,31 +209,35 @@ class Supervisor:
     # -------------------------------------------------------------- calls that change what is wanted
 
     def set_replicas(self, gid: int, replicas: int) -> None:
-        """The group is to have so many voters. Kept when this returns. Raises ConfigError, Unavailable."""
+        """Set a group's wanted number of voters. Recorded on return. Raises ConfigError, Unavailable."""
         self._kept().wish(lambda record: wanted_size(record, gid, replicas))
 
     def move_replica(self, gid: int, rid: int, node: str) -> None:
-        """In the place of a voter another one is to be on the node. Kept when this returns. Raises
-        ConfigError, Unavailable."""
+        """Request the replacement of a voter by a new replica on ``node``. Recorded when this returns.
+
+        Raises ConfigError, Unavailable.
+        """
         keeper, names = self._kept(), {node.name for node in self._nodes}
         keeper.wish(lambda record: wanted_move(record, keeper.groups(), names, gid, rid, node))
 
     def set_node(self, node: str, use: str, force: bool = False) -> None:
-        """A node is to be used so (``NodeUse``). Kept when this returns. Raises ConfigError, Unavailable."""
+        """Set the use of a node (``NodeUse``). Recorded on return. Raises ConfigError, Unavailable."""
         keeper, names, wanted = self._kept(), {node.name for node in self._nodes}, NodeUse(use)
         keeper.wish(lambda record: wanted_node(record, keeper.groups(), names, node, wanted, force=force))
 
     def changes(self) -> list[dict[str, Any]]:
-        """A line for each group whose replicas are not as they are wanted. Raises Unavailable."""
+        """An entry for each group whose replicas are not as wanted. Raises Unavailable."""
         return self._kept().changes(self._nodes)
 
     def node_uses(self) -> list[dict[str, Any]]:
-        """A line for each node: what it is to be used for, and what is there. Raises Unavailable."""
+        """An entry for each node: its wanted use, its replicas and leaders. Raises Unavailable."""
         return self._kept().node_uses(self._nodes)
 
     def rebalance(self, apply: bool) -> list[dict[str, Any]]:
-        """What would be better elsewhere, a line for each (``Shift``); ``apply``: it is wanted from now on.
-        Raises Unavailable."""
+        """The moves that would spread replicas and leaders better (``Shift``). Raises Unavailable.
+
+        ``apply``: these moves are wanted from now on.
+        """
         return self._kept().rebalance(self._nodes, apply)
 
     def _kept(self) -> MemberKeeper:
@@ -232,7 +246,10 @@ class Supervisor:
         return self._keeper
 
     def wait_ready(self, timeout_s: float) -> dict[str, Any]:
-        """``health`` once every replica runs and every group is led, something refuses, or time is up."""
+        """Wait until all replicas run and all groups have a leader, a start is refused, or time is up.
+
+        Returns ``health``.
+        """
         deadline = time.monotonic() + timeout_s
         with self._news:
             while True:
@@ -243,7 +260,7 @@ class Supervisor:
                 self._news.wait(min(left, 1.0))
 
     def shut_down(self) -> None:
-        """Stop all brokers gracefully and end their processes; only the supervisor's own is left."""
+        """Stop all brokers gracefully and end their processes; only the supervisor's own process is left."""
         self._stopping.set()
         if self._driver_watch is not None:
             self._driver_watch.close()
@@ -251,7 +268,8 @@ class Supervisor:
             self._thread.join(self._plan.settings.check_every_s + 30.0)
         with self._lock:
             tracks = [track for track in self._tracks.values() if track.handle is not None]
-            # Leaders last: a leader that stops looks for a successor, and finds none that is stopping too.
+            # Followers first, then leaders: a stopping leader looks for a successor, and must not choose one
+            # that is about to stop.
             leading = [track.handle for track in tracks if track.status and track.status.role == "leader"]
             following = [track.handle for track in tracks if track.handle not in leading]
             for handles in (following, leading):
@@ -259,7 +277,7 @@ class Supervisor:
                 if stops:
                     ray.wait(stops, num_returns=len(stops), timeout=self._plan.settings.stop_timeout_s)
             for track in tracks:
-                with contextlib.suppress(Exception):  # gone already
+                with contextlib.suppress(Exception):  # it has already ended
                     ray.kill(track.handle, no_restart=True)
             if self._dir is not None:
                 self._dir.close()
@@ -267,7 +285,7 @@ class Supervisor:
     # -------------------------------------------------------------- the loop
 
     def _open(self) -> None:
-        """Take the data directory and begin."""
+        """Lock the data directory and start the supervisor's thread."""
         if (driver := self._plan.driver) is not None:
             plan = self._plan
             self._driver_watch = DriverWatch(
@@ -282,7 +300,7 @@ class Supervisor:
                 self._pass()
                 self._problem = None
             except Exception as error:
-                log.warning("the supervisor's look failed and is repeated: %s", error)
+                log.warning("a look at the cluster failed and will be repeated: %s", error)
                 self._problem = StartFailure(type(error).__name__, str(error))
             with self._news:
                 self._news.notify_all()
@@ -307,7 +325,7 @@ class Supervisor:
             with self._lock:
                 self._tracks = {key: Track(seat) for key, seat in self._dir.record.seats.items()}
         keeper = self._keeper = self._keeper or self._begin_keeping(self._dir, watch)
-        # Without the lock: questions take up to a second, and health() must not wait for them.
+        # Without the lock: a look takes up to a second, and health() must not wait for it.
         watch.look(list(self._tracks.values()), nodes)
         self._note_founded(self._dir)
         seats = {key: track.seat for key, track in self._tracks.items()}
@@ -317,14 +335,14 @@ class Supervisor:
         voters = possible_voters(reports)
         late_s = self._plan.settings.replace_after_s
         wishes = self._dir.record.wishes
-        away = [key for key, seat in seats.items() if seat.node in wishes.maintained]  # and comes back
+        away = [key for key, seat in seats.items() if seat.node in wishes.maintained]  # they will be back
         seen |= {key: replace(seen[key], node_missing_since=None) for key in away}
         closed = {*wishes.drained, *wishes.maintained}
         for start in decide(seats, seen, nodes, time.monotonic(), late_s, voters, closed):
             if self._stopping.is_set():
                 return
             if start.moved:
-                why = "its peers refuse the process there" if start.replaces else "its own stays away"
+                why = "its peers refuse its process there" if start.replaces else "its node stays away"
                 log.warning(
                     "replica %s starts empty on node %s, as incarnation %d: %s",
                     start.seat.key,
@@ -339,7 +357,7 @@ class Supervisor:
         keeper.turn(nodes)
 
     def _tell_members(self, watch: Watch, known: dict[int, MembersReport]) -> None:
-        """Tell replicas that were away, or are being repaired, who is a member by now."""
+        """Tell replicas that were away, or are being repaired, the current members."""
         for gid, members in known.items():
             before = self._members.get(gid)
             if before is None or members.version > before.version:
@@ -350,13 +368,13 @@ class Supervisor:
                 watch.tell(track, there)
 
     def _note_founded(self, directory: ClusterDir) -> None:
-        """Keep in mind for ever which groups have had a leader."""
+        """Record permanently which groups have had a leader."""
         led = {track.seat.gid for track in self._tracks.values() if track.status and track.status.ready}
         if not led <= set(directory.record.founded):
             directory.change(lambda record: record.with_founded(led))
 
     def _found(self, nodes: list[Node]) -> bool:
-        """Place the replicas of a new cluster, once there are enough nodes; False if there are not."""
+        """Place the replicas of a new cluster, if enough nodes are up; False if not."""
         assert self._dir is not None
         plan, record = self._plan, self._dir.record
         if len(nodes) < plan.settings.nodes_min and not plan.here_only:
@@ -416,12 +434,12 @@ class Supervisor:
         }
 
     def _comes(self, gid: int, rid: int) -> bool:
-        """Whether a replica does not vote yet, or no more."""
+        """Whether a replica is known to have no vote: not yet, or no longer."""
         members = self._members.get(gid)
         return members is not None and rid not in members.voters
 
     def _refusal(self) -> dict[str, Any] | None:
-        """An error that will not go away by itself."""
+        """An error that will not go away by itself; None if there is none."""
         failures = [track.failure for track in self._tracks.values() if track.failure is not None]
         if self._problem is not None:
             failures.append(self._problem)
@@ -451,7 +469,7 @@ def _shown(track: Track) -> dict[str, Any]:
 
 
 def _open_dir(plan: SupervisorPlan) -> ClusterDir:
-    """The directory; a predecessor that was killed a moment ago may still hold the lock."""
+    """Open the directory. A predecessor that was killed a moment ago may still hold the lock, so retry."""
     return patiently(
         lambda: ClusterDir(plan.data_dir, plan.shape, plan.secret),
         Patience(LOCK_PATIENCE_S / 2, LOCK_RETRY),
@@ -462,11 +480,11 @@ def _open_dir(plan: SupervisorPlan) -> ClusterDir:
 
 
 def create_supervisor(plan: SupervisorPlan, node_id: str | None) -> Any:
-    """The named, detached actor; its handle. Raises ValueError if the name is taken.
+    """Create the named, detached actor; returns its handle. Raises ValueError if the name is taken.
 
-    ``node_id`` None: on the head node, whichever that is. It is bound to the head's resource and not to a
-    node id, since a head that is lost and comes back has another id: bound to the old one it would never be
-    started again.
+    ``node_id`` None: on the head node. The actor is then bound to the head's resource and not to a node id,
+    because a head that is lost and comes back has a new id, and an actor bound to the old id would never be
+    restarted.
     """
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 

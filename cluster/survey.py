@@ -1,8 +1,8 @@
-"""Looking for replicas' data on the nodes before a cluster is founded there.
+"""Searches the nodes for data of replicas before a cluster is founded there.
 
-Founding over somebody's data would end in replicas that refuse their directories, one by one; found
-out beforehand it is one error that names the node. With ``adopt`` the data are taken over instead:
-for a head node that was lost with its cluster.json.
+If a cluster were founded over existing data, its replicas would refuse their directories one by one. The
+search before gives a single error that names the node instead. With ``adopt``, the data are taken over: this
+is for a head node that was lost together with its cluster.json.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from escrowmq.cluster.placement import Node, ReplicaKey, Seat
 from escrowmq.replication.errors import DataDirMismatch, Unavailable
 from escrowmq.replication.log.marks import MEMBERS
 
-#: Starting a worker process on a cold node takes seconds; a node that takes longer is not well.
+#: Starting a worker process on a cold node takes seconds; a node that takes longer than this has a problem.
 SURVEY_TIMEOUT_S = 30.0
-#: A directory that is being removed has this behind its name, and is no replica's any more.
+#: Suffix of a directory that is being removed and no longer belongs to a replica.
 REMOVED = ".removed"
 UNREADABLE = "unreadable"
 _DIRECTORY = re.compile(r"g(\d+)-r(\d+)(?:-i(\d+))?" + f"({re.escape(REMOVED)})?")
@@ -32,7 +32,7 @@ _DIRECTORY = re.compile(r"g(\d+)-r(\d+)(?:-i(\d+))?" + f"({re.escape(REMOVED)})?
 
 @dataclass(frozen=True, slots=True)
 class FoundMembers:
-    """The members of its group as a replica last knew them to be decided."""
+    """The members of a group in the last configuration that a replica knew to be committed."""
 
     version: int
     voters: tuple[int, ...]
@@ -42,8 +42,11 @@ class FoundMembers:
 
 @dataclass(frozen=True, slots=True)
 class Find:
-    """A replica's directory found on a node. ``members``: None where they never changed. ``half_removed``: it
-    is none any more; its removal was interrupted."""
+    """A replica's directory found on a node.
+
+    ``members``: None if they never changed. ``half_removed``: its removal was interrupted, so it no longer
+    belongs to a replica.
+    """
 
     node: str
     cluster_id: str
@@ -56,8 +59,11 @@ class Find:
 
 @dataclass(frozen=True, slots=True)
 class Adopted:
-    """A cluster as its directories show it. ``retired``: of replicas that are no members any more.
-    ``sizes``: of the groups whose members have changed, how many voters each is to have."""
+    """A cluster as its directories show it.
+
+    ``retired``: seats of former members. ``sizes``: the wanted number of voters of each group whose members
+    have changed.
+    """
 
     cluster_id: str
     seats: list[Seat]
@@ -66,8 +72,10 @@ class Adopted:
 
 
 def look(data_dir: str, node: str, half_removed: bool = False) -> list[Find]:
-    """Replica directories below ``data_dir`` on this machine; those whose removal was interrupted only with
-    ``half_removed``."""
+    """Replica directories in ``data_dir`` on this machine.
+
+    ``half_removed``: include directories whose removal was interrupted.
+    """
     found: list[Find] = []
     root = Path(data_dir)
     for path in sorted(root.iterdir()) if root.is_dir() else []:
@@ -88,7 +96,10 @@ def look(data_dir: str, node: str, half_removed: bool = False) -> list[Find]:
 
 
 def _members(path: Path) -> FoundMembers | None:
-    """A damaged mark is passed over: the other replicas have theirs."""
+    """The members that a replica has stored; None if there are none or the file is damaged.
+
+    A damaged file does not matter: the other replicas have theirs.
+    """
     try:
         return msgspec.json.decode(path.read_bytes(), type=FoundMembers)
     except (OSError, UnicodeDecodeError, RecursionError, msgspec.DecodeError):
@@ -96,7 +107,7 @@ def _members(path: Path) -> FoundMembers | None:
 
 
 def survey(data_dir: Path, nodes: Sequence[Node], here: str, half_removed: bool = False) -> list[Find]:
-    """What all nodes hold. ``here``: id of the node this runs on. Raises Unavailable."""
+    """The replica directories on all nodes. ``here``: id of this process's node. Raises Unavailable."""
     found = [
         find
         for node in nodes
@@ -125,18 +136,20 @@ def refuse_existing(finds: Sequence[Find], data_dir: Path) -> None:
         first = finds[0]
         raise DataDirMismatch(
             f"{data_dir} on node {first.node!r} holds replica {first.rid} of group {first.gid} of cluster "
-            f"{first.cluster_id!r}, and the supervisor's node has no cluster.json for it: use another data "
-            "directory, or restore cluster.json, or take the data over with 'escrowmq up --adopt' while "
+            f"{first.cluster_id!r}, but the supervisor's node has no cluster.json for it; use another data "
+            "directory, or restore cluster.json, or take over the data with 'escrowmq up --adopt' while "
             "every node of that cluster is up"
         )
 
 
 def adopted(finds: Sequence[Find], groups: int, replicas: int) -> Adopted:
-    """The one cluster whose data were found, by the newest incarnations. ``replicas``: of each group at its
-    beginning, who are its members unless one of the directories says otherwise.
+    """The one cluster whose data were found, with the newest incarnation of each replica.
 
-    Raises DataDirMismatch unless it is exactly one, with every voter of every group: a newer incarnation may
-    be on a node that is missing, and must not be passed over.
+    ``replicas``: the initial number of replicas of each group; these are its members unless one of the
+    directories says otherwise.
+
+    Raises DataDirMismatch unless there is exactly one cluster and every voter of every group was found: a
+    missing node may have a newer incarnation, which must not be ignored.
     """
     ids = sorted({find.cluster_id for find in finds})
     if len(ids) != 1:
@@ -158,9 +171,9 @@ def adopted(finds: Sequence[Find], groups: int, replicas: int) -> Adopted:
     ]
     if strange or not expected <= set(newest):
         raise DataDirMismatch(
-            f"the nodes hold {sorted(newest)} (group, replica), and adopting needs exactly "
-            f"{sorted(expected)}: bring all nodes up, and give the numbers of groups and replicas it had at "
-            "its founding"
+            f"the nodes hold {sorted(newest)} (group, replica), but adopting needs exactly "
+            f"{sorted(expected)}; bring up all nodes, and give the numbers of groups and replicas with which "
+            "the cluster was founded"
         )
     seats = {key: Seat(find.gid, find.rid, find.node, find.incarnation) for key, find in newest.items()}
     gone = {key for key in seats if key[0] in members and _is_gone(key[1], members[key[0]])}
@@ -177,5 +190,5 @@ def _is_gone(rid: int, members: FoundMembers) -> bool:
 
 
 def _size(voters: int) -> int:
-    """How many voters are wanted where so many were found: a change may have been under way."""
+    """The wanted number of voters, from the number found: an even number shows an unfinished change."""
     return 3 if voters == 2 else voters - (voters + 1) % 2

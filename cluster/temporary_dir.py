@@ -1,9 +1,9 @@
-"""Temporary data directories: removed at the end, or by the next start if their program was killed.
+"""Temporary data directories: removed at the end, or at the next start if their program was killed.
 
-A directory is marked by a lock file, which its program holds for as long as it lives, and which has the
-program's process number once it is held. Whoever starts later removes the directories of its own user that
-are marked so and that nobody holds: neither the program nor a broker that outlives it for a while. What has
-no mark is somebody's data, whatever its name, and is never touched.
+A directory is marked by a lock file, which its program keeps locked as long as it lives, and which contains
+the program's pid once it is locked. A program that starts later removes the marked directories of its own
+user that no process holds: neither their program nor a broker that outlives it for a while. A directory
+without the mark belongs to somebody else, whatever its name, and is never touched.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from escrowmq.replication.log.lock_file import take_lock
 
 PREFIX = "escrowmq-"
 MARK = "temporary.lock"
-#: Locks of those who may be at work in a data directory: the supervisor, and each replica.
+#: Locks of other processes that may use a data directory: the supervisor and each replica.
 _OTHER_LOCKS = ("*.lock", "*/lock")
 
 
 class TemporaryDir:
-    """A new directory at ``path``; those that killed programs have left behind are removed first."""
+    """A new directory at ``path``. Directories that killed programs left behind are removed first."""
 
     def __init__(self, parent: Path | None = None) -> None:
         where = Path(tempfile.gettempdir()) if parent is None else parent
@@ -35,14 +35,16 @@ class TemporaryDir:
         self._lock = take_lock(self.path / MARK, 0o600, lambda holder: f"process {holder} holds {self.path}")
 
     def remove(self) -> None:
-        """Remove it with all that is in it."""
+        """Remove the directory and its content."""
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)
 
 
 def sweep(parent: Path) -> None:
-    """Remove what killed programs of this user have left in ``parent``; what is held, or cannot be removed,
-    stays until the next time."""
+    """Remove the directories that killed programs of this user left in ``parent``.
+
+    A directory that is in use or cannot be removed stays until the next time.
+    """
     for path in parent.glob(f"{PREFIX}*/{MARK}"):
         with contextlib.suppress(OSError, DataDirLocked), _held(path.parent):
             shutil.rmtree(path.parent)
@@ -50,7 +52,7 @@ def sweep(parent: Path) -> None:
 
 @contextlib.contextmanager
 def _held(path: Path) -> Iterator[None]:
-    """With all locks of a directory. Raises DataDirLocked, also if it is not ours or is only being made."""
+    """Hold all locks of a directory. Raises DataDirLocked, also if it is another user's or incomplete."""
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or not (path / MARK).read_bytes():
         raise DataDirLocked(f"{path} is not left over")

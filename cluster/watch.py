@@ -1,8 +1,8 @@
-"""The supervisor's eyes and hands: what Ray's nodes and the replicas' processes are doing, and starting one.
+"""Observes Ray's nodes and the replicas' processes for the supervisor, and starts and ends such processes.
 
-Every look is bounded: all replicas are asked at once, and one that does not answer in time is silent,
-not dead. Only Ray may say that an actor is gone for good, and only then is it created anew: two
-processes for one replica would fight for its directory.
+Every look has a time limit: all replicas are asked at once, and one that does not answer in time is silent,
+not dead. Only Ray may say that an actor is gone for good, and only then is it created again: two processes
+for one replica would compete for its directory.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from escrowmq.replication.net.tls import TlsFiles
 log = logging.getLogger(__name__)
 
 ANSWER_TIMEOUT_S = 1.0
-#: A replica that was removed hands nothing over: it only syncs and closes.
+#: Time for a removed replica to end: it has no leadership to hand over and only syncs and closes.
 END_S = 2.0
-#: A question to a process that died and came back is never answered: ask anew.
+#: A request to a process that died and came back is never answered, so it is repeated after this time.
 ASK_AGAIN_S = 5.0
-#: Ray's reasons for which an actor will not come back by itself.
+#: Ray's errors for an actor that will not come back by itself.
 _GONE = (ray.exceptions.ActorDiedError, ray.exceptions.ActorUnschedulableError)
 _TYPED = re.compile(r"escrowmq\.replication\.errors\.(\w+): (.*)")
 
@@ -52,7 +52,7 @@ class StartFailure:
 
 @dataclass(slots=True, eq=False)
 class Track:
-    """One replica as followed over time."""
+    """What the supervisor knows about one replica, over time."""
 
     seat: Seat
     handle: Any = None
@@ -64,26 +64,29 @@ class Track:
     retry_at: float = 0.0
     node_missing_since: float | None = None
     away_since: float | None = None  # its node is missing, its process does not answer, or it cannot start
-    begun_at: float | None = None  # its process was created then, and has not answered yet
+    begun_at: float | None = None  # when its process was created, if it has not answered yet
     superseded_by: int | None = None
     question: Any = None
     asked_at: float = 0.0
 
     @property
     def votes(self) -> bool:
-        """Whether it was seen running as a full member, in the incarnation of its seat."""
+        """Whether it was last seen running as a full member, in the incarnation of its seat."""
         running = self.condition is Condition.RUNNING and self.status is not None
         return running and self.status is not None and self.status.incarnation == self.seat.incarnation
 
     @property
     def takes_part(self) -> bool:
-        """Whether its process answers, and nothing keeps it from starting."""
+        """Whether its process answers and has not failed to start."""
         starting = self.condition is Condition.STARTING and self.failure is None
         return starting or self.condition in (Condition.RUNNING, Condition.LEARNING)
 
     def note_presence(self, now: float, start_timeout_s: float) -> None:
-        """After each look. A process that was created and has not answered yet is not away for so long: a
-        cold node takes seconds to have one, and a newcomer that is given up is followed by another such one.
+        """Update ``away_since``; called after each look.
+
+        A process that was created and has not answered yet counts as away only after ``start_timeout_s``: a
+        cold node takes seconds to start one, and if a new replica were given up, the next one would be just
+        as slow.
         """
         begins = self.begun_at is not None and now - self.begun_at < start_timeout_s
         if self.takes_part or (begins and self.failure is None and self.node_missing_since is None):
@@ -92,12 +95,12 @@ class Track:
             self.away_since = now
 
     def seen(self) -> Seen:
-        """For ``placement.decide``."""
+        """The input for ``placement.decide``."""
         return Seen(self.condition, self.node_missing_since, self.retry_at, self.superseded_by)
 
 
 def live_nodes(only: str | None = None) -> list[Node]:
-    """Ray's live nodes, by name; ``only``: that node id alone."""
+    """Ray's live nodes, sorted by name. ``only``: only the node with this id."""
     nodes = [
         Node(
             str(entry["NodeName"]),
@@ -120,12 +123,12 @@ class Watch:
     settings: SupervisorSettings
     data_dir: Path
     secret: Secret
-    #: Bind Raft links to this address instead of the node's; for replicas that are all on one machine.
+    #: Address for Raft links instead of the node's, for replicas that are all on one machine.
     listen_host: str | None = None
     tls: TlsFiles | None = None
 
     def look(self, tracks: Sequence[Track], nodes: Sequence[Node]) -> None:
-        """Ask every replica for its status and note what came of it."""
+        """Ask every replica for its status, and record the results."""
         now = time.monotonic()
         names = {node.name for node in nodes}
         for track in tracks:
@@ -161,7 +164,7 @@ class Watch:
             return
         except _GONE as error:
             self._lost(track, error, now)
-        except ray.exceptions.RayError as error:  # being restarted, or it stumbled over the question
+        except ray.exceptions.RayError as error:  # it is being restarted, or the call failed
             track.condition = Condition.SILENT
             log.info("%s does not answer: %s", broker_name(*track.seat.key), first_line(error))
         else:
@@ -174,7 +177,7 @@ class Watch:
         track.question = None
 
     def _lost(self, track: Track, error: BaseException, now: float) -> None:
-        """Ray has given the actor up: its node is dead, or its constructor raised."""
+        """Record that Ray has given up the actor: its node is dead, or its constructor raised."""
         track.handle, track.condition, track.status = None, Condition.GONE, None
         track.failure = failure_in(str(error))
         if track.failure is not None:
@@ -184,32 +187,32 @@ class Watch:
             log.warning("%s cannot start: %s", broker_name(*track.seat.key), track.failure.text)
 
     def tell(self, track: Track, members: MembersReport) -> None:
-        """Tell a replica that answers who is a member of its group."""
+        """Tell a replica that answers the members of its group."""
         if track.handle is None or track.condition is Condition.SILENT:
             return
-        # Gone meanwhile, or of an earlier version.
+        # It has ended meanwhile, or is of an earlier version.
         with contextlib.suppress(AttributeError, ray.exceptions.RayError):
             track.handle.told.remote(members.version, list(members.all))
 
     def end(self, seat: Seat) -> None:
-        """End the process of a replica that was removed, if there is one. Blocks for ``END_S`` at most."""
+        """End the process of a removed replica, if there is one. Blocks for at most ``END_S``."""
         try:
             handle: Any = ray.get_actor(broker_name(seat.gid, seat.rid), namespace=self.info.namespace)
-        except ValueError:  # ended already
+        except ValueError:  # it has already ended
             return
         ray.wait([handle.stop.remote()], num_returns=1, timeout=END_S)
-        with contextlib.suppress(ray.exceptions.RayError):  # gone meanwhile
+        with contextlib.suppress(ray.exceptions.RayError):  # it has ended meanwhile
             ray.kill(handle, no_restart=True)
 
     def start(self, track: Track, start: ReplicaStart, founded: bool, members: Sequence[int] = ()) -> None:
-        """Create the replica on its node, by hard affinity: its data are there and nowhere else.
+        """Create the replica's process on its node, with hard affinity: its data are only there.
 
-        ``founded``: its group has once had a leader, so an empty directory is a lost one. ``members``: of its
-        group, as far as they are known.
+        ``founded``: its group has had a leader, so an empty directory means that data were lost. ``members``:
+        the members of its group, as far as known.
         """
         seat, node = start.seat, start.node
         if start.replaces and track.handle is not None:
-            with contextlib.suppress(ray.exceptions.RayError):  # gone meanwhile
+            with contextlib.suppress(ray.exceptions.RayError):  # it has ended meanwhile
                 ray.kill(track.handle, no_restart=True)
         track.superseded_by = None
         track.seat, track.starts = seat, track.starts + 1
@@ -229,7 +232,7 @@ class Watch:
                 members=members,
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node.node_id, soft=False),
             )
-        except ValueError:  # the name is still taken: found by the next look
+        except ValueError:  # the name is still taken; the next look finds that actor
             track.handle, track.question, track.condition = None, None, Condition.GONE
             return
         track.condition, track.question = Condition.STARTING, None
@@ -238,7 +241,7 @@ class Watch:
 
 
 def condition_of(status: ReplicaReport) -> Condition:
-    """What a replica says of itself."""
+    """The condition that a replica's own report means."""
     if status.superseded_by is not None:
         return Condition.SUPERSEDED
     if status.role == "starting":
@@ -247,7 +250,7 @@ def condition_of(status: ReplicaReport) -> Condition:
 
 
 def failure_in(text: str) -> StartFailure | None:
-    """The typed error in what Ray says of a failed constructor, or in an error's ``repr``."""
+    """The typed error in Ray's text about a failed constructor, or in an error's ``repr``."""
     found = _TYPED.findall(text)
     if found:
         return StartFailure(*found[-1])
@@ -256,5 +259,5 @@ def failure_in(text: str) -> StartFailure | None:
 
 
 def first_line(error: BaseException) -> str:
-    """An error without Ray's stack traces."""
+    """An error's text without Ray's stack traces."""
     return str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__

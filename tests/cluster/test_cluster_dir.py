@@ -86,14 +86,14 @@ def test_a_second_cluster_on_the_same_directory_is_locked_out(tmp_path: Path) ->
 
 def test_a_directory_of_another_namespace_is_refused(tmp_path: Path) -> None:
     founded(tmp_path)
-    with pytest.raises(DataDirMismatch, match=r"namespace 'escrowmq'.*data directory of its own"):
+    with pytest.raises(DataDirMismatch, match=r"namespace 'escrowmq'.*its own data directory"):
         ClusterDir(tmp_path, ClusterSettings(namespace="other"), None)
 
 
 @pytest.mark.parametrize("shape", [ClusterSettings(groups=2), ClusterSettings(replicas=5)])
 def test_the_shape_cannot_change(tmp_path: Path, shape: ClusterSettings) -> None:
     founded(tmp_path)
-    with pytest.raises(ConfigError, match=r"was founded with .* cannot become"):
+    with pytest.raises(ConfigError, match=r"was founded with .* cannot be changed"):
         ClusterDir(tmp_path, shape, None)
 
 
@@ -156,7 +156,7 @@ def test_a_damaged_file_is_refused_and_not_overwritten(tmp_path: Path, text: str
 
 def test_another_secret_is_refused_and_no_secret_means_the_kept_one(tmp_path: Path) -> None:
     founded(tmp_path)
-    with pytest.raises(NotAuthorized, match=r"not the one that the cluster in .* was founded with"):
+    with pytest.raises(NotAuthorized, match=r"the cluster in .* was founded with another secret"):
         ClusterDir(tmp_path, SHAPE, Secret(b"quite another secret"))
     with opened(tmp_path) as again:
         assert again.secret.reveal() == kept_secret(tmp_path).reveal()
@@ -223,7 +223,7 @@ def test_adopting_takes_the_newest_incarnation_and_needs_every_replica() -> None
     cluster_id, seats = found.cluster_id, found.seats
     assert cluster_id == "c"
     assert {seat.key: (seat.node, seat.incarnation) for seat in seats}[0, 1] == ("d", 1)
-    with pytest.raises(DataDirMismatch, match="bring all nodes up"):
+    with pytest.raises(DataDirMismatch, match="bring up all nodes"):
         adopted(finds[:3], 1, 3)
     with pytest.raises(DataDirMismatch, match="data of 2 clusters"):
         adopted([*finds, Find("f", "other", 0, 0, 0)], 1, 3)
@@ -238,7 +238,7 @@ def test_adopting_a_group_whose_members_have_changed_needs_those_that_it_has_now
     found = adopted([before, *now], 1, 3)
     assert {seat.rid for seat in found.seats} == {0, 2, 3} and found.sizes == {0: 3}
     assert [seat.rid for seat in found.retired] == [1], "it was removed, and its directory may go"
-    with pytest.raises(DataDirMismatch, match="bring all nodes up"):
+    with pytest.raises(DataDirMismatch, match="bring up all nodes"):
         adopted([before, *now[1:]], 1, 3)
     coming = adopted([before, *now, Find("n4", "c", 0, 4, 0)], 1, 3)
     assert {seat.rid for seat in coming.seats} == {0, 2, 3, 4}, "whether it is wanted is decided later"

@@ -68,7 +68,7 @@ def test_the_file_can_be_named_by_a_variable(tmp_path: Path, monkeypatch: pytest
         ("ray: {num_cpus: 0}", "num_cpus must be a number above 0"),
         ("supervisor: {check_every_s: -1}", "check_every_s must be a number above 0"),
         ("[1, 2]", "must hold sections"),
-        ("a: [", "is not YAML"),
+        ("a: [", "is not valid YAML"),
     ],
 )
 def test_a_wrong_file_is_refused_by_name(tmp_path: Path, text: str, complaint: str) -> None:
@@ -149,21 +149,21 @@ def test_a_secret_in_a_wrong_file_is_not_quoted(tmp_path: Path, text: str) -> No
 
 
 def test_a_syntax_error_names_its_place(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"is not YAML: found character '@' .*, line 2, column 11$"):
+    with pytest.raises(ConfigError, match=r"is not valid YAML: found character '@' .*, line 2, column 11$"):
         load_config(written(tmp_path, "security:\n  secret: @%"))
 
 
 def test_a_secret_that_is_no_text_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bytes of the environment that are no UTF-8; encoding them would fail later, and show them."""
     monkeypatch.setenv("ESCROWMQ_SECURITY__SECRET", SECRET + "\udcff")
-    with pytest.raises(ConfigError, match="secret must be text in UTF-8") as refused:
+    with pytest.raises(ConfigError, match="secret must be valid UTF-8 text") as refused:
         load_config()
     assert SECRET not in "".join(traceback.format_exception(refused.value))
 
 
 def test_the_secret_is_given_once(tmp_path: Path) -> None:
     text = f"security: {{secret: {'s' * 20}, secret_file: /run/secret}}"
-    with pytest.raises(ConfigError, match="not both"):
+    with pytest.raises(ConfigError, match="give only one of them"):
         load_config(written(tmp_path, text))
 
 

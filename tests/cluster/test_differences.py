@@ -75,7 +75,7 @@ def test_every_setting_that_is_compared_is_one_of_the_configuration() -> None:
 def test_it_says_how_each_is_changed() -> None:
     assert "founded" in how_to_change("cluster.replicas") and "founded" in how_to_change("security.secret")
     assert "move the directory" in how_to_change("storage.data_dir")
-    assert how_to_change("broker.heartbeat_s") == "'escrowmq down', then 'escrowmq up' with it"
+    assert how_to_change("broker.heartbeat_s") == "'escrowmq down', then 'escrowmq up' with this value"
 
 
 def test_secrets_are_never_shown() -> None:

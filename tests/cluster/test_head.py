@@ -27,7 +27,7 @@ def test_the_head_is_what_its_environment_says(environment: dict[str, str], head
 
 def test_a_head_in_memory_is_not_fault_tolerant() -> None:
     said = head_in_words(Head("memory", 600.0), {"n1": 60.0})
-    assert said.startswith("not fault tolerant: all of Ray ends 60 s after the loss of its head; see docs/")
+    assert said.startswith("not fault tolerant: all of Ray ends 60 s after losing its head; see docs/")
 
 
 def test_a_node_that_does_not_wait_is_named() -> None:
@@ -85,7 +85,7 @@ def test_the_last_word_is_said_in_time_and_once(patience_s: float, last_at: floa
     first, last = looks.said
     assert (last[0], last[1].level) == (last_at, logging.ERROR)
     assert first[1].level == logging.WARNING
-    assert "start this program again" in last[1].text
+    assert "restart this program" in last[1].text
 
 
 def test_with_little_time_both_words_are_said() -> None:

@@ -63,7 +63,7 @@ def test_the_directory_of_a_removed_replica_may_go_when_most_voters_run() -> Non
     finds = [Find("b", "c1", 0, 1, 0), Find("c", "c1", 0, 2, 0), Find("d", "c1", 0, 4, 0)]
     assert removed_replicas(finds, members, {(0, 0), (0, 3)}) == {(0, 1): ""}, "4 has not come yet"
     (kept,) = removed_replicas(finds, members, {(0, 0)}).values()
-    assert "do not run" in kept and removed_replicas(finds, {}, {(0, 0)}) == {}
+    assert "no majority" in kept and removed_replicas(finds, {}, {(0, 0)}) == {}
     (one,) = leftovers(finds[:1], "c1", {}, (), {(0, 1): kept})
     assert (one.directory, one.successor, one.keep) == ("g0-r1", -1, kept)
     assert leftovers([Find("b", "c2", 0, 1, 0)], "c1", {}, (), {(0, 1): ""}) == []

@@ -202,7 +202,7 @@ def test_a_move_brings_the_new_one_first_and_takes_the_directory_last() -> None:
     assert texts(world)[0] == "replica 3 is placed on n4"
     assert texts(world)[-3:] == [
         "replica 1 is removed",
-        "replica 1 on n1 is ended: it was removed",
+        "replica 1 on n1 is stopped: it was removed",
         "the directory of replica 1 on n1 is removed",
     ]
 
@@ -245,7 +245,7 @@ def test_the_lead_goes_where_it_is_wanted_if_that_one_may_have_it() -> None:
     wanted = step()
     assert wanted is not None and (wanted.do, wanted.rid) == (Do.HAND_OVER, 2)
     waits = step(running=frozenset({0, 1}), away_since={2: 0.0})
-    assert waits is not None and waits.do is Do.WAIT and "does not run" in waits.text
+    assert waits is not None and waits.do is Do.WAIT and "is not running" in waits.text
     assert step(leader=2) is None and step(away_since={2: -PATIENCE_S}) is None, "it has it; it is lost"
     closed = replace(world.fleet(), maintained=frozenset({NODES[2]}))
     assert step(closed) is None, "it would be handed over again at once"
@@ -317,7 +317,7 @@ def test_a_drain_waits_for_a_node_that_is_free_of_the_group() -> None:
     step = world.turn()
     assert step is not None and (step.do, step.text) == (
         Do.WAIT,
-        "no open node is without a replica of this group",
+        "every usable node already has a replica of this group",
     )
     world.nodes |= {"n3"}
     world.to_the_end()
@@ -328,7 +328,7 @@ def test_a_move_to_a_node_that_is_away_waits_for_it() -> None:
     world = World.of(3)
     world.moves, world.nodes = {1: "n4"}, set(NODES) - {"n4"}
     step = world.turn()
-    assert step is not None and step.text == "node n4 is not there, or closed"
+    assert step is not None and step.text == "node n4 is down, drained or in maintenance"
     world.nodes |= {"n4"}
     world.to_the_end()
 

@@ -72,7 +72,7 @@ def test_a_killed_broker_is_restarted_by_itself(cluster: Cluster, unique: Unique
 
 
 def test_a_second_cluster_in_the_same_namespace_is_refused(cluster: Cluster) -> None:
-    with pytest.raises(ConfigError, match="runs already in namespace 'escrowmq'; connect to it"):
+    with pytest.raises(ConfigError, match="already running in namespace 'escrowmq'; connect to it"):
         escrowmq.start_local()
     assert cluster.status().healthy
 
@@ -196,7 +196,7 @@ def test_a_replica_directory_of_a_newer_version_is_refused(founded: Founded, cop
 
 
 def test_a_wrong_secret_is_refused(founded: Founded) -> None:
-    with pytest.raises(escrowmq.NotAuthorized, match="not the one that the cluster") as refused:
+    with pytest.raises(escrowmq.NotAuthorized, match="was founded with another secret") as refused:
         founded.start(founded.path, "a wrong one, long enough")
     assert "wrong one" not in str(refused.value)
 
@@ -268,7 +268,7 @@ def test_somebody_else_at_the_address_is_said_within_seconds() -> None:
 
         threading.Thread(target=talk, daemon=True).start()
         said, took = connect_elsewhere(f"127.0.0.1:{chatty.getsockname()[1]}")
-        assert said.startswith("ClusterNotFound what listens at") and took < 5.0
+        assert said.startswith("ClusterNotFound the server at") and took < 5.0
         said, took = connect_elsewhere(f"127.0.0.1:{mute.getsockname()[1]}")
         assert said.startswith("ClusterNotFound no Ray cluster at") and "timed out" in said and took < 6.0
 

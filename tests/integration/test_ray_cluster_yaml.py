@@ -92,7 +92,7 @@ def check_a_lost_record_is_not_founded_over(
     (data_dir / "cluster.json").unlink()
     up = ("up", "--address", address, "--data-dir", str(data_dir))
     refused = escrowmq(*up)
-    assert refused.returncode == 1 and "or take the data over with 'escrowmq up --adopt'" in refused.stderr
+    assert refused.returncode == 1 and "or take over the data with 'escrowmq up --adopt'" in refused.stderr
     adopted = escrowmq(*up, "--adopt", "--format", "json")
     assert adopted.returncode == 0, adopted.stderr
     assert json.loads(adopted.stdout)["cluster_id"] == cluster_id
