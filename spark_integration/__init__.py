@@ -1,10 +1,11 @@
-"""Spark over EscrowMQ: sessions on Ray, and the data source ``escrowmq``. Reached as ``escrowmq.spark``.
+"""Spark for EscrowMQ: sessions on Ray, and the data source ``escrowmq``. Imported as ``escrowmq.spark``.
 
-From top to bottom, each importing only what stands below it: ``session`` starts Spark and registers the
-source; ``data_source`` is what Spark finds under the format's name; ``source`` reads and ``sink`` writes, and
-neither imports the other; ``decode`` turns messages into Arrow. The leaves at the root serve them all:
-``ray_link`` (the way to the cluster from a process of Spark), ``option_values``, ``collector`` and ``java``.
-``sink_resolve``, ``java`` and ``demo_answers`` are commands (``python -m``). Read ``data_source`` first.
+The layers from top to bottom, each of which imports only layers below it: ``session`` starts Spark and
+registers the source; ``data_source`` is the class that Spark finds by the format's name; ``source`` reads and
+``sink`` writes, and neither imports the other; ``decode`` turns messages into Arrow. All of them use the
+modules at the root: ``ray_link`` (how a Spark process joins the cluster), ``option_values``, ``collector``
+and ``java``. ``sink_resolve``, ``java`` and ``demo_answers`` are commands (``python -m``). Read
+``data_source`` first.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ __all__ = [
     "stop_session",
 ]
 
-#: Loaded when first used: a node without Spark's packages must be able to find Java before it starts Ray.
+#: Modules are imported on first use: a node without Spark's packages must be able to find Java before it
+#: starts Ray.
 _MODULE_OF = {
     "Java": "java",
     "find_java": "java",

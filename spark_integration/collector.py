@@ -1,4 +1,4 @@
-"""Python's cycle collector in Spark's workers: at rest while a task makes objects by the ten thousand."""
+"""Pauses Python's garbage collector in Spark's workers while a task creates many thousands of objects."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ _frozen = False
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """No cycle collection in this process meanwhile, and none ever of what it has imported until now.
+    """Disable garbage collection in this process, and exclude from it for good all objects that exist now.
 
-    Rows are tuples by the ten thousand, without cycles. They set the collector off all the time, and each
-    time it went through everything that Spark and Ray have imported: a third of a task's processor time.
-    Spark also collects after every task of a worker that it uses again.
+    A task creates tens of thousands of rows, which are tuples without cycles. They trigger the collector all
+    the time, and each collection traversed everything that Spark and Ray have imported; this took a third of
+    a task's CPU time. Spark also collects after every task of a worker that it reuses, which is why the
+    existing objects are excluded.
     """
     global _frozen
     was = gc.isenabled()
     gc.disable()
-    if not _frozen:  # once: what a user's code leaves behind between tasks is collected as ever
+    if not _frozen:  # only once: objects that user code leaves behind later are collected as usual
         gc.freeze()
         _frozen = True
     try:

@@ -1,11 +1,11 @@
-"""The Python data source ``escrowmq``: its faces for batch and streaming, reading and writing.
+"""The Python data source ``escrowmq``: batch and streaming, reading and writing.
 
     spark.read.format("escrowmq").option("subscribe", "orders").option("startingOffsets", "earliest").load()
 
-Names of options (``options.OPTIONS``) and columns are those of Spark's Kafka source, and ``tx_id``. Every
-method runs in a process of its own that Spark starts, so each one joins Ray by the explicit address.
-Plans ask the leaders, once; tasks read from any replica, as often as Spark repeats them, and get the
-same records. Only what was committed when the plan was made is read.
+Options (``options.OPTIONS``) and columns have the names of Spark's Kafka source; the column ``tx_id`` is
+added. Spark runs every method in a separate process, so each one joins Ray by an explicit address. A plan
+asks the leaders once. Tasks read from any replica, and get the same records however often Spark repeats them.
+Only messages that were committed when the plan was made are read.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class EscrowMQDataSource(DataSource):
         return "escrowmq"
 
     def schema(self) -> str:
-        """Columns as DDL; checks all options first, so that mistakes are told at ``load()``."""
+        """The columns as DDL. Checks all options first, so that ``load()`` reports mistakes."""
         options = self._parsed(Use.SCHEMA)
         if options.value_format == "binary":
             return schema_ddl(options.columns)
@@ -94,14 +94,17 @@ class EscrowMQDataSource(DataSource):
 
 
 def _tasks(options: SourceOptions, schema: StructType) -> TaskReader:
-    """What tasks do, by the options and the schema: ours, or the user's if it is one that we can give."""
+    """The task reader for the options and the schema, which is the source's own or the user's.
+
+    Raises ConfigError for a schema that the source cannot provide.
+    """
     from pyspark.sql.pandas.types import to_arrow_schema
 
     try:
         wanted = to_arrow_schema(schema, timezone="UTC")
-    except PySparkException as error:  # it names the type only
+    except PySparkException as error:  # its text has only the type, not the column
         raise ConfigError(
-            f"the escrowmq source cannot give the schema ({schema.simpleString()}): {error}"
+            f"the escrowmq source cannot provide the schema ({schema.simpleString()}): {error}"
         ) from error
     decoder = None
     if options.value_format != "binary" and "value" in wanted.names:
@@ -111,13 +114,13 @@ def _tasks(options: SourceOptions, schema: StructType) -> TaskReader:
         if format.schema == wanted:
             return TaskReader(options.address, options.namespace, format, options.fail_on_data_loss)
     raise ConfigError(
-        f"the escrowmq source cannot give the schema ({schema.simpleString()}): its columns are "
-        f"{schema_ddl(COLUMNS)}; leave out .schema(), or name some of these with these types"
+        f"the escrowmq source cannot provide the schema ({schema.simpleString()}): its columns are "
+        f"{schema_ddl(COLUMNS)}; leave out .schema(), or give some of these columns with these types"
     )
 
 
 class EscrowMQReader(DataSourceReader):
-    """Plans on the driver's side, reads in the executors; holds nothing but the options between the two."""
+    """Plans on the driver and reads in the executors; carries only the options from one to the other."""
 
     def __init__(self, options: SourceOptions, tasks: TaskReader) -> None:
         self._options, self._tasks = options, tasks
@@ -139,24 +142,24 @@ class EscrowMQReader(DataSourceReader):
 
 
 class FilteringReader(EscrowMQReader):
-    """The same with filters that shorten the plan, for reads that ask for it by option ``pushFilters``.
+    """A reader whose filters shorten the plan, used if the option ``pushFilters`` asks for it.
 
-    A class of its own, because Spark looks for the method. Never the default: Spark 4.2 keeps one reader for
-    a DataFrame and all its views and copies, and plans all of them by the filters that came last, so one
-    query's filter silently takes rows from another's result.
+    It is a separate class because Spark looks for the method ``pushFilters``. It is not the default: Spark
+    4.2 keeps one reader for a DataFrame and all its views and copies, and plans all of them with the filters
+    that came last, so that one query's filter silently removes rows from another query's result.
     """
 
     def pushFilters(self, filters: list[Any]) -> Iterable[Any]:
-        """Takes what it can; what it gives back, Spark applies to the rows."""
+        """Use the filters that it can; Spark applies those that are returned to the rows."""
         self._only, left = push(filters)
         return left
 
 
 def register(spark: SparkSession, *, address: str = "", namespace: str = "escrowmq") -> None:
-    """Make ``format("escrowmq")`` known to a session; ``address`` and ``namespace`` are its defaults.
+    """Register ``format("escrowmq")`` with a session. ``address``, ``namespace``: defaults of its options.
 
-    The defaults travel inside the class, because the processes in which Spark runs it share neither
-    variables nor a Ray connection with this one. The session's settings are left alone.
+    The defaults are stored in a subclass, because the processes in which Spark runs it share neither
+    variables nor the Ray connection of this process. The session's settings are not changed.
     """
     source = type(
         "EscrowMQDataSource",

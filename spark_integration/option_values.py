@@ -1,4 +1,4 @@
-"""Texts of options to values: numbers, sizes, durations, JSON. Each ConfigError names the option."""
+"""Parses the texts of options: numbers, sizes, durations, JSON. Each ConfigError names the option."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from escrowmq.cluster.address import AUTO, parse_address
 from escrowmq.replication.errors import ConfigError
 
 _SIZE_UNITS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
-#: Spark's own units of time (JavaUtils.timeStringAs); a bare number is milliseconds, as with Kafka's source.
+#: Spark's own units of time (JavaUtils.timeStringAs). A bare number is milliseconds, as in the Kafka source.
 _TIME_UNITS_S = {
     "": 1e-3,
     "us": 1e-6,
@@ -25,14 +25,14 @@ _TIME_UNITS_S = {
 
 
 def ray_address(address: str) -> str:
-    """The address of a Ray cluster, checked: Spark's processes are told it, and cannot look for it."""
+    """The checked address of a Ray cluster. It must be explicit: Spark's processes cannot search for one."""
     if not address:
         raise ConfigError(
             "option 'escrowmq.address' is missing: give the address of the Ray cluster (host:port), or "
             "register the source with escrowmq.spark.register(spark, address=...)"
         )
     if address == AUTO:
-        raise ConfigError("option 'escrowmq.address' must be host:port: Spark's processes cannot guess it")
+        raise ConfigError("option 'escrowmq.address' must be host:port: Spark's processes cannot find it")
     try:
         parse_address(address)
     except ConfigError as error:
@@ -41,7 +41,7 @@ def ray_address(address: str) -> str:
 
 
 def json_object(option: str, text: str, also: str = "") -> dict[str, Any]:
-    """A JSON object; ``also`` is what else would be allowed, for the error."""
+    """A JSON object. ``also``: for the error, what would be allowed besides."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:

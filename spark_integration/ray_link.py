@@ -1,7 +1,7 @@
-"""From a process of Spark to the EscrowMQ cluster: planners and executors' workers start with nothing.
+"""Connects a process of Spark (a planner or an executor's worker) to the EscrowMQ cluster.
 
-They are forked by Spark and know no Ray, so each joins by an explicit address; a machine may run several
-Ray clusters. A worker serves many reads and keeps its connection.
+Spark forks these processes, and they are not connected to Ray. Each one joins by an explicit address, since a
+machine may run several Ray clusters. A worker serves many reads and keeps its connection.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from escrowmq.cluster.launch import cluster_info, find_supervisor
 
 
 def join_from_worker(address: str, namespace: str) -> None:
-    """Connect this worker of Spark to the Ray cluster at ``address``, leaving another if need be.
+    """Connect this worker of Spark to the Ray cluster at ``address``; disconnect from another one first.
 
     Raises ClusterNotFound, NotAuthorized.
     """
@@ -20,6 +20,6 @@ def join_from_worker(address: str, namespace: str) -> None:
 
 
 def find_cluster(address: str, namespace: str) -> ClusterInfo:
-    """Join, and the shape of the EscrowMQ cluster there. Raises ClusterNotFound, Unavailable."""
+    """Join Ray and return the shape of its EscrowMQ cluster. Raises ClusterNotFound, Unavailable."""
     join_from_worker(address, namespace)
     return cluster_info(find_supervisor(namespace, address))

@@ -1,4 +1,4 @@
-"""An operator's command over what a Spark query has left.
+"""An operator's command to settle the transactions that a Spark query has left.
 
 python -m escrowmq.spark_integration.sink_resolve /checkpoints/alerts --address host:port
 """
@@ -11,8 +11,8 @@ from escrowmq.cluster.address import AUTO
 from escrowmq.replication.errors import EscrowMQError
 from escrowmq.spark_integration.sink.settling import resolve_sink, resolve_write
 
-_GIVE_UP = "Give up this epoch, of which nothing is committed. The query must be stopped."
-_STOPPED = "The query is stopped: roll back what only it could commit."
+_GIVE_UP = "Give up this epoch, if nothing of it is committed. The query must be stopped."
+_STOPPED = "The query is stopped: also roll back what only it could commit."
 
 
 def main(
@@ -22,7 +22,7 @@ def main(
     discard: Annotated[int | None, typer.Option(help=_GIVE_UP)] = None,
     stopped: Annotated[bool, typer.Option("--stopped", help=_STOPPED)] = False,
 ) -> None:
-    """Settle what a Spark query has left: commit what has an intent, roll back what cannot win any more."""
+    """Settle a Spark query's open transactions: commit epochs with an intent, roll back what has lost."""
     try:
         if what.startswith("batch-"):
             found = resolve_write(what, address=address, namespace=namespace)
@@ -34,7 +34,7 @@ def main(
     typer.echo(f"committed epochs: {', '.join(map(str, found.committed)) or 'none were open'}")
     typer.echo(f"rolled back: {found.rolled_back} transactions")
     if found.undecided:
-        typer.echo(f"left to the query: {found.undecided} transactions; if it is stopped, say --stopped")
+        typer.echo(f"left to the query: {found.undecided} transactions; if it is stopped, use --stopped")
     for epoch, why in found.stuck.items():
         typer.echo(f"epoch {epoch} is stuck: {why}", err=True)
     if found.stuck:

@@ -1,10 +1,10 @@
-"""Values that are Arrow IPC streams, decoded into one column of lists, a batch at a time.
+"""Decodes values that are Arrow IPC streams into one column of lists, one batch at a time.
 
-Opening a stream costs more than its first thousand rows. So values with the same schema, byte by byte, are
-made one stream: that schema, and then the messages of all of them. Where each value's messages end is
-found before, for all values at once with numpy, from the numbers that Arrow's reader goes by; so a value
-can neither swallow a neighbour nor be taken for two. What is not of that plain kind (dictionaries, the
-framing before Arrow 0.15, damage) is read value by value.
+Opening a stream costs more than reading its first thousand rows. So values whose schemas are equal byte for
+byte are combined into one stream: the schema, followed by the messages of all values. Before that, the end of
+each value's messages is determined with numpy for all values at once, from the same length fields that
+Arrow's reader uses; so a value can neither consume its neighbour nor be taken for two. Values of other kinds
+(with dictionaries, with the framing before Arrow 0.15, damaged) are read one by one.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import pyarrow as pa
 
 from escrowmq.spark_integration.decode.halving import BAD, halved
 
-#: What a message starts with; the length of its description follows, which is 0 at a stream's end.
+#: The continuation marker that starts a message. The length of its metadata follows; 0 ends the stream.
 _CONTINUES = 0xFFFFFFFF
-#: What messages are, as their descriptions say.
+#: Kinds of messages, as in their metadata.
 _SCHEMA, _RECORD_BATCH = 1, 3
-#: A value of more messages is read by itself: each one costs a pass over those that are left.
+#: A value with more messages than this is read by itself: each round costs a pass over the remaining values.
 _MESSAGES_MAX = 64
 
-#: Types by width.
+#: numpy types by width in bytes.
 _NUMBERS = {1: "<u1", 2: "<u2", 4: "<u4", 8: "<i8"}
 
 Places = npt.NDArray[np.int64]
@@ -33,7 +33,10 @@ Mask = npt.NDArray[np.bool_]
 
 
 class _ArrowMessages(NamedTuple):
-    """A message of each of several values: what it is, its rows, where it ends; and if that is known."""
+    """One message of each of several values: its kind, rows, start of its body, and end.
+
+    ``plain``: whether these could be determined.
+    """
 
     kind: Places
     rows: Places
@@ -43,7 +46,10 @@ class _ArrowMessages(NamedTuple):
 
 
 class _Layout(NamedTuple):
-    """Of each value: where it starts, where its schema ends, where its messages end, and their rows."""
+    """For each value: its start, the ends of its schema and of its messages, and the messages' rows.
+
+    ``plain``: whether these could be determined; if not, the value is read by itself.
+    """
 
     start: Places
     body: Places
@@ -53,9 +59,9 @@ class _Layout(NamedTuple):
 
 
 def arrow_lists(values: pa.BinaryArray, type: pa.ListType) -> tuple[pa.Array, list[int]]:
-    """(a list of rows per value, places of those that cannot be read, which are null).
+    """Decode values: (a list of rows per value, positions of the values that cannot be read and are null).
 
-    Columns are taken by name: those that are missing are null, others are left out.
+    Columns are matched by name: missing ones are null, additional ones are ignored.
     """
     layout = _layout(values)
     parts, places = [pa.nulls(0, type)], [np.zeros(0, np.int64)]
@@ -80,7 +86,7 @@ def arrow_lists(values: pa.BinaryArray, type: pa.ListType) -> tuple[pa.Array, li
 
 
 def _one_by_one(values: pa.BinaryArray, members: Places, type: pa.ListType) -> tuple[pa.Array, list[int]]:
-    """The same as :func:`arrow_lists` for some of the values, whatever they are."""
+    """As :func:`arrow_lists`, for the given values only, reading each one by itself."""
     parts: list[pa.StructArray] = [pa.array([], type.value_type)]
     bounds: list[int | None] = []
     total = 0
@@ -95,13 +101,13 @@ def _one_by_one(values: pa.BinaryArray, members: Places, type: pa.ListType) -> t
         parts.append(rows)
         bounds.append(total)
         total += len(rows)
-    # A bound that is null makes its list null; the last one is the end of the last list.
+    # A null bound makes its list null; the last bound is the end of the last list.
     lists = pa.ListArray.from_arrays(pa.array([*bounds, total], pa.int32()), pa.concat_arrays(parts))
     return lists.cast(type), bad
 
 
 def _joined(values: pa.BinaryArray, layout: _Layout, members: Places, type: pa.ListType) -> pa.Array:
-    """Values of one schema, read as one stream: the first one with it, the others without."""
+    """Values with the same schema, read as one stream: the first one with its schema, the others without."""
     starts = layout.body[members]
     starts[0] = layout.start[members[0]]
     ends = layout.end[members]
@@ -109,7 +115,7 @@ def _joined(values: pa.BinaryArray, layout: _Layout, members: Places, type: pa.L
     rows = _rows(stream, type.value_type)
     bounds = np.concatenate([[0], np.cumsum(layout.rows[members])])
     if bounds[-1] != len(rows):
-        raise ValueError("there are other rows than was said")
+        raise ValueError("the number of rows differs from the messages' metadata")
     return pa.ListArray.from_arrays(pa.array(bounds, pa.int32()), rows).cast(type)
 
 
@@ -117,15 +123,15 @@ def _rows(stream: pa.Buffer, row: pa.StructType) -> pa.StructArray:
     source = pa.BufferReader(stream)
     with pa.ipc.open_stream(source) as reader:
         table = reader.read_all()
-        if source.tell() < stream.size:  # such as a second stream, whose rows nobody would read
-            raise ValueError("there is more behind the end of the stream")
-    table.validate(full=True)  # bytes of strangers: nothing behind this looks at them again
+        if source.tell() < stream.size:  # such as a second stream, whose rows would be lost silently
+            raise ValueError("there are bytes after the end of the stream")
+    table.validate(full=True)  # untrusted bytes; nothing after this validates them
     columns = []
     for i in range(row.num_fields):
         field = row.field(i)
         found = table.schema.get_all_field_indices(field.name)
         if len(found) > 1:
-            raise ValueError(f"there are two columns {field.name!r}")
+            raise ValueError(f"column {field.name!r} occurs twice")
         if found:
             columns.append(table.column(found[0]).combine_chunks().cast(field.type))
         else:
@@ -136,7 +142,7 @@ def _rows(stream: pa.Buffer, row: pa.StructType) -> pa.StructArray:
 
 
 def _same_schema(values: pa.BinaryArray, layout: _Layout) -> Iterator[Places]:
-    """The plain values, by schema; in order within each."""
+    """The positions of plain values, grouped by schema, in order within each group."""
     plain = np.flatnonzero(layout.plain)
     if not len(plain):
         return
@@ -147,8 +153,8 @@ def _same_schema(values: pa.BinaryArray, layout: _Layout) -> Iterator[Places]:
 
 
 def _slices(values: pa.BinaryArray, starts: Places, ends: Places) -> pa.BinaryArray:
-    """The bytes ``[start, end)`` of the values' buffer, for places in order, one behind the other."""
-    bounds = np.empty(2 * len(starts), np.int32)  # of the slices and, in between, of what separates them
+    """The bytes ``[start, end)`` of the values' buffer for each pair of ascending bounds, contiguously."""
+    bounds = np.empty(2 * len(starts), np.int32)  # slices alternate with the gaps between them
     bounds[0::2], bounds[1::2] = starts, ends
     buffers = [None, pa.py_buffer(bounds), values.buffers()[2]]
     parts = pa.Array.from_buffers(pa.binary(), 2 * len(starts) - 1, buffers)
@@ -171,7 +177,7 @@ def _layout(values: pa.BinaryArray) -> _Layout:
         at = end[left]
         stops = (_number(data, at, 4) == _CONTINUES) & (_number(data, at + 4, 4) == 0)
         stops &= limit[left] - at >= 8
-        plain[left[stops & (limit[left] - at > 8)]] = False  # something follows: read by itself, and refused
+        plain[left[stops & (limit[left] - at > 8)]] = False  # bytes follow: read by itself, and then refused
         left = left[(at < limit[left]) & ~stops]
         if not len(left):
             break
@@ -186,11 +192,11 @@ def _layout(values: pa.BinaryArray) -> _Layout:
 
 
 def _message(data: npt.NDArray[np.uint8], at: Places, limit: Places) -> _ArrowMessages:
-    """The messages at ``at``, of values that end at ``limit``.
+    """The messages at ``at``, in values that end at ``limit``.
 
-    A description is a flatbuffer: a table's first number leads back to its list of fields, which says how
-    many bytes behind the table's start each field is. Where that leads out of the description, anything is
-    read: Arrow's reader refuses such a message.
+    The metadata is a flatbuffer: the first number of a table is the distance back to its vtable, which has
+    for each field its offset from the table's start. If these numbers point outside of the metadata, the
+    result is arbitrary; Arrow's reader later refuses such a message.
     """
     length = _number(data, at + 4, 4)
     root = at + 8 + _number(data, at + 8, 4)
@@ -204,7 +210,7 @@ def _message(data: npt.NDArray[np.uint8], at: Places, limit: Places) -> _ArrowMe
 
 
 def _place(data: npt.NDArray[np.uint8], table: Places, field: int) -> Places:
-    """Where a field of flatbuffers' tables is; 0, a place that no field has, where it is not."""
+    """The position of a field of flatbuffer tables; 0, which no field can have, if it is absent."""
     fields = table - _number(data, table, 4).astype(np.int32)
     known = _number(data, fields, 2) >= 6 + 2 * field
     behind = np.where(known, _number(data, fields + 4 + 2 * field, 2), 0)
@@ -212,12 +218,12 @@ def _place(data: npt.NDArray[np.uint8], table: Places, field: int) -> Places:
 
 
 def _field(data: npt.NDArray[np.uint8], table: Places, field: int, width: int) -> Places:
-    """A number in flatbuffers' tables; 0 where it is left out."""
+    """A number in flatbuffer tables; 0 if it is absent."""
     place = _place(data, table, field)
     return np.where(place > 0, _number(data, place, width), 0)
 
 
 def _number(data: npt.NDArray[np.uint8], at: Places, width: int) -> Places:
-    """Little-endian numbers of ``width`` bytes, without sign unless it is 8."""
+    """Little-endian numbers of ``width`` bytes, unsigned unless the width is 8."""
     taken = data.take(at[:, None] + np.arange(width), mode="clip")
     return taken.view(_NUMBERS[width])[:, 0].astype(np.int64)

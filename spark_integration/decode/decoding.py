@@ -1,15 +1,16 @@
-"""Rows as they stand in the log to Arrow columns, a whole batch at once.
+"""Decodes rows in the log's format into Arrow columns, a whole batch at once.
 
-A row is msgpack: 0x94, key (bin or nil), value (bin), headers (map or nil), tx_id (str or nil). Where one
-starts is known only from the row before it, but it can be guessed: at a byte 0x94 with a plausible key
-behind it. All candidates are read at once with numpy, and the guess was right if each ends where the next
-one starts. Candidates inside of values break that chain and are sorted out there, one by one; text holds
-none, random bytes one in about 16 KiB. So nothing is believed that was not read from first byte to last.
+A row is msgpack: 0x94, key (bin or nil), value (bin), headers (map or nil), tx_id (str or nil). The start of
+a row is known for certain only after decoding the row before it, but it can be guessed: a byte 0x94 followed
+by a plausible key. All candidates are decoded at once with numpy, and the guess was right if each one ends
+where the next one starts. Candidates inside values break that chain and are removed one by one; text contains
+none, random bytes about one in 16 KiB. So no guess is used unless the chain covers all bytes from first to
+last. Rows with headers, long rows, and anything else that is not understood are decoded as Python objects
+(the "plain way").
 
-Rows with headers, long rows, and whatever else is not understood, go the plain way, as Python objects.
-(Measured in CPU time of a busy machine, medians: rows of 200 bytes 220 to 360 ns a row this way, 660 to 730
-the plain way; of 1 KiB 680 to 930 ns this way, 690 to 770 the plain way, since looking at every byte costs
-more there than an object per field.)
+(Median CPU time per row, measured on a busy machine: for rows of 200 bytes 220 to 360 ns, the plain way 660
+to 730 ns; for rows of 1 KiB 680 to 930 ns, the plain way 690 to 770 ns, since looking at every byte then
+costs more than making an object per field.)
 """
 
 from __future__ import annotations
@@ -28,20 +29,20 @@ from escrowmq.spark_integration.decode.arrow_values import Places
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 _ROW, _NIL = 0x94, 0xC0
-#: Bytes of a field's head by its first byte; 0 where it is something else.
+#: Length of a field's header by its first byte; 0 for bytes that start no such field.
 _BIN = np.zeros(256, np.int64)
 _BIN[[_NIL, 0xC4, 0xC5, 0xC6]] = 1, 2, 3, 5
 _STR = np.zeros(256, np.int64)
 _STR[[_NIL, 0xD9, 0xDA]] = 1, 2, 3
 _STR[0xA0:0xC0] = 1
-#: Mean length of rows up to which this is faster than the plain way: see the measurement.
+#: Mean length of rows up to which this is faster than the plain way; see the measurement above.
 FAST_ROW_BYTES_MAX = 700
-#: Where the chain breaks more often than this, or than at every fourth row, the plain way is the faster.
+#: If the chain breaks more often than this and than at every fourth row, the plain way is faster.
 _BREAKS = 1_000
 
 
 class _Field(NamedTuple):
-    """One field of every row: its first byte, where its content starts, how long that is."""
+    """One field of every row: its first byte, and the start and length of its content."""
 
     tag: npt.NDArray[np.uint8]
     start: Places
@@ -52,9 +53,9 @@ class _Field(NamedTuple):
 
 
 def raw_columns(blob: bytes | memoryview, count: int, wanted: Container[str]) -> dict[str, pa.Array]:
-    """Those of ``key``, ``value``, ``headers`` and ``tx_id`` that are wanted, of ``count`` rows in ``blob``.
+    """The wanted ones of ``key``, ``value``, ``headers`` and ``tx_id`` for the ``count`` rows in ``blob``.
 
-    Raises CorruptLog unless the bytes are exactly so many rows.
+    ``tx_id`` is always included. Raises CorruptLog unless the bytes are exactly ``count`` rows.
     """
     fields = _scan(blob, count) if len(blob) <= FAST_ROW_BYTES_MAX * count else None
     if fields is None:
@@ -68,7 +69,7 @@ def raw_columns(blob: bytes | memoryview, count: int, wanted: Container[str]) ->
     if "headers" in wanted:
         empty = pa.array(np.zeros(count + 1, np.int32))
         columns["headers"] = pa.ListArray.from_arrays(empty, pa.array([], HEADERS.value_type), type=HEADERS)
-    try:  # checked even if not wanted: a log that is damaged is damaged for every reader
+    try:  # decoded even if not wanted, so that every reader notices a damaged log
         columns["tx_id"] = _gather(blob, tx_id).cast(pa.string())
     except pa.ArrowInvalid as error:
         raise CorruptLog(f"message rows cannot be decoded: {error}") from error
@@ -89,7 +90,7 @@ def _plainly(blob: bytes | memoryview, count: int, wanted: Container[str]) -> di
 
 
 def _scan(blob: bytes | memoryview, count: int) -> tuple[_Field, _Field, _Field] | None:
-    """Key, value and tx_id of every row; None if the rows are not all of the plain kind."""
+    """Key, value and tx_id of every row; None if the rows have to be decoded the plain way."""
     data = np.frombuffer(blob, np.uint8)
     starts = np.flatnonzero(data == _ROW)
     starts = starts[_BIN[data.take(starts + 1, mode="clip")] > 0]
@@ -108,7 +109,10 @@ def _scan(blob: bytes | memoryview, count: int) -> tuple[_Field, _Field, _Field]
 
 
 def _read(data: npt.NDArray[np.uint8], at: Places, heads: Places) -> tuple[_Field, Places]:
-    """The fields at ``at``, and what follows them. Behind the end anything is read: no chain leads there."""
+    """The fields at ``at``, and the positions after them.
+
+    Beyond the end of the data the result is arbitrary; no chain of rows gets there.
+    """
     tag = data.take(at, mode="clip")
     size = data.take(at + 1, mode="clip").astype(np.int64)
     for wide, bytes_ in ((0xC5, 2), (0xDA, 2), (0xC6, 4)):
@@ -125,7 +129,7 @@ def _read(data: npt.NDArray[np.uint8], at: Places, heads: Places) -> tuple[_Fiel
 
 
 def _chain(starts: Places, ends: Places, size: int, count: int) -> Any:
-    """Which candidates are rows: those that one gets to from the first byte on. None if there is no way."""
+    """The candidates that are rows: those that form a chain from the first byte. None if there is none."""
     if starts[0] != 0:
         return None
     breaks = np.flatnonzero(ends[:-1] != starts[1:])
@@ -135,7 +139,7 @@ def _chain(starts: Places, ends: Places, size: int, count: int) -> Any:
     row = 0
     for broken in breaks.tolist():
         if broken < row:
-            continue  # a candidate that was sorted out
+            continue  # a candidate that was already removed
         row = int(np.searchsorted(starts, ends[broken]))
         keep[broken + 1 : row] = False
         if row < len(starts) and starts[row] != ends[broken]:
@@ -145,12 +149,12 @@ def _chain(starts: Places, ends: Places, size: int, count: int) -> Any:
 
 
 def _gather(blob: bytes | memoryview, field: _Field) -> pa.Array:
-    """The field's contents one behind the other, null where it is nil."""
+    """The field's contents as one array, null where the field is nil."""
     count = len(field.start)
     nil = field.tag == _NIL
     if nil.all():
         return pa.nulls(count, pa.binary())
-    bounds = np.empty(2 * count, np.int32)  # of the contents and, in between, of what separates them
+    bounds = np.empty(2 * count, np.int32)  # contents alternate with the gaps between them
     bounds[0::2], bounds[1::2] = field.start, field.start + field.size
     buffers = [None, pa.py_buffer(bounds), pa.py_buffer(blob)]
     parts = pa.Array.from_buffers(pa.binary(), 2 * count - 1, buffers)

@@ -1,7 +1,7 @@
-"""Parsing many values by one call, although some may be bad.
+"""Parses many values with one call, although some may be bad.
 
-A batch that fails is halved until the bad ones stand alone: so good data cost one call, and bad data cost
-more the more there are.
+A batch that fails is halved until the bad values are alone. So good data cost one call, and the cost of bad
+data grows with their number.
 """
 
 from __future__ import annotations
@@ -11,16 +11,17 @@ from collections.abc import Callable
 import msgspec
 import pyarrow as pa
 
-#: What parsers raise for bytes that are not what they should be.
+#: Exceptions that parsers raise for malformed bytes.
 BAD = (pa.ArrowException, msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError, OSError)
 
 
 def halved(
     count: int, parse: Callable[[int, int], pa.Array], type: pa.DataType
 ) -> tuple[pa.Array, list[int]]:
-    """(all values parsed, places of those that cannot be, which are null).
+    """Parse all values: (parsed values, positions of those that cannot be parsed and are null).
 
-    ``parse(at, size)`` gives the values ``[at, at + size)``, or raises one of ``BAD`` if any of them is bad.
+    ``parse(at, size)`` returns the values ``[at, at + size)``, or raises one of ``BAD`` if any of them is
+    bad.
     """
     done: list[pa.Array] = []
     bad: list[int] = []

@@ -1,8 +1,8 @@
-"""From fetched bytes to Arrow: the schema of the source, and record batches of the wanted columns.
+"""Turns fetched bytes into Arrow: the schema of the source, and record batches of the wanted columns.
 
-Offsets and timestamps come from the runs and never pass through Python objects; a column that is not
-wanted is not built. Here a million messages a minute go by, so nothing is done per message that can be
-done per run or per batch.
+Offsets and timestamps are computed from the runs without Python objects, and columns that are not wanted are
+not built. This code handles a million messages per minute, so nothing is done per message that can be done
+per run or per batch.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from escrowmq.actors.consumer.reader import Stretch
 from escrowmq.spark_integration.decode.decoding import HEADERS, raw_columns
 from escrowmq.spark_integration.decode.values import ValueDecoder
 
-#: Timestamps are the broker's, set when the message became readable; Kafka calls that LogAppendTime = 1.
+#: The broker sets a timestamp when the message becomes readable; Kafka calls this LogAppendTime = 1.
 LOG_APPEND_TIME = 1
-#: Spark's own default for Arrow batches is 10,000 rows; the bytes bound memory when messages are large.
+#: Spark's own default for Arrow batches is 10,000 rows; the limit in bytes bounds memory for large messages.
 BATCH_ROWS = 10_000
 BATCH_BYTES = 4 << 20
 
-#: Column -> (type as DDL, type in Arrow): those of Kafka's source in its order, and ``tx_id``.
+#: Column -> (type as DDL, type in Arrow): the columns of the Kafka source in its order, and ``tx_id``.
 _TYPES: dict[str, tuple[str, pa.DataType]] = {
     "key": ("BINARY", pa.binary()),
     "value": ("BINARY", pa.binary()),
@@ -36,20 +36,20 @@ _TYPES: dict[str, tuple[str, pa.DataType]] = {
     "tx_id": ("STRING", pa.string()),
 }
 COLUMNS = tuple(_TYPES)
-#: Headers come only on request.
+#: Headers are included only on request.
 _DEFAULT = tuple(name for name in COLUMNS if name != "headers")
 
 
 @dataclass(frozen=True)
 class RowFormat:
-    """Which columns, in which order, and what values are. ``decoder`` is None for plain bytes."""
+    """The columns in their order, and how values are decoded. ``decoder`` None: values stay bytes."""
 
     columns: tuple[str, ...] = _DEFAULT
     decoder: ValueDecoder | None = None
 
     @property
     def schema(self) -> pa.Schema:
-        """Of the batches."""
+        """The Arrow schema of the batches."""
         return pa.schema([(name, self._type(name)) for name in self.columns])
 
     def _type(self, name: str) -> pa.DataType:
@@ -57,13 +57,13 @@ class RowFormat:
 
 
 def schema_ddl(columns: Sequence[str], value_ddl: str | None = None) -> str:
-    """Columns as DDL, as Spark wants them from a source; ``value_ddl`` replaces BINARY."""
+    """The columns as DDL, as Spark expects them from a source. ``value_ddl``: the type of ``value``."""
     types = {name: ddl for name, (ddl, _) in _TYPES.items()} | ({"value": value_ddl} if value_ddl else {})
     return ", ".join(f"{name} {types[name]}" for name in columns)
 
 
 def record_batch(topic: str, partition: int, stretch: Stretch, format: RowFormat) -> pa.RecordBatch:
-    """The messages of ``stretch``, in order. Raises CorruptLog when the rows are not what the runs say."""
+    """The messages of ``stretch``, in order. Raises CorruptLog if the rows do not match the runs."""
     bases, counts, times_ms, _ = np.array(stretch.runs, dtype=np.int64).T
     total = int(counts.sum())
     raw = raw_columns(stretch.rows, total, format.columns)
@@ -91,7 +91,7 @@ def record_batch(topic: str, partition: int, stretch: Stretch, format: RowFormat
 def record_batches(
     topic: str, partition: int, stretches: Iterable[Stretch], format: RowFormat
 ) -> Iterator[pa.RecordBatch]:
-    """Batches of about BATCH_ROWS messages or BATCH_BYTES, whichever comes first."""
+    """Batches of about BATCH_ROWS messages or BATCH_BYTES, whichever is reached first."""
     for runs, view in stretches:
         begun = rows = size = at = 0
         for i, run in enumerate(runs, 1):

@@ -1,8 +1,8 @@
-"""The option ``valueSchema`` as the user wrote it: columns as DDL, checked before Spark reads them.
+"""Checks the option ``valueSchema``, columns as DDL, before Spark parses it.
 
-Spark parses the text in its JVM, and tells a mistake in it with a stack of the JVM's, or when tasks run. So
-what cannot be decoded is found here, and the error names the column and its type. Spark gets the text as it
-is. A column is ``name type [COMMENT 'text']``, with a colon behind the name or without.
+Spark parses the text in its JVM and reports a mistake with a JVM stack trace, or only when tasks run. So
+types that cannot be decoded are found here, and the error names the column and its type. Spark then gets the
+text unchanged. A column is ``name type [COMMENT 'text']``, with an optional colon after the name.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ _PLAIN = frozenset(
     )
 )  # fmt: skip
 _DECIMAL = frozenset(("DECIMAL", "DEC", "NUMERIC"))
-#: Digits of Spark's longest decimal.
+#: Maximum number of digits of Spark's decimals.
 _DIGITS_MAX = 38
-#: Nesting of types; whoever needs more has made a mistake.
+#: Maximum nesting of types; a deeper schema is certainly a mistake.
 _DEPTH_MAX = 50
 _TOKEN = re.compile(r"\s*(?:(`(?:[^`]|``)+`)|(\w+)|('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")|([<>(),:]))")
 
 
 class _Token(NamedTuple):
-    """``kind``: "name" (in backticks), "word", "text" or the sign itself."""
+    """``kind``: "name" (in backticks), "word", "text" (in quotation marks), or the mark itself."""
 
     kind: str
     text: str
 
 
 def check_value_schema(schema: str, value_format: str) -> None:
-    """Raises ConfigError, which names the column and its type, for what cannot be decoded."""
+    """Raises ConfigError for a column that cannot be decoded; the error names the column and its type."""
     reader = _Reader(schema, value_format)
     reader.columns("", until="")
 
 
 class _Reader:
-    """Reads the text once, from left to right."""
+    """A recursive-descent parser that reads the text once, from left to right."""
 
     def __init__(self, schema: str, value_format: str) -> None:
         self._schema, self._format = schema, value_format
@@ -50,7 +50,10 @@ class _Reader:
         self._at = 0
 
     def columns(self, inside: str, until: str, depth: int = 0) -> None:
-        """Columns between commas up to ``until``, a sign, or the end. ``inside``: the column they are in."""
+        """Read columns separated by commas up to the mark ``until`` ("": the end of the text).
+
+        ``inside``: the column that contains them.
+        """
         names: set[str] = set()
         while True:
             token = self._next()
@@ -58,25 +61,25 @@ class _Reader:
                 self._fail(f"{inside or 'it'} needs the name of a column, not {token.text or 'its end'!r}")
             column = f"{inside}.{token.text}" if inside else token.text
             if token.text in names:
-                self._fail(f"column {column!r} is there twice")
+                self._fail(f"column {column!r} occurs twice")
             names.add(token.text)
             self._skip(":")
             self._type(column, depth)
             if self._skip("NOT"):
-                self._fail(f"column {column!r} is NOT NULL; a value may lack it, so leave that out")
+                self._fail(f"column {column!r} is NOT NULL; leave that out, because a value may lack it")
             if self._skip("COMMENT") and self._next().kind != "text":
-                self._fail(f"the comment of column {column!r} must be a text in quotation marks")
+                self._fail(f"the comment of column {column!r} must be text in quotation marks")
             token = self._next()
             if token.kind == until:
                 return
             if token.kind != ",":
-                self._fail(f"behind column {column!r} stands {token.text or 'its end'!r}")
+                self._fail(f"unexpected after column {column!r}: {token.text or 'its end'!r}")
 
     def _type(self, column: str, depth: int) -> None:
         token = self._next()
         kind = token.text.upper()
         if depth > _DEPTH_MAX:
-            self._fail(f"column {column!r} is too deep in others")
+            self._fail(f"column {column!r} is nested too deeply")
         if token.kind != "word":
             self._fail(f"column {column!r} has no type")
         if kind == "STRUCT":
@@ -91,13 +94,13 @@ class _Reader:
         elif kind in _DECIMAL:
             self._decimal(column)
         elif kind == "STRING" and self._skip("COLLATE"):
-            self._next()  # by which Spark compares; the texts are the same
+            self._next()  # the collation: it changes how Spark compares, not the text itself
         elif kind == "BINARY" and self._format == "json":
             self._fail(f"column {column!r} is BINARY; read it as STRING and use unbase64 or unhex")
         elif kind not in _PLAIN:
             hint = "; read it as STRING" if kind in ("CHAR", "CHARACTER", "VARCHAR") else ""
             self._fail(
-                f"column {column!r} is of type {token.text}, which cannot be decoded{hint}; those that can "
+                f"column {column!r} is of type {token.text}, which cannot be decoded{hint}; supported types "
                 f"are {', '.join(sorted(_PLAIN))}, DECIMAL(p, s), ARRAY<...>, STRUCT<...> and, with "
                 "valueFormat=arrow, MAP<..., ...>"
             )
@@ -119,7 +122,9 @@ class _Reader:
             scale = self._number(column)
         self._expect(")", column)
         if not (1 <= digits <= _DIGITS_MAX and scale <= digits):
-            self._fail(f"column {column!r}: DECIMAL has 1 to {_DIGITS_MAX} digits, and a scale up to those")
+            self._fail(
+                f"column {column!r}: DECIMAL has 1 to {_DIGITS_MAX} digits, and a scale not above them"
+            )
 
     def _number(self, column: str) -> int:
         token = self._next()
@@ -134,7 +139,7 @@ class _Reader:
         return self._tokens[self._at - 1]
 
     def _skip(self, text: str) -> bool:
-        """Takes this sign or word if it comes next."""
+        """Consume this mark or word if it comes next."""
         found = self._at < len(self._tokens) and self._tokens[self._at]
         if found and found.kind != "name" and found.text.upper() == text:
             self._at += 1
@@ -156,8 +161,8 @@ def _tokens(schema: str) -> Iterator[_Token]:
         found = _TOKEN.match(schema, at, end)
         if found is None:
             raise ConfigError(
-                f"option 'valueSchema' cannot be read from {schema[at : at + 20]!r} on; columns are written "
-                f"as in: id BIGINT, price DOUBLE (a name with other signs in backticks): {schema!r}"
+                f"option 'valueSchema' cannot be parsed at {schema[at : at + 20]!r}; write columns as in: "
+                f"id BIGINT, price DOUBLE (names with special characters in backticks): {schema!r}"
             )
         name, word, text, sign = found.groups()
         if name is not None:

@@ -1,13 +1,13 @@
-"""Values that are JSON, msgpack or Arrow, decoded into one typed column, a batch at a time.
+"""Decodes values that are JSON, msgpack or Arrow into one typed column, one batch at a time.
 
-The values of a batch are joined and parsed by one call in C. What keeps them apart is chosen such that a
-value which is no valid one can never shift or swallow its neighbours: a batch that does not come out as so
-many values is halved until the bad ones stand alone. So good data cost no Python code per message (msgpack
-makes Python objects), and bad data cost more the more there are. Arrow streams are joined otherwise: see
+The values of a batch are joined and parsed by one call into C code. The separators are chosen so that an
+invalid value can never shift or consume its neighbours: a batch whose result has another number of values is
+halved until the bad values are alone. So good data need no Python code per message (though msgpack makes
+Python objects), and the cost of bad data grows with their number. Arrow streams are joined differently; see
 ``arrow_values``.
 
-A message stays a row: ``value`` becomes a STRUCT (json, msgpack), or an ARRAY of STRUCT (arrow, where a
-value is an IPC stream of any number of rows).
+Each message remains one row: ``value`` becomes a STRUCT (json, msgpack), or an ARRAY of STRUCT (arrow, where
+a value is an IPC stream with any number of rows).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from escrowmq.replication.errors import ConfigError, InvalidMessage
 from escrowmq.spark_integration.decode.arrow_values import arrow_lists
 from escrowmq.spark_integration.decode.halving import halved
 
-#: What becomes of values that cannot be decoded: null, the row is left out, or an error.
+#: Treatment of values that cannot be decoded: null, the row is left out, or an error.
 MODES = PERMISSIVE, DROPMALFORMED, FAILFAST = "PERMISSIVE", "DROPMALFORMED", "FAILFAST"
 
 _decode_pairs = msgspec.msgpack.Decoder(list[tuple[dict[str, Any] | None, int]]).decode
@@ -35,7 +35,7 @@ _decode_pairs = msgspec.msgpack.Decoder(list[tuple[dict[str, Any] | None, int]])
 
 @dataclass(frozen=True)
 class ValueDecoder:
-    """How values are decoded. ``type`` is the column's: a struct, or a list of structs for ``arrow``."""
+    """How values are decoded. ``type``: the column's type, a struct, or for ``arrow`` a list of structs."""
 
     format: str
     type: pa.DataType
@@ -53,9 +53,9 @@ class ValueDecoder:
     def decode(
         self, values: pa.BinaryArray, name_of: Callable[[int], str]
     ) -> tuple[pa.Array, pa.BooleanArray | None]:
-        """The column, and which rows stay (None: all). ``name_of(i)`` says which message is meant.
+        """The decoded column, and which rows to keep (None: all). ``name_of(i)`` names message i in errors.
 
-        Raises InvalidMessage for a value that cannot be decoded if the mode is FAILFAST.
+        Raises InvalidMessage if a value cannot be decoded and the mode is FAILFAST.
         """
         if self.format == "arrow":
             column, bad = arrow_lists(values, self.type)
@@ -64,13 +64,13 @@ class ValueDecoder:
             column, bad = halved(
                 len(values), lambda at, size: parse(values.slice(at, size), self.type), self.type
             )
-            if column.null_count > len(bad):  # JSON's null and msgpack's nil are no objects either
+            if column.null_count > len(bad):  # JSON null and msgpack nil count as bad, too
                 bad = np.flatnonzero(column.is_null()).tolist()
         if not bad or self.mode == PERMISSIVE:
             return column, None
         if self.mode == FAILFAST:
             raise InvalidMessage(
-                f"{name_of(bad[0])}: the value is no {self.format} of the given schema; correct option "
+                f"{name_of(bad[0])}: the value is not {self.format} with the given schema; correct option "
                 "'valueSchema', or set option 'valueMode' to PERMISSIVE (null) or DROPMALFORMED (left out)"
             )
         stays = [True] * len(values)
@@ -80,7 +80,7 @@ class ValueDecoder:
 
 
 def value_ddl(format: str, schema: str) -> str:
-    """Type of the column ``value`` for a DDL of its columns."""
+    """The DDL type of the column ``value``, given the DDL of the columns in it."""
     return f"ARRAY<STRUCT<{schema}>>" if format == "arrow" else f"STRUCT<{schema}>"
 
 
@@ -88,14 +88,14 @@ def _check_fields(format: str, inside: str, row: pa.StructType) -> None:
     for i in range(row.num_fields):
         field = row.field(i)
         if row.get_field_index(field.name) < 0:
-            raise ConfigError(f"valueSchema: {inside + field.name!r} is there twice")
+            raise ConfigError(f"valueSchema: {inside + field.name!r} occurs twice")
         _check_type(format, inside + field.name, field)
 
 
 def _check_type(format: str, name: str, field: pa.Field) -> None:
     kind = field.type
     if not field.nullable:
-        raise ConfigError(f"valueSchema: {name!r} is NOT NULL; a value may lack it, so leave that out")
+        raise ConfigError(f"valueSchema: {name!r} is NOT NULL; leave that out, because a value may lack it")
     if pa.types.is_struct(kind):
         _check_fields(format, f"{name}.", kind)
     elif pa.types.is_list(kind):
@@ -109,20 +109,20 @@ def _check_type(format: str, name: str, field: pa.Field) -> None:
 
 
 def _joined(values: pa.BinaryArray, before: bytes, after: bytes) -> pa.Buffer:
-    """Each value between ``before`` and ``after``, one behind the other, without a Python object each."""
+    """All values joined, each between ``before`` and ``after``, without a Python object for each."""
     whole = pa.ListArray.from_arrays(pa.array([0, len(values)], pa.int32()), values)
     inner = pc.binary_join(whole, after + before)[0].as_buffer()
     return pa.py_buffer(b"".join((before, inner, after)))
 
 
 def _json(values: pa.BinaryArray, type: pa.StructType) -> pa.Array:
-    """One JSON object per value.
+    """Parse values of one JSON object each.
 
-    Each is put into an object of a line of its own: one that is cut off is an error there, and cannot go on
-    in the next line, since no string spans lines. A line break inside of a value is white space, and so is
-    the tab that replaces it; in a string both are errors.
+    Each value is wrapped in an object on a separate line. So a truncated value is an error there and cannot
+    continue in the next line, since no string spans lines. A line break inside a value is white space, and is
+    replaced by a tab, which is white space as well; inside a string both are errors.
     """
-    values.cast(pa.string())  # refuses what is no UTF-8; the parser would let it through
+    values.cast(pa.string())  # refuses invalid UTF-8, which the parser would accept
     lines = pc.replace_substring_regex(values, "[\r\n]", "\t") if _has_line_break(values) else values
     text = _joined(lines, b'{"v":', b"}\n")
     table = pa.json.read_json(
@@ -133,7 +133,7 @@ def _json(values: pa.BinaryArray, type: pa.StructType) -> pa.Array:
         ),
     )
     if len(table) != len(values):
-        raise ValueError("a value holds more than one object")
+        raise ValueError("a value contains more than one object")
     column = table.column("v").combine_chunks()
     return column if column.type == type else column.cast(type)
 
@@ -143,7 +143,7 @@ def _has_line_break(values: pa.BinaryArray) -> bool:
 
 
 def _as_in_json(type: pa.DataType) -> pa.DataType:
-    """The type to parse as: dates stand as texts, and are taken for numbers otherwise."""
+    """The type to parse as: dates are parsed as strings, because the parser would expect numbers for them."""
     if pa.types.is_date(type):
         return pa.string()
     if pa.types.is_list(type):
@@ -155,8 +155,10 @@ def _as_in_json(type: pa.DataType) -> pa.DataType:
 
 
 def _msgpack(values: pa.BinaryArray, type: pa.StructType) -> pa.Array:
-    """One msgpack map per value. Each is followed by the same random number, so that a value which is cut
-    off, and swallows what follows, is noticed.
+    """Parse values of one msgpack map each.
+
+    Each value is followed by the same random number, so that a truncated value, which consumes what follows
+    it, is noticed.
     """
     mark = secrets.randbits(32) | 1 << 31
     count = b"\xdd" + len(values).to_bytes(4, "big")
@@ -164,5 +166,5 @@ def _msgpack(values: pa.BinaryArray, type: pa.StructType) -> pa.Array:
     pairs = _decode_pairs(b"".join((count, joined)))
     maps, marks = zip(*pairs, strict=True)
     if set(marks) != {mark}:
-        raise ValueError("values run into each other")
+        raise ValueError("a value is truncated or too long")
     return pa.array(maps, type)

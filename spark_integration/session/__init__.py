@@ -1,6 +1,6 @@
-"""Starting and ending Spark sessions: on Ray by RayDP or by a standalone cluster in actors, or local.
+"""Starts and ends Spark sessions: on Ray with RayDP or with a standalone cluster in actors, or local.
 
-The top room: it may import everything else in ``spark_integration``. Every wait is bounded, and what is
-missing is found out before anything is started. Read ``spark_session`` first, then ``request``; each way to a
-session has a module of its own (``raydp``, ``standalone``).
+This is the top layer: it may import everything else in ``spark_integration``. Every wait is bounded, and
+missing prerequisites are found before anything is started. Read ``spark_session`` first, then ``request``;
+each kind of session has its own module (``raydp``, ``standalone``).
 """

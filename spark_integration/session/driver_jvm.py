@@ -1,11 +1,12 @@
-"""The JVM behind this process's Spark session: its start is bounded, and its end is complete.
+"""The JVM of this process's Spark session: bounds the time of its start, and ends it completely.
 
-pyspark keeps one JVM for the life of the process and starts later sessions in it, where settings of the JVM
-itself (memory, class path, options) would silently be those of the first session; RayDP does not even work
-in a JVM that was started without it. So the JVM ends with the session it was started for. And pyspark
-waits for it without a limit: a watch ends the JVM when its time is up, which ends the wait.
+pyspark keeps one JVM for the life of the process and starts later sessions in it, where the settings of the
+JVM itself (memory, class path, options) would silently be those of the first session; RayDP does not work at
+all in a JVM that was started without it. So the JVM ends with the session for which it was started. Also,
+pyspark waits for the JVM without a limit, so a watching thread ends the JVM when its time is up, which ends
+the wait.
 
-Never touches a JVM that somebody else started, unless its session is given to be stopped.
+A JVM that other code started is never touched, unless the caller asks to stop its session.
 """
 
 from __future__ import annotations
@@ -25,38 +26,38 @@ from escrowmq.replication.errors import ConfigError, Unavailable
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-#: A JVM that has been told to end and hangs in a hook gets this long.
+#: Time for a JVM to end before it is killed; it may hang in a shutdown hook.
 END_TIMEOUT_S = 10.0
 KILL_AGAIN_S = 1.0
-#: Lines of a Java error that are told: what was called, the error, and where it was raised first.
+#: Lines of a Java error that are reported: the call, the error, and where it was first raised.
 JAVA_LINES = 4
 
 
-_ours: list[object] = []  # the gateway to the JVM that bounded_start saw starting, at most one
+_ours: list[object] = []  # the gateway of the JVM that bounded_start started; at most one
 
 
 def require_no_jvm() -> None:
-    """Raise ConfigError if this process has a Spark session, or a JVM of somebody else's making."""
+    """Raise ConfigError if this process has a Spark session, or a JVM that other code started."""
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
     running = SparkSession.getActiveSession()
     if running is not None:
         raise ConfigError(
-            f"this process runs a Spark session already ({running.sparkContext.appName}): use it with "
+            f"this process already has a Spark session ({running.sparkContext.appName}); use it with "
             "escrowmq.spark.register(spark, address=...), or end it with escrowmq.spark.stop_session(spark)"
         )
     if SparkContext._gateway is not None and SparkContext._gateway not in _ours:
         raise ConfigError(
-            "this process has a JVM of an earlier Spark session, whose memory and class path would be this "
-            "session's too: end sessions with escrowmq.spark.stop_session(spark) instead of spark.stop(), or "
-            "start this one in a process of its own"
+            "this process has a JVM of an earlier Spark session, whose memory and class path would also "
+            "apply to this one; end sessions with escrowmq.spark.stop_session(spark) instead of "
+            "spark.stop(), or start this one in a new process"
         )
     end_jvm()
 
 
 def jvm_is_gone(spark: SparkSession) -> bool:
-    """Whether the JVM of this session has been ended; the process may have another one by now."""
+    """Whether the JVM of this session has ended; the process may have another one now."""
     from pyspark import SparkContext
 
     gateway = SparkContext._gateway
@@ -66,7 +67,7 @@ def jvm_is_gone(spark: SparkSession) -> bool:
 
 
 def end_jvm() -> None:
-    """End the JVM, if there is one, and make pyspark forget it."""
+    """End the JVM, if there is one, and remove pyspark's references to it."""
     from pyspark import SparkContext
 
     gateway = SparkContext._gateway
@@ -77,12 +78,12 @@ def end_jvm() -> None:
     process: subprocess.Popen[bytes] | None = getattr(gateway, "proc", None)
     try:
         gateway.shutdown()
-    except Exception:  # it does not answer any more, which is no reason to keep it
+    except Exception:  # it no longer answers; end it anyway
         pass
     if process is None:
         return
     if process.stdin is not None:
-        process.stdin.close()  # what a JVM of pyspark takes for the end of its program
+        process.stdin.close()  # pyspark's JVM ends when its standard input ends
     try:
         process.wait(END_TIMEOUT_S)
     except subprocess.TimeoutExpired:
@@ -92,9 +93,9 @@ def end_jvm() -> None:
 
 @contextmanager
 def bounded_start(limit_s: float, look_at: str, unblock: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Run a start that has no limit of its own; raises Unavailable, with ``look_at``, after ``limit_s``.
+    """Run a start that has no time limit itself; raises Unavailable, with ``look_at``, after ``limit_s``.
 
-    ``unblock`` ends what the start may be waiting for besides the JVM. Whatever goes wrong, no JVM is left.
+    ``unblock`` ends anything else that the start may be waiting for. After any error, no JVM is left.
     """
     from pyspark import SparkContext
 
@@ -103,7 +104,7 @@ def bounded_start(limit_s: float, look_at: str, unblock: Callable[[], None] = la
 
     def watch() -> None:
         wait_s = limit_s
-        while not done.wait(wait_s):  # again and again: one wait may follow another
+        while not done.wait(wait_s):  # repeatedly: the start may enter another wait
             expired.set()
             _kill_jvm(child_pids() - before)
             unblock()
@@ -123,25 +124,25 @@ def bounded_start(limit_s: float, look_at: str, unblock: Callable[[], None] = la
         watcher.join()
         said = _java_text(error)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # pyspark says that the JVM it stops is gone
+            warnings.simplefilter("ignore")  # pyspark warns that the JVM it stops has ended
             _forget_context()
         end_jvm()
         if expired.is_set() and isinstance(error, Exception):
             raise Unavailable(f"Spark did not start within {limit_s:g} s: {look_at}", 5.0) from error
-        if said is not None:  # an error of the JVM's asks the JVM for its text, which has gone
+        if said is not None:  # a Java error needs its JVM to print its text, and that JVM has ended
             raise Unavailable(f"Spark did not start: {said}", 5.0) from None
         raise
 
 
 def _java_text(error: BaseException) -> str | None:
-    """The first lines of an error of the JVM's, None if it is another one."""
+    """The first lines of a Java error; None for any other error."""
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
     if not isinstance(error, Py4JError):
         return None
     try:
         return "; ".join(str(error).splitlines()[:JAVA_LINES])
-    except Exception as silent:  # it has gone before it said why
+    except Exception as silent:  # the JVM ended before it gave the text
         return f"its JVM ended ({silent!r})"
 
 
@@ -152,7 +153,7 @@ def _kill_jvm(fresh: set[int]) -> None:
     if process is not None:
         process.kill()
         return
-    for pid in fresh:  # pyspark is still waiting for it to say where it listens
+    for pid in fresh:  # pyspark is still waiting for the JVM's port, and has no gateway yet
         if runs(pid, b"spark"):
             try:
                 os.kill(pid, signal.SIGKILL)
@@ -167,23 +168,23 @@ def _forget_context() -> None:
     if context is not None:
         try:
             context.stop()
-        except Exception:  # its JVM has gone
+        except Exception:  # its JVM has ended
             SparkContext._active_spark_context = None
 
 
 def child_pids(pid: int | str = "self") -> set[int]:
-    """The processes that process ``pid`` has started and that live."""
+    """The live child processes of process ``pid``."""
     found: set[int] = set()
     for listed in Path(f"/proc/{pid}/task").glob("*/children"):
         try:
             found.update(map(int, listed.read_text().split()))
-        except OSError:  # that thread has ended
+        except OSError:  # the thread has ended
             continue
     return found
 
 
 def runs(pid: int, word: bytes) -> bool:
-    """Whether the process lives and its command line has ``word`` in it; one that has ended has none."""
+    """Whether the process is alive and its command line contains ``word``."""
     try:
         return word in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:

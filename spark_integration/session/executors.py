@@ -1,7 +1,7 @@
-"""The executors of a session on Ray: is there room for them before anything is started, and have they come.
+"""Checks for a session on Ray that its executors fit before anything is started, and waits for them.
 
-Ray itself would let an actor that does not fit wait for ever. Every executor has to fit into one node, so
-free CPUs are counted node by node: four free CPUs on four nodes are no room for an executor of two cores.
+Ray itself lets an actor that does not fit wait forever. Every executor has to fit on one node, so free CPUs
+are counted node by node: an executor of two cores does not fit on four nodes with one free CPU each.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from escrowmq.replication.errors import ConfigError, Unavailable
 
 Resources = Mapping[str, float]
 MIB = 1 << 20
-#: What an actor held is free a second or so after its end.
+#: The resources of an actor become free about a second after its end.
 SETTLE_S = 3.0
-#: Executors register once; asking costs a call into the JVM.
+#: Interval between questions for the number of executors; each is a call into the JVM.
 ASK_EVERY_S = 0.1
 
 
 def free_by_node() -> list[Resources]:
-    """What is free on every living node. Resources that are used up are left out by Ray."""
-    from ray._private.state import available_resources_per_node  # there is no public way
+    """Free resources of every live node. Ray leaves out resources that are used up."""
+    from ray._private.state import available_resources_per_node  # there is no public API
 
     return list(available_resources_per_node().values())  # type: ignore[no-untyped-call]
 
 
 def total_by_node() -> list[Resources]:
-    """What every living node has."""
+    """All resources of every live node."""
     nodes = ray.nodes()  # type: ignore[no-untyped-call]
     return [node["Resources"] for node in nodes if node["Alive"]]
 
 
 def require_room(executors: int, cores: int, held_bytes: int) -> None:
-    """:func:`check_room` with what the Ray cluster has, which may be a moment behind."""
+    """:func:`check_room` with the Ray cluster's resources, repeated because Ray's numbers may be old."""
     deadline = time.monotonic() + SETTLE_S
     while True:
         try:
@@ -51,9 +51,9 @@ def require_room(executors: int, cores: int, held_bytes: int) -> None:
 def check_room(
     executors: int, cores: int, held_bytes: int, *, free: Sequence[Resources], total: Sequence[Resources]
 ) -> None:
-    """Raise ConfigError if one executor fits no node, and Unavailable unless all fit what is free.
+    """Raise ConfigError if one executor fits on no node, and Unavailable if not all fit in what is free.
 
-    ``held_bytes``: memory of one executor. ``free`` and ``total`` are by node.
+    ``held_bytes``: memory of one executor. ``free`` and ``total``: resources of each node.
     """
     largest = max((node.get("CPU", 0.0) for node in total), default=0.0)
     if cores > largest:
@@ -64,7 +64,7 @@ def check_room(
     roomiest = max((node.get("memory", 0.0) for node in total), default=0.0)
     if held_bytes > roomiest:
         raise ConfigError(
-            f"an executor of this memory takes {held_bytes / MIB:.0f} MiB and the largest Ray node has "
+            f"an executor with this memory takes {held_bytes / MIB:.0f} MiB, but the largest Ray node has "
             f"{roomiest / MIB:.0f} MiB; ask for less, or start Ray with more (ray start --memory=...)"
         )
     if sum(_fitting(node, cores, held_bytes) for node in free) >= executors:
@@ -76,8 +76,8 @@ def check_room(
     needed = f"{executors * cores} CPUs and {executors * held_bytes / MIB:.0f} MiB of memory"
     there = f"{cpus:g} CPUs{by_node} and {memory / MIB:.0f} MiB"
     raise Unavailable(
-        f"{executors} Spark executors need {needed}, each executor on one node, and the Ray cluster has "
-        f"{there} free; ask for fewer or smaller executors, or start Ray with more",
+        f"{executors} Spark executors need {needed}, each executor on one node, but the Ray cluster has "
+        f"{there} free; ask for fewer or smaller executors, or start Ray with more resources",
         5.0,
     )
 
@@ -87,15 +87,17 @@ def _fitting(node: Resources, cores: int, held_bytes: int) -> int:
 
 
 def executor_count(spark: Any) -> int:
-    """How many executors are registered with the driver at this moment."""
-    return int(spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size()) - 1  # the driver is one too
+    """The number of executors that are registered with the driver now."""
+    return (
+        int(spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size()) - 1
+    )  # the driver is counted, too
 
 
 def wait_for_executors(spark: Any, wanted: int) -> None:
-    """Return when ``wanted`` executors are there. Bounded by ``driver_jvm.bounded_start``, which must be
-    around it: that ends the JVM, and with it this.
+    """Return when ``wanted`` executors are registered.
 
-    A session without executors would let its first query wait for them, for ever if need be.
+    Without this, the first query would wait for them, perhaps forever. Call it inside
+    ``driver_jvm.bounded_start``, which bounds it: that ends the JVM, which makes this raise.
     """
     while executor_count(spark) < wanted:
         time.sleep(ASK_EVERY_S)

@@ -1,7 +1,7 @@
-"""Sessions by RayDP: every executor is a Ray actor in Java, and Ray starts it again when it dies.
+"""Sessions with RayDP: every executor is a Ray actor in Java, and Ray restarts it when it dies.
 
-RayDP for Spark 4 exists as development builds only, so nothing but this module knows it. It waits for ever
-when its executors do not fit or a node lacks Java; both are asked first, and its start has a limit.
+RayDP for Spark 4 exists only as development builds, so only this module uses it. RayDP waits forever if its
+executors do not fit or a node lacks Java; both are checked first, and its start has a time limit.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from escrowmq.spark_integration.session.request import SessionRequest
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-#: A worker process starts in 1 s, on a machine under load in 10.
+#: A worker process starts in 1 s, on a machine under load in 10 s.
 PROBE_TIMEOUT_S = 60.0
 _LOOK_AT = (
     "the logs of the Ray session (by default /tmp/ray/session_latest/logs: files named java-worker and "
@@ -40,7 +40,7 @@ def start(request: SessionRequest) -> SparkSession:
         try:
             ray.kill(ray.get_actor(f"{request.app_name}_SPARK_MASTER"))
         except ValueError:
-            pass  # it has not come that far
+            pass  # it was not created yet
 
     try:
         with bounded_start(request.start_timeout_s, _LOOK_AT, give_up):
@@ -53,12 +53,12 @@ def start(request: SessionRequest) -> SparkSession:
             )
             wait_for_executors(spark, request.executors)
     except ray.exceptions.RayActorError as error:
-        raise Unavailable(f"RayDP's actor ended before the session was there: {_LOOK_AT}", 5.0) from error
+        raise Unavailable(f"RayDP's actor ended before the session was ready: {_LOOK_AT}", 5.0) from error
     return cast("SparkSession", spark)
 
 
 def _master_beside_the_driver() -> dict[str, str]:
-    """RayDP's master on the node of the driver: on another one, the session would be lost with that node."""
+    """Place RayDP's master on the driver's node: elsewhere, the loss of that node would end the session."""
     address = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
     prefix = "spark.ray.raydp_spark_master.actor.resource."
     return {f"{prefix}CPU": "0", f"{prefix}node:{address}": "0.001"}
@@ -72,7 +72,10 @@ def stop() -> None:
 
 
 def check_java_on_nodes() -> None:
-    """Ray's workers see the PATH that their node was started with; RayDP would wait for ever without Java."""
+    """Check for Java on each node, on the PATH with which Ray was started there.
+
+    Without Java RayDP would wait forever. Raises JavaNotFound, Unavailable.
+    """
 
     def look() -> str:
         import shutil

@@ -1,7 +1,7 @@
-"""What a Spark session is asked to be, checked and put into Spark's words.
+"""The request for a Spark session: checks its settings and translates them into Spark's.
 
-Pure: everything here is decided before a process is started or anybody is asked, so that a mistake costs
-no time. How a session comes about is the business of the modules beside this one, one for each mode.
+Pure: everything here is decided before any process is started or asked, so that a mistake is reported at
+once. The modules beside this one start sessions, one module for each mode.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from escrowmq.replication.errors import ConfigError
 
 #: Spark refuses smaller executors.
 MEMORY_BYTES_MIN = 512 << 20
-#: RayDP was seen to take 50 s on two busy cores; longer than this is no longer slow but stuck.
+#: RayDP has been seen to take 50 s on two busy cores; a start that takes longer than this is stuck.
 START_TIMEOUT_S = 180.0
 
-#: Reasons: the UI and its port are not wanted by a job of seconds; the progress bar fights with other
-#: output; timestamps are in UTC, as brokers write them.
+#: Reasons: a job of seconds needs no UI and no port for it; the progress bar garbles other output; timestamps
+#: are in UTC, as brokers write them.
 BASE_CONFIGS: Mapping[str, str] = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.session.timeZone": "UTC",
 }
 
-#: The simple compiler and collector start in half the time and are slower in the long run: measured on
-#: two busy cores, 15 s instead of 24 to 38 s to a session, and first queries in half the time.
+#: The simple compiler and garbage collector start in half the time but are slower in the long run. Measured
+#: on two busy cores: a session in 15 s instead of 24 to 38 s, and first queries in half the time.
 QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 QUICK_CONFIGS: Mapping[str, str] = {
     "spark.driver.extraJavaOptions": QUICK_JVM,
@@ -37,10 +37,10 @@ QUICK_CONFIGS: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class SessionRequest:
-    """What a session should be. ``memory_bytes`` and ``cores`` are per executor.
+    """The wanted session. ``memory_bytes`` and ``cores`` are per executor.
 
-    ``executors`` are there when the session is; with ``executors_max`` Spark asks for up to so many when
-    tasks wait, and gives them back when they have been idle.
+    ``executors`` are running when the session starts. With ``executors_max``, Spark asks for up to that many
+    while tasks wait, and gives back executors that have been idle.
     """
 
     app_name: str
@@ -53,7 +53,7 @@ class SessionRequest:
 
     @property
     def most(self) -> int:
-        """Executors at most."""
+        """The maximum number of executors."""
         return self.executors if self.executors_max is None else self.executors_max
 
 
@@ -75,7 +75,7 @@ def session_request(
         raise ConfigError(f"cores must be a whole number of at least 1, not {cores!r}")
     if not start_timeout_s > 0:
         raise ConfigError(f"start_timeout_s must be above 0, not {start_timeout_s!r}")
-    # Spark's 200 partitions of a shuffle are for clusters of hundreds of cores.
+    # Spark's default of 200 shuffle partitions is meant for clusters with hundreds of cores.
     shuffle = {"spark.sql.shuffle.partitions": str(max(2, 2 * (most or least) * cores))}
     return SessionRequest(
         app_name,
@@ -95,7 +95,7 @@ def session_request(
 
 
 def memory_bytes(text: str) -> int:
-    """``"512m"``, ``"2g"``, ``"1GiB"`` to bytes; at least 512 MiB, since smaller executors do not start."""
+    """``"512m"``, ``"2g"``, ``"1GiB"`` in bytes; at least 512 MiB, since smaller executors do not start."""
     found = re.fullmatch(r"\s*(\d+)\s*([kmgt]?)i?b?\s*", str(text).lower())
     if found is None:
         raise ConfigError(f"memory must be a number with k, m, g or t, as in '1g', not {text!r}")
@@ -106,7 +106,7 @@ def memory_bytes(text: str) -> int:
 
 
 def _sizes(executors: int | tuple[int, int]) -> tuple[int, int | None]:
-    """(at the start, at most), the latter None for a fixed size."""
+    """(initial number, maximum); the maximum is None for a fixed size."""
     if type(executors) is int and executors >= 1:
         return executors, None
     if isinstance(executors, tuple) and len(executors) == 2:
@@ -122,7 +122,7 @@ def _sizes(executors: int | tuple[int, int]) -> tuple[int, int | None]:
 def _dynamic(least: int, most: int) -> dict[str, str]:
     return {
         "spark.dynamicAllocation.enabled": "true",
-        # There is no shuffle service on Ray: an executor stays as long as somebody needs its shuffle files.
+        # Ray has no shuffle service, so an executor has to stay as long as its shuffle files are needed.
         "spark.dynamicAllocation.shuffleTracking.enabled": "true",
         "spark.dynamicAllocation.minExecutors": str(least),
         "spark.dynamicAllocation.initialExecutors": str(least),

@@ -1,8 +1,8 @@
-"""Spark sessions: on Ray through RayDP or a standalone cluster in actors, local, or by one's own factory.
+"""Starts Spark sessions: on Ray with RayDP or a standalone cluster in actors, local, or by a given factory.
 
-Each way is a function from a ``SessionRequest`` to a session, and ``mode`` takes one in place of a name.
-Every wait that Spark, RayDP or Ray would do without a limit is asked about first or bounded, and the answer
-is an error that says what is missing. Never starts or stops a Ray cluster.
+Each kind of session is a function from a ``SessionRequest`` to a session; ``mode`` accepts such a function in
+place of a name. Where Spark, RayDP or Ray would wait without a limit, the condition is checked beforehand or
+the wait is bounded, and an error says what is missing. This module never starts or stops a Ray cluster.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SessionFactory = Callable[[SessionRequest], "SparkSession"]
-#: Masters that are threads of this machine.
+#: Spark masters that run as threads of this process.
 _LOCAL = re.compile(r"local(\[ *(\*|\d+) *(, *\d+ *)?\])?")
 MODES = ("auto", "raydp", "standalone", "local")
 
@@ -48,22 +48,23 @@ def spark_session(
 
     ``mode`` is ``"raydp"`` (executors are Ray actors), ``"standalone"`` (a Spark standalone cluster inside
     Ray actors), ``"auto"`` (RayDP if it has a build for the installed Spark, else standalone), ``"local"``
-    (threads of this machine: ``executors * cores`` of them) or a SessionFactory. ``executors`` is their
-    number, or (least, most): then Spark asks for more while tasks wait, and gives idle ones back.
-    ``cores`` and ``memory`` are those of one executor. ``address`` names the Ray cluster as host:port;
-    default: the one this process is connected to. ``quick_start`` suits jobs of seconds to a few minutes:
-    its JVMs start in half the time. ``configs``: Spark's own settings, which win. End the session with
-    :func:`stop_session`. Raises ConfigError (a setting, or a version), JavaNotFound, ClusterNotFound, and
-    Unavailable when the Ray cluster has not room for the executors or ``start_timeout_s`` is over.
+    (``executors * cores`` threads of this process) or a SessionFactory. ``executors``: their number, or
+    (least, most): then Spark asks for more while tasks wait and gives back idle ones. ``cores`` and
+    ``memory``: for one executor. ``address``: host:port of the Ray cluster; default: the one that this
+    process is connected to. ``quick_start`` suits jobs of seconds to a few minutes: JVMs start in half the
+    time. ``configs``: Spark's own settings, which override all others. End the session with
+    :func:`stop_session`. Raises ConfigError (a setting or a version), JavaNotFound, ClusterNotFound, and
+    Unavailable if the Ray cluster has no room for the executors or the start takes longer than
+    ``start_timeout_s``.
     """
     if isinstance(mode, str) and mode not in MODES:
         raise ConfigError(f"mode must be one of {', '.join(MODES)}, or a function, not {mode!r}")
     master = (configs or {}).get("spark.master")
     if master is not None and isinstance(mode, str) and not (mode == "local" and _LOCAL.fullmatch(master)):
         raise ConfigError(
-            f"configs must not name 'spark.master' ({master!r}): mode={mode!r} says where Spark runs (with "
-            '"local", a master like local[2,4] may be named); for a master of your own, give a function that '
-            "makes the session as mode="
+            f"configs must not contain 'spark.master' ({master!r}): mode={mode!r} says where Spark runs "
+            '(only with "local", a master like local[2,4] is allowed); for another master, give as mode= a '
+            "function that makes the session"
         )
     request = session_request(
         app_name,
@@ -75,7 +76,7 @@ def spark_session(
         start_timeout_s=start_timeout_s,
     )
     if mode == "local" and request.executors_max is not None:
-        raise ConfigError('executors must be one number with mode="local": its threads are always there')
+        raise ConfigError('executors must be one number with mode="local": its threads are always running')
     if isinstance(mode, str):
         mode = pick_mode(mode, installed_spark(), installed_raydp_builds())
     from escrowmq.spark_integration.session.driver_jvm import require_no_jvm
@@ -83,7 +84,7 @@ def spark_session(
     require_no_jvm()
     _forget_ended_sessions()
     provide_java()
-    # Workers are started with this interpreter, whose packages they need; no Spark option does it.
+    # Workers need this interpreter, for its packages; no Spark option sets it.
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     here = _connect(address, app_name, needed=mode in ("raydp", "standalone"))
     from escrowmq.spark_integration.data_source import register
@@ -94,9 +95,9 @@ def spark_session(
 
 
 def stop_session(spark: SparkSession) -> None:
-    """End a session of any mode, with its executors on Ray and its JVM here. The Ray cluster stays.
+    """End a session of any mode, its executors on Ray, and its JVM in this process. Ray keeps running.
 
-    One that was ended by this already has no JVM any more, and nothing is done.
+    Stopping a session a second time does nothing.
     """
     from escrowmq.spark_integration.session import driver_jvm, standalone
     from escrowmq.spark_integration.session import raydp as raydp_session
@@ -112,7 +113,7 @@ def stop_session(spark: SparkSession) -> None:
 
 
 def _forget_ended_sessions() -> None:
-    """What stays of a session that was ended by ``spark.stop()``: executors, and RayDP's belief in it."""
+    """Clean up after a session ended by ``spark.stop()``, which leaves executors and RayDP's state."""
     from escrowmq.spark_integration.session import raydp as raydp_session
     from escrowmq.spark_integration.session import standalone
 
@@ -131,7 +132,8 @@ def _factory(mode: str | SessionFactory) -> SessionFactory:
 
 
 def _connect(address: str | None, app_name: str, needed: bool) -> str:
-    """Address of the Ray cluster this process is in, joining it if need be; "" if neither was asked for."""
+    """The address of this process's Ray cluster, which it joins if necessary; "" if there is none and none is
+    needed."""
     if address is None and not ray.is_initialized():
         if needed:
             raise ClusterNotFound(
@@ -140,7 +142,7 @@ def _connect(address: str | None, app_name: str, needed: bool) -> str:
             )
         return ""
     if address is not None:
-        # RayDP's actors have fixed names: a namespace of its own for each session keeps them apart.
+        # RayDP's actors have fixed names, so each session gets a new namespace.
         join_ray(find_address(address), namespace=f"spark-{app_name}-{uuid.uuid4().hex[:8]}")
     return current_address()
 

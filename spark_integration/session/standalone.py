@@ -1,11 +1,10 @@
-"""Sessions on a Spark standalone cluster that lives inside Ray actors: any Spark, on any Ray.
+"""Sessions on a Spark standalone cluster inside Ray actors, for any version of Spark and of Ray.
 
-One actor runs the Master, on the driver's node: without that node there is no session anyway. One actor for
-each executor runs a Worker of exactly its size and holds its CPUs and memory in Ray, spread over the nodes.
-Spark replaces a lost executor, the actor a lost Worker, and Ray an actor whose node was lost, where
-there is room. Everything belongs to this driver: Ray ends it when the driver ends, however that ends.
-
-The Master takes applications from whoever knows the secret, which is made anew for every session.
+One actor runs the Master, on the driver's node, whose loss would end the session anyway. For each executor,
+one actor runs a Worker of exactly its size and reserves its CPUs and memory in Ray; these actors are spread
+over the nodes. Spark replaces a lost executor, the actor replaces a lost Worker, and Ray restarts an actor
+whose node was lost on another node with room. All actors belong to this driver: Ray ends them when the driver
+ends, however that happens. The Master accepts applications that know the secret, a new one for every session.
 """
 
 from __future__ import annotations
@@ -35,23 +34,23 @@ _LOOK_AT = (
     "`ray status` shows actors that wait for resources; Spark's logs are on each node in Ray's session "
     "(by default /tmp/ray/session_latest/escrowmq-spark)"
 )
-#: What a JVM and its Python workers take beside the heap, by the rule that Spark has for containers.
+#: Memory of a JVM and its Python workers besides the heap, by Spark's rule for containers.
 OVERHEAD_BYTES_MIN, OVERHEAD_SHARE = 384 << 20, 0.1
 
-#: For a count from all Workers' actors; one that waits for room does not answer.
+#: Time for the Workers' actors to report their executors; an actor that waits for room does not answer.
 ANSWER_TIMEOUT_S = 1.0
 
 _SECRET = "_SPARK_AUTH_SECRET"
-_running: list[StandaloneCluster] = []  # at most one: a process has one session
+_running: list[StandaloneCluster] = []  # at most one, since a process has one session
 
 
 def held_bytes(memory_bytes: int) -> int:
-    """Memory that an executor of this heap holds in Ray."""
+    """Memory in bytes that an executor with this heap reserves in Ray."""
     return memory_bytes + max(OVERHEAD_BYTES_MIN, int(memory_bytes * OVERHEAD_SHARE))
 
 
 def start(request: SessionRequest) -> SparkSession:
-    """A session with its own cluster. Raises ConfigError, JavaNotFound, Unavailable."""
+    """Start a session with its own standalone cluster. Raises ConfigError, JavaNotFound, Unavailable."""
     require_room(request.executors, request.cores, held_bytes(request.memory_bytes))
     cluster = StandaloneCluster(request)
     try:
@@ -75,7 +74,7 @@ def stop_cluster() -> None:
 
 
 class StandaloneCluster:
-    """The actors of one session; a Worker is known by a name of its own."""
+    """The actors of one session. Each Worker has a unique name."""
 
     def __init__(self, request: SessionRequest) -> None:
         import pyspark
@@ -92,27 +91,27 @@ class StandaloneCluster:
             ray.remote(SparkDaemon)
             .options(
                 num_cpus=0,
-                max_concurrency=2,  # stop() while ready() waits
+                max_concurrency=2,  # so that stop() can run while ready() waits
                 scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=False),
             )
             .remote(DaemonSpec(*self._spec))
         )
 
     def start(self) -> None:
-        """The Master, then as many Workers as are wanted at the start. Raises as :func:`start`."""
+        """Start the Master, then the initial number of Workers. Raises as :func:`start`."""
         (self.url,) = self._ready([self.master], "the Master")
         for _ in range(self.request.executors):
             self.add_worker()
         self._ready(list(self.workers.values()), "the Workers")
 
     def scale(self, spark: SparkSession) -> None:
-        """Follow the number of executors that Spark wants, if that changes."""
+        """Follow the number of executors that Spark wants, if it is variable."""
         if self.request.executors_max is not None:
             scaler = Scaler(self, self.request.executors, self.request.executors_max)
             self.scaling = ScalingThread(scaler, lambda: executors_wanted(spark))
 
     def add_worker(self) -> None:
-        """One more Worker, on the node with the fewest."""
+        """Start one more Worker; Ray spreads them over the nodes."""
         request = self.request
         spec = DaemonSpec(*self._spec, self.url, request.cores, request.memory_bytes >> 20)
         actor = ray.remote(SparkDaemon).options(
@@ -125,23 +124,23 @@ class StandaloneCluster:
         self.workers[uuid.uuid4().hex] = actor.remote(spec)
 
     def executors_by_worker(self) -> dict[str, int | None]:
-        """How many executors each Worker runs; None for one that does not answer, or not yet."""
+        """The number of executors of each Worker; None for a Worker that does not answer (yet)."""
         asked = {actor.executors.remote(): worker for worker, actor in self.workers.items()}
         answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=ANSWER_TIMEOUT_S)
         counts: dict[str, int | None] = dict.fromkeys(self.workers)
         for answer in answered:
             try:
                 counts[asked[answer]] = ray.get(answer)
-            except ray.exceptions.RayActorError:  # its node went; Ray starts it again elsewhere
+            except ray.exceptions.RayActorError:  # its node was lost; Ray restarts it elsewhere
                 continue
         return counts
 
     def remove_worker(self, worker: str) -> None:
-        """End one Worker and give its CPUs back."""
+        """End one Worker and free its CPUs."""
         _stop_actors([self.workers.pop(worker)])
 
     def stop(self) -> None:
-        """End everything."""
+        """End all actors and the scaling thread."""
         if self.scaling is not None:
             self.scaling.stop()
         _stop_actors([*self.workers.values(), self.master])
@@ -157,7 +156,7 @@ class StandaloneCluster:
 
 
 def _stop_actors(actors: list[Any]) -> None:
-    """Whoever does not answer is killed, and its JVM with it."""
+    """Stop actors; one that does not answer is killed, which ends its JVM as well."""
     stopping = [actor.stop.remote() for actor in actors]
     ray.wait(stopping, num_returns=len(stopping), timeout=2 * STOP_TIMEOUT_S)
     for actor in actors:
@@ -175,7 +174,7 @@ def _connect(cluster: StandaloneCluster) -> SparkSession:
         "spark.executor.memory": f"{request.memory_bytes >> 20}m",
         "spark.cores.max": str(request.most * request.cores),
         "spark.authenticate": "true",
-        # Spark wants it to be there and takes the one in the environment.
+        # Spark requires this setting, but uses the secret from the environment.
         "spark.authenticate.secret": f"in {_SECRET}",
         **request.configs,
     }
@@ -187,7 +186,7 @@ def _connect(cluster: StandaloneCluster) -> SparkSession:
 
 @contextmanager
 def _secret_in_environment(secret: str) -> Iterator[None]:
-    """For the driver's JVM alone, which takes it with it."""
+    """Set the secret in the environment while the driver's JVM starts, which inherits it."""
     os.environ[_SECRET] = secret
     try:
         yield

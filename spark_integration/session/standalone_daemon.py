@@ -1,11 +1,12 @@
-"""One JVM of a Spark standalone cluster, Master or Worker, kept running inside a Ray actor.
+"""One JVM of a Spark standalone cluster, Master or Worker, which a Ray actor keeps running.
 
-A plain class; ``standalone`` makes an actor of it. Spark's own start script runs the JVM; its log says when
-it is ready and where it listens, since all ports are free ones. A JVM that ends is started again, the
-Master at the same port and with its state, so that running applications find it again.
+This is a plain class; ``standalone`` makes an actor of it. Spark's own script starts the JVM. All ports are
+chosen freely, so the JVM's log says when it is ready and where it listens. A JVM that ends is restarted; the
+Master gets the same port and its previous state, so that running applications find it again.
 
-The JVM cannot outlive the actor's process (``tether``), nor executors their Worker, which they watch: when
-a driver, a node or Ray goes, everything goes. It keeps nothing but logs, in the directory of Ray's session.
+The JVM cannot outlive the actor's process (``tether``), and executors cannot outlive their Worker, which they
+watch. So when the driver, the node or Ray ends, all these processes end. Only logs are kept, in the directory
+of Ray's session.
 """
 
 from __future__ import annotations
@@ -29,20 +30,20 @@ from escrowmq.spark_integration.java import provide_java
 from escrowmq.spark_integration.session.driver_jvm import child_pids, runs
 
 MASTER, WORKER = "org.apache.spark.deploy.master.Master", "org.apache.spark.deploy.worker.Worker"
-#: The main class of what a Worker runs for a session.
+#: The main class of an executor.
 EXECUTOR = b"org.apache.spark.executor.CoarseGrainedExecutorBackend"
 _MASTER_URL = re.compile(r"Starting Spark master at (spark://\S+:(\d+))")
 _WORKER_URL = re.compile(r"Successfully registered with master (spark://\S+:(\d+))")
 
-#: The Worker tells its executors to end; what has not then is killed.
+#: The Worker tells its executors to end; processes that have not ended after this time are killed.
 STOP_TIMEOUT_S = 5.0
-#: A JVM that ends again and again will not get better by one more start; one that lived longer counts anew.
+#: Limit of restarts in a row. A JVM that ran longer than LIVED_WELL_S resets the count.
 RESTARTS_MAX, LIVED_WELL_S, PAUSE_S = 10, 60.0, 1.0
 _ASK_EVERY_S = 0.05
 
-#: Master and Worker only hand out work. Simple compiler and collector: they start in half the time.
+#: Master and Worker only distribute work. With the simple compiler and collector they start in half the time.
 _DAEMON_MEMORY, _DAEMON_OPTIONS = "256m", "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
-#: Executors log by the same file as their Worker.
+#: Executors use the same log configuration as their Worker.
 _LOG4J = """\
 rootLogger.level = warn
 rootLogger.appenderRef.stderr.ref = console
@@ -58,7 +59,7 @@ logger.deploy.level = info
 
 @dataclass(frozen=True, slots=True)
 class DaemonSpec:
-    """What to run. ``master_url`` is empty for the Master itself."""
+    """What to run. ``master_url``: empty for the Master itself."""
 
     session: str
     spark_version: str
@@ -69,7 +70,7 @@ class DaemonSpec:
 
 
 class SparkDaemon:
-    """Runs from its making until :meth:`stop`, or the end of its process."""
+    """Runs a JVM from its construction until :meth:`stop` or the end of its process."""
 
     def __init__(self, spec: DaemonSpec) -> None:
         self._spec = spec
@@ -83,12 +84,15 @@ class SparkDaemon:
         self._log_start = self._port = 0
         self._failure: EscrowMQError | None = None
         self._stopping = threading.Event()
-        # The kernel ties the JVM to the thread that starts it, so this thread does nothing but keep it.
+        # The kernel ends the JVM with the thread that started it, so this thread does nothing else.
         self._keeper = threading.Thread(target=self._keep, name="spark-daemon", daemon=True)
         self._keeper.start()
 
     def ready(self, timeout_s: float) -> str:
-        """Wait until the JVM serves; the Master's URL. Raises JavaNotFound, ConfigError, Unavailable."""
+        """Wait until the JVM is ready; returns the Master's URL.
+
+        Raises JavaNotFound, ConfigError, Unavailable.
+        """
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             if self._failure is not None:
@@ -101,17 +105,17 @@ class SparkDaemon:
         raise Unavailable(f"Spark's {self._name} on {self._host} was not ready in {timeout_s:.0f} s", 5.0)
 
     def pid(self) -> int:
-        """Process id of the JVM on its node; 0 between two."""
+        """Process id of the JVM on its node; 0 while none is running."""
         process = self._process
         return 0 if process is None or process.poll() is not None else process.pid
 
     def executors(self) -> int:
-        """How many executors this Worker runs, by their main class: a Worker has other children as well."""
+        """The number of this Worker's executors, told by their main class from its other children."""
         pid = self.pid()
         return sum(runs(child, EXECUTOR) for child in child_pids(pid)) if pid else 0
 
     def stop(self) -> None:
-        """End the JVM with its executors, and remove what they kept on disk but their logs."""
+        """End the JVM with its executors, and remove their files, except the logs."""
         self._stopping.set()
         process = self._process
         if process is not None:
@@ -138,13 +142,13 @@ class SparkDaemon:
             self._failure = Unavailable(f"Spark's {self._name} cannot run on {self._host}: {error}", 5.0)
 
     def _prepare(self) -> dict[str, str]:
-        """Directories, configuration and environment of the JVM."""
+        """Create the JVM's directories and configuration; returns its environment."""
         import pyspark
 
         if pyspark.__version__ != self._spec.spark_version:
             raise ConfigError(
-                f"node {self._host} has pyspark {pyspark.__version__} and the driver "
-                f"{self._spec.spark_version}: install the same on every node"
+                f"node {self._host} has pyspark {pyspark.__version__}, but the driver has "
+                f"{self._spec.spark_version}; install the same version on every node"
             )
         self._directory.mkdir(parents=True, mode=0o700)
         conf = self._directory / "conf"
@@ -183,7 +187,7 @@ class SparkDaemon:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,  # a group of its own: executors are found by it
+                start_new_session=True,  # a new process group, by which executors are found
             )
         if self._stopping.is_set():
             _end(self._process)
@@ -199,7 +203,7 @@ class SparkDaemon:
         return [start, WORKER, *common, "--port", "0", *size, *work, spec.master_url]
 
     def _said(self) -> str:
-        """What the present JVM has logged; a daemon logs a few lines for each application."""
+        """The log of the present JVM; a daemon logs a few lines for each application."""
         try:
             with self._log.open("rb") as log:
                 log.seek(self._log_start)
@@ -211,24 +215,24 @@ class SparkDaemon:
 def daemon_environment(
     base: Mapping[str, str], *, home: Path, conf: Path, local: Path, host: str, secret: str
 ) -> dict[str, str]:
-    """Environment of a daemon: what the node has, without what it may have for other Spark clusters."""
+    """Environment of a daemon: the node's variables without those that configure other Spark clusters."""
     kept = {name: value for name, value in base.items() if not name.startswith("SPARK_")}
     return {
         **kept,
         "SPARK_HOME": str(home),
         "SPARK_CONF_DIR": str(conf),
         "SPARK_LOCAL_IP": host,
-        # Shuffle files. A node with a disk for them says so by this variable, which then stands.
+        # Directory of shuffle files. If the node has a special disk for them, it sets this variable.
         "SPARK_LOCAL_DIRS": base.get("SPARK_LOCAL_DIRS", str(local)),
         "SPARK_DAEMON_MEMORY": _DAEMON_MEMORY,
         "SPARK_DAEMON_JAVA_OPTS": _DAEMON_OPTIONS,
-        # In the environment and not among the arguments, which every user of the node can read.
+        # In the environment, because every user of the node can read the arguments.
         "_SPARK_AUTH_SECRET": secret,
     }
 
 
 def missing_python_path(environment: Mapping[str, str]) -> str:
-    """The folder that makes ``import escrowmq`` work in Spark's Python workers; "" if it works without."""
+    """The directory needed for ``import escrowmq`` in Spark's Python workers; "" if none is needed."""
     import escrowmq
 
     tried = subprocess.run(
@@ -238,7 +242,7 @@ def missing_python_path(environment: Mapping[str, str]) -> str:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ask the JVM to end, then kill what is left of its group."""
+    """Ask the JVM to end, then kill what is left of its process group."""
     if process.poll() is None:
         process.terminate()
         try:
@@ -248,10 +252,10 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
-        pass  # nobody is left, as it should be
+        pass  # no process is left, as it should be
 
 
 def _session_directory() -> Path:
-    from ray._private import worker  # there is no public way
+    from ray._private import worker  # there is no public API
 
     return Path(worker._global_node.get_session_dir_path())  # type: ignore[attr-defined]

@@ -1,9 +1,9 @@
-"""Workers come and go with the executors that Spark wants, so that what is not used is free in Ray.
+"""Starts and ends Workers as Spark wants executors, so that unused resources are free in Ray.
 
-Spark's dynamic allocation decides how many executors it wants and gives back idle ones; it asks the Master,
-which can only use the Workers that are there. A thread in the driver follows that number: it starts an
-actor for every executor that is wanted, and ends Workers that have none. An actor for which Ray has
-no room waits; the session goes on with what it has.
+Spark's dynamic allocation decides how many executors it wants and gives back idle ones. It asks the Master,
+which can only use existing Workers. A thread in the driver follows the wanted number: it starts an actor for
+every wanted executor, and ends Workers without executors. An actor for which Ray has no room waits; the
+session continues with the executors that it has.
 """
 
 from __future__ import annotations
@@ -15,36 +15,36 @@ from typing import Any, Protocol
 
 log = logging.getLogger(__name__)
 
-#: Spark itself changes its mind once a second (spark.dynamicAllocation.schedulerBacklogTimeout).
+#: Spark itself adjusts the number once per second (spark.dynamicAllocation.schedulerBacklogTimeout).
 LOOK_EVERY_S = 1.0
-#: A Worker that has no executor may be about to get one: it is ended when so many looks found it so.
+#: A Worker without an executor may be about to get one, so it is ended only after this many such looks.
 IDLE_LOOKS = 3
-#: Looks that fail one after the other until there is nothing left to scale.
+#: Number of looks that may fail in a row before scaling ends.
 FAILURES_MAX = 10
 
 
 class Workers(Protocol):
-    """What is scaled: identities of the Workers there are, and the two things to be done."""
+    """The set of Workers that is scaled."""
 
     def executors_by_worker(self) -> dict[str, int | None]:
-        """How many executors each Worker runs; None for one that has not started or does not answer."""
+        """The number of executors of each Worker; None for one that has not started or does not answer."""
 
     def add_worker(self) -> None:
-        """Ask Ray for one more."""
+        """Ask Ray for one more Worker."""
 
     def remove_worker(self, worker: str) -> None:
-        """End one."""
+        """End one Worker."""
 
 
 class Scaler:
-    """The decisions. :meth:`look` is called once in a while, and remembers who was idle before."""
+    """Decides which Workers to add and to remove. :meth:`look` must be called regularly."""
 
     def __init__(self, workers: Workers, least: int, most: int) -> None:
         self._workers, self._least, self._most = workers, least, most
         self._idle_looks: dict[str, int] = {}
 
     def look(self, target: int) -> None:
-        """``target``: how many executors Spark wants now."""
+        """Adjust the Workers. ``target``: the number of executors that Spark wants now."""
         running = self._workers.executors_by_worker()
         wanted = min(max(target, self._least), self._most)
         for _ in range(wanted - len(running)):
@@ -59,12 +59,12 @@ class Scaler:
 
 
 def _waiting_first(spare: Sequence[str], running: dict[str, int | None]) -> list[str]:
-    """Those that have not even started cost least to be without."""
+    """The Workers in the order of removal: those that have not even started come first."""
     return sorted(spare, key=lambda worker: running[worker] is not None)
 
 
 class ScalingThread:
-    """Looks once a second, until it is stopped or the session has ended."""
+    """Calls the scaler once per second, until it is stopped or the session has ended."""
 
     def __init__(self, scaler: Scaler, target: Callable[[], int]) -> None:
         self._scaler, self._target = scaler, target
@@ -73,7 +73,7 @@ class ScalingThread:
         self._thread.start()
 
     def stop(self) -> None:
-        """Return when no further decision will be made."""
+        """Stop scaling; no further change is made after this returns."""
         self._stopping.set()
         self._thread.join()
 
@@ -86,13 +86,13 @@ class ScalingThread:
             except Exception as error:  # Ray or Spark may be busy for a moment; the next look tries again
                 failures += 1
                 log.debug("a look at Spark's executors failed: %r", error)
-                if failures == FAILURES_MAX:  # the session ended by itself, or Ray did
-                    log.info("Spark's executors are not scaled any more: %r", error)
+                if failures == FAILURES_MAX:  # the session or Ray has ended
+                    log.info("Spark's executors are no longer scaled: %r", error)
                     return
 
 
 def executors_wanted(spark: Any) -> int:
-    """The number that Spark's dynamic allocation aims at, from its own gauge."""
+    """The number of executors that Spark's dynamic allocation wants, from its own gauge."""
     manager = spark.sparkContext._jsc.sc().executorAllocationManager().get()
     gauges = manager.executorAllocationManagerSource().metricRegistry().getGauges()
     return int(gauges.get("executors.numberTargetExecutors").getValue())

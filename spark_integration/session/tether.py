@@ -1,8 +1,8 @@
-"""Runs a program that ends when its parent does: ``python tether.py PARENT_PID PROGRAM ARGUMENTS...``.
+"""Runs a program that ends with its parent: ``python tether.py PARENT_PID PROGRAM ARGUMENTS...``.
 
-The kernel kills the program (SIGKILL) in the moment in which the thread that started it ends, however it
-ends; no cleaning up by a parent could promise that. Kept over exec. Run as a file, so that nothing of the
-package is imported on the way.
+The kernel kills the program (SIGKILL) at the moment when the thread that started it ends, however that
+happens; no clean-up by the parent could guarantee that. The setting survives exec. This module is run as a
+file, so that nothing of the package is imported.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Which packages for Spark are installed, and which way of starting it suits them.
+"""Finds out which packages for Spark are installed, and which kind of session works with them.
 
-RayDP waits for ever under a Spark that it has no build for, so that is found out from its files first: a
-build for Spark 4.2 is a jar named ``raydp-shims-spark420-...``.
+RayDP waits forever with a version of Spark that it has no build for, so its files are checked first: a build
+for Spark 4.2 is a jar named ``raydp-shims-spark420-...``.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from pathlib import Path
 
 from escrowmq.replication.errors import ConfigError
 
-#: What was tried together, and what the extra ``spark`` installs.
+#: The versions that were tested together and that the extra ``spark`` installs.
 PINS = "pyspark==4.2.1 with raydp==1.7.0b20260911.dev0"
-#: The first whose Python sources know read limits and Arrow sinks.
+#: The first version whose Python data sources support read limits and Arrow sinks.
 SPARK_MIN = (4, 2)
 _INSTALL = "pip install 'escrowmq[spark]'"
 
 
 def pick_mode(mode: str, spark: str | None, raydp_builds: Iterable[str] | None) -> str:
-    """``mode`` if it can work with what is installed, with "auto" decided. Raises ConfigError.
+    """``mode`` if it works with the installed packages; "auto" is replaced by a mode. Raises ConfigError.
 
-    ``spark``: version of pyspark, None if it is not installed; ``raydp_builds``: the Sparks that RayDP has
-    builds for, as "4.2", None if it is not installed.
+    ``spark``: version of pyspark, None if it is not installed. ``raydp_builds``: the versions of Spark, such
+    as "4.2", that RayDP has builds for; None if it is not installed.
     """
     if spark is None:
         raise ConfigError(f"Spark needs the package pyspark, which is not installed: {_INSTALL}")
@@ -32,7 +32,7 @@ def pick_mode(mode: str, spark: str | None, raydp_builds: Iterable[str] | None) 
     if short < SPARK_MIN:
         least = ".".join(map(str, SPARK_MIN))
         raise ConfigError(
-            f"pyspark {spark} is installed and {least} is the oldest that can be used: {_INSTALL} ({PINS})"
+            f"pyspark {spark} is installed, but {least} or newer is needed: {_INSTALL} ({PINS})"
         )
     builds = set(raydp_builds or ())
     fits = ".".join(map(str, short)) in builds
@@ -42,17 +42,17 @@ def pick_mode(mode: str, spark: str | None, raydp_builds: Iterable[str] | None) 
         return mode
     if raydp_builds is None:
         raise ConfigError(
-            f'mode="raydp" needs the package raydp, which is not installed: {_INSTALL}; or take '
-            'mode="standalone", which needs none'
+            f'mode="raydp" needs the package raydp, which is not installed: {_INSTALL}; or use '
+            'mode="standalone", which does not need it'
         )
     raise ConfigError(
-        f"the installed RayDP has no build for pyspark {spark} (it has for {', '.join(sorted(builds))}) and "
-        f'would hang: install {PINS}, or take mode="standalone", which goes with any Spark'
+        f"the installed RayDP has no build for pyspark {spark} (only for {', '.join(sorted(builds))}) and "
+        f'would hang; install {PINS}, or use mode="standalone", which works with any Spark'
     )
 
 
 def installed_spark() -> str | None:
-    """Version of pyspark, None without."""
+    """The installed version of pyspark; None if it is not installed."""
     if importlib.util.find_spec("pyspark") is None:
         return None
     import pyspark
@@ -61,7 +61,7 @@ def installed_spark() -> str | None:
 
 
 def installed_raydp_builds() -> list[str] | None:
-    """The versions of Spark, as "4.2", that the installed RayDP has a build for; None without RayDP."""
+    """The versions of Spark, such as "4.2", for which the installed RayDP has a build; None without RayDP."""
     spec = importlib.util.find_spec("raydp")
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -69,7 +69,7 @@ def installed_raydp_builds() -> list[str] | None:
 
 
 def raydp_builds(jars: Iterable[str]) -> list[str]:
-    """``raydp-shims-spark420-1.7.0.jar`` -> "4.2"; other names say nothing."""
+    """``raydp-shims-spark420-1.7.0.jar`` -> "4.2"; other names are ignored."""
     found = (re.match(r"raydp-shims-spark(\d)(\d+)\d-", name) for name in jars)
     return [f"{match.group(1)}.{match.group(2)}" for match in found if match]
 

@@ -1,13 +1,14 @@
-"""Committing a batch write, which has no checkpoint: the decision is one entry in one broker group.
+"""Commits a batch write, which has no checkpoint: the decision is one log entry in one broker group.
 
-Each chunk in another group than the write's home group has an empty transaction of the same id there, and
-follows its decision, as branches of transactions over several groups do. So one COMMIT in the home group
-decides over all groups; a driver that dies before it leaves a write that was never done, and one that dies
-after it leaves chunks whose fate is known, and which :func:`settle_batch` carries out.
+A chunk in a group other than the write's home group has an empty transaction with the same id (a marker) in
+the home group and follows that transaction's decision, as branches of transactions over several groups do. So
+one COMMIT in the home group decides for all groups. If the driver dies before it, nothing was written. If the
+driver dies after it, the outcome of all chunks is decided, and :func:`settle_batch` carries it out.
 
-Nobody comes after a batch write to clear up, as a stream's next epoch does, and nobody answers checks of its
-transactions. So its end looks for what stays open until nothing new shows: Spark waits neither for the tasks
-of a write that failed nor for twins of those that won, and they may prepare a last chunk.
+No later epoch cleans up after a batch write, as in a stream, and no querier answers checks of its
+transactions. So at its end the write looks for open transactions until no new ones appear: Spark waits
+neither for the tasks of a failed write nor for speculative twins of successful tasks, and these may still
+prepare a last chunk.
 """
 
 from __future__ import annotations
@@ -27,19 +28,20 @@ from escrowmq.spark_integration.sink.task import attempt_number
 
 log = logging.getLogger(__name__)
 
-#: Spark leaves the Python side of a task that it kills 2 s to end (spark.python.task.killTimeout).
+#: Time without new transactions after which the write is quiet. Spark gives the Python worker of a task that
+#: it kills 2 s to end (spark.python.task.killTimeout).
 QUIET_S = 3.0
-#: Longer than tasks need that meet a decision over their chunks at the next one; nobody waits longer.
+#: Longest wait for that. It is longer than tasks need to find, at their next chunk, that the write has ended.
 SWEEP_MAX_S = 60.0
 LOOK_S = 0.5
-#: A group follows its home group within a fifth of a second; through a fail-over, within some.
+#: A group follows its home group within 0.2 s; during a fail-over, within some seconds.
 FOLLOWED_S, FOLLOW_LOOK_S = 30.0, 0.05
-#: Behind a write that has ended: as long as an idle process of Spark's lives, and never in anybody's way.
+#: Pauses of the background sweep after a write has ended; in total as long as an idle Spark process lives.
 PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0, 25.0)
 
 
 def home_of(write_id: str, groups: int) -> int:
-    """The group that decides over a write."""
+    """The group that decides a write."""
     return crc32c(write_id.encode()) % groups
 
 
@@ -51,9 +53,9 @@ def commit_batch(
     *,
     quiet_s: float = QUIET_S,
 ) -> None:
-    """Make all of a write readable. Raises EpochConflict, MessageTooLarge, and what the link raises.
+    """Make all of a write readable. Raises EpochConflict, MessageTooLarge, and the errors of the link.
 
-    Where there are signs of attempts that lost, it waits until none has shown for ``quiet_s``.
+    If there are signs of unsuccessful attempts, it waits until none has appeared for ``quiet_s``.
     """
     epoch_id = epoch_id_of(write_id, 0)
     by_group = _with_home_first(link, write_id, attempts)
@@ -64,7 +66,7 @@ def commit_batch(
     commit_together(link, home, epoch_id, by_group[home])
     for gid in others:
         _finish_chunks(link, gid, epoch_id, by_group[gid])
-    found = settle_batch(link, write_id)  # what unsuccessful attempts have left
+    found = settle_batch(link, write_id)  # the leftovers of unsuccessful attempts
     if any(found) or any(attempt_number(attempt.name) for attempt in attempts):
         settle_until_quiet(link, write_id, quiet_s)
 
@@ -72,19 +74,19 @@ def commit_batch(
 def abort_batch(
     link: SinkLink, write_id: str, *, quiet_s: float = QUIET_S, at_most_s: float = SWEEP_MAX_S
 ) -> None:
-    """End a write that failed: nothing of it will be read. Raises what the link raises."""
+    """End a failed write: none of it will be readable. Raises the errors of the link."""
     say = f"escrowmq.spark.resolve_write({write_id!r}) settles it"
     log.warning(
-        "batch write %s failed and is rolled back; should transactions of it stay open, %s", write_id, say
+        "batch write %s failed and is rolled back; if transactions of it stay open, %s", write_id, say
     )
     if not settle_until_quiet(link, write_id, quiet_s, at_most_s):
-        log.warning("tasks of the batch write %s still run: once they have ended, %s", write_id, say)
+        log.warning("tasks of the batch write %s are still running: once they have ended, %s", write_id, say)
 
 
 def settle_until_quiet(
     link: SinkLink, write_id: str, quiet_s: float = QUIET_S, at_most_s: float = SWEEP_MAX_S
 ) -> bool:
-    """:func:`settle_batch` until nothing has shown for ``quiet_s``; False if that does not come about."""
+    """Repeat :func:`settle_batch` until nothing new has appeared for ``quiet_s``; False if it never ends."""
     began = last = time.monotonic()
     while True:
         if any(settle_batch(link, write_id)):
@@ -98,7 +100,7 @@ def settle_until_quiet(
 
 
 def sweep_behind(link: SinkLink, write_id: str, pauses_s: Sequence[float] = PAUSES_S) -> threading.Thread:
-    """:func:`settle_batch` after each of these pauses, in a thread that keeps nobody waiting."""
+    """Repeat :func:`settle_batch` after each of these pauses, in a background thread."""
 
     def sweep() -> None:
         try:
@@ -106,7 +108,7 @@ def sweep_behind(link: SinkLink, write_id: str, pauses_s: Sequence[float] = PAUS
                 time.sleep(pause)
                 settle_batch(link, write_id)
         except EscrowMQError as error:
-            log.info("sweeping behind the batch write %s ends: %s", write_id, error)
+            log.info("the clean-up after the batch write %s ends: %s", write_id, error)
 
     thread = threading.Thread(target=sweep, name=f"escrowmq-sweep-{write_id}", daemon=True)
     thread.start()
@@ -114,9 +116,11 @@ def sweep_behind(link: SinkLink, write_id: str, pauses_s: Sequence[float] = PAUS
 
 
 def settle_batch(link: SinkLink, write_id: str) -> tuple[int, int]:
-    """Settle what is open of a write as its home group has it; returns how many were committed, and rolled
-    back. What its home group has not decided is rolled back there first: so this ends a write that failed,
-    finishes one whose COMMIT was decided before its driver could know, and must not meet one that runs.
+    """Settle the open transactions of a write as its home group has decided.
+
+    Returns how many were committed and how many rolled back. What the home group has not decided is rolled
+    back there first. So this ends a failed write, and finishes a write that was committed although its driver
+    did not learn of it. It must not be called while the write is running.
     """
     home = home_of(write_id, link.info.groups)
     undecided = link.open_ids(home)
@@ -133,9 +137,12 @@ def settle_batch(link: SinkLink, write_id: str) -> tuple[int, int]:
 
 
 def _finish_chunks(link: SinkLink, gid: int, epoch_id: str, ids: Sequence[str]) -> None:
-    """Make chunks readable that home has committed. It tells those itself that it sees to, within moments;
-    they are waited for. It alone knows which have done it: what is open and has done it before is a late
-    copy, and would be read twice if it were committed here."""
+    """Make chunks readable that the home group has committed.
+
+    The home group itself tells the chunks that it tracks, within moments; this waits for them. Only the home
+    group knows which of them have already followed its decision: a chunk that is open although it has
+    followed before is a late copy, and if it were committed here its messages would be read twice.
+    """
     places = link.open_places(gid)
     mine = [tx_id for tx_id in ids if places.get(tx_id, -1) < 0]
     commit_together(link, gid, epoch_id, mine)
@@ -143,7 +150,7 @@ def _finish_chunks(link: SinkLink, gid: int, epoch_id: str, ids: Sequence[str]) 
     while any(places.get(tx_id, -1) >= 0 for tx_id in ids):
         if time.monotonic() >= until:
             log.warning(
-                "%s: chunks in group %s are committed, and will be readable once it follows", epoch_id, gid
+                "%s: chunks in group %s are committed and will be readable once it follows", epoch_id, gid
             )
             return
         time.sleep(FOLLOW_LOOK_S)
@@ -151,10 +158,10 @@ def _finish_chunks(link: SinkLink, gid: int, epoch_id: str, ids: Sequence[str]) 
 
 
 def _as_decided(link: SinkLink, home: int, ids: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Which of these the home group has committed, and which it has not, and now never will.
+    """Those of the ids that the home group has committed, and those that it has not and now never will.
 
-    Asked by a ROLLBACK, which goes through its log: a leader that has been deposed and does not know it yet
-    could still answer a question, without what was committed since.
+    It is asked with a ROLLBACK, which goes through its log. A plain query could be answered by a leader that
+    was deposed without knowing it, and that answer would lack what was committed since.
     """
     wanted: list[str] = []
     others: list[str] = []
@@ -169,7 +176,7 @@ def _as_decided(link: SinkLink, home: int, ids: Sequence[str]) -> tuple[list[str
 
 
 def _with_home_first(link: SinkLink, write_id: str, attempts: Sequence[Attempt]) -> dict[int, list[str]]:
-    """All ids that each group is to decide: the home group first, over its own chunks and all others'."""
+    """The ids that each group decides; first the home group, with its own chunks and those of all others."""
     by_group = Intent(0, epoch_id_of(write_id, 0), tuple(attempts)).ids()
     home = home_of(write_id, link.info.groups)
     own = by_group.pop(home, [])

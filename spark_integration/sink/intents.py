@@ -1,10 +1,11 @@
-"""Intents: what an epoch will commit, noted in the query's checkpoint before it is committed.
+"""Intents: records in the query's checkpoint of what an epoch commits, written before it is committed.
 
-``<checkpoint>/escrowmq/<epoch>.json`` names the task attempts whose chunks make up the epoch (one directory
-deeper for writes in foreachBatch). It is written once, by one driver: whoever comes second finds it and
-carries it out instead of its own. From then on the epoch counts as committed ("presumed commit"), whatever
-happens to the process. A file is durable, with its directory, before anybody acts on it; a half-written one
-never appears under its name. Never changed; pruned when Spark itself has forgotten the epoch.
+``<checkpoint>/escrowmq/<epoch>.json`` names the task attempts whose chunks form the epoch (one directory
+deeper for writes in foreachBatch). It is written once, by one driver; a second driver finds it and carries it
+out instead of its own attempts. From then on, the epoch counts as committed ("presumed commit"), whatever
+happens to the process. The file and its directory entry are durable before anything is done because of it. An
+incomplete file never appears under that name. An intent is never changed; it is removed when Spark itself has
+forgotten the epoch.
 """
 
 from __future__ import annotations
@@ -25,20 +26,20 @@ from escrowmq.actors.producer.encoder import crc32c
 from escrowmq.replication.errors import ConfigError, CorruptLog, UnknownVersion
 
 VERSION = 1
-#: As many as Spark keeps of its own logs (spark.sql.streaming.minBatchesToRetain).
+#: Number of epochs whose intents are kept, as in Spark's own logs (spark.sql.streaming.minBatchesToRetain).
 KEPT = 100
 _NAME = re.compile(r"(\d+)\.json")
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A task attempt that finished: how many chunks it prepared in each broker group."""
+    """A finished task attempt. ``chunks``: the number of chunks that it prepared in each broker group."""
 
     name: str
     chunks: Mapping[int, int]
 
     def ids(self, epoch_id: str) -> dict[int, list[str]]:
-        """Transaction ids by group, in the order in which the messages shall be read."""
+        """Transaction ids by group, in the order in which their messages become readable."""
         return {
             gid: [chunk_id(epoch_id, self.name, gid, number) for number in range(count)]
             for gid, count in self.chunks.items()
@@ -47,8 +48,11 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """What one epoch commits. ``epoch_id`` is what its messages carry as ``tx_id``; ``offsets`` is the
-    :meth:`IntentStore.offsets_digest` of the batch, "" if nobody could say."""
+    """What one epoch commits.
+
+    ``epoch_id``: the ``tx_id`` of its messages. ``offsets``: the :meth:`IntentStore.offsets_digest` of the
+    batch, "" if it could not be read.
+    """
 
     epoch: int
     epoch_id: str
@@ -56,8 +60,11 @@ class Intent:
     offsets: str = ""
 
     def ids(self) -> dict[int, list[str]]:
-        """Transaction ids by broker group, in order of tasks. Groups are in the order in which everybody
-        settles them, so that of two the second meets the first one's decision at once."""
+        """Transaction ids by broker group, in the order of tasks.
+
+        Groups are in ascending order, which every process uses to settle them. So if two processes settle an
+        epoch at once, the second one meets the first one's decision at the first group.
+        """
         by_group: dict[int, list[str]] = {}
         for attempt in self.attempts:
             for gid, ids in attempt.ids(self.epoch_id).items():
@@ -66,33 +73,33 @@ class Intent:
 
 
 def app_of(query_id: str) -> str:
-    """The app under which a query's transactions stand."""
+    """The app of a query's transactions."""
     return f"spark-{query_id}"
 
 
 def epoch_id_of(query_id: str, epoch: int) -> str:
-    """The transaction that readers and operators see: one for each epoch of a query."""
+    """The transaction id that readers and operators see: one for each epoch of a query."""
     return f"spark:{query_id}:{epoch}"
 
 
 def chunk_id(epoch_id: str, attempt: str, gid: int, number: int) -> str:
-    """The id under which a part of an epoch is prepared."""
+    """The transaction id of one part (chunk) of an epoch."""
     return f"{epoch_id}/{attempt}/{gid}.{number}"
 
 
 def epoch_of(epoch_id: str) -> int | None:
-    """The epoch that an :func:`epoch_id_of` or :func:`chunk_id` names; None for anything else."""
+    """The epoch number in an :func:`epoch_id_of` or :func:`chunk_id`; None for any other id."""
     found = re.match(r"spark:[^:/]+:(\d+)(/|$)", epoch_id)
     return None if found is None else int(found[1])
 
 
 def query_of(epoch_id: str) -> str:
-    """The query that an :func:`epoch_id_of` names."""
+    """The query id in an :func:`epoch_id_of`."""
     return epoch_id.removeprefix("spark:").rpartition(":")[0]
 
 
 def encode(intent: Intent) -> bytes:
-    """The file's bytes."""
+    """An intent as the bytes of its file."""
     body = {
         "version": VERSION,
         "epoch": intent.epoch,
@@ -122,16 +129,16 @@ def decode(data: bytes, where: str) -> Intent:
         return Intent(int(body["epoch"]), str(body["epoch_id"]), attempts, str(body.get("offsets", "")))
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise CorruptLog(
-            f"{where} is damaged ({error!r}): restore it from a copy of the checkpoint. If there is none, "
-            "look up what became of its epoch (escrowmq txn list), settle that by hand, and remove the file"
+            f"{where} is damaged ({error!r}); restore it from a copy of the checkpoint. If there is none, "
+            "find out the state of its epoch (escrowmq txn list), settle that by hand, and remove the file"
         ) from error
 
 
 class IntentStore:
-    """The intents in one checkpoint directory: a path of this machine, or a URI that pyarrow knows."""
+    """The intents in one checkpoint directory, given as a local path or as a URI that pyarrow supports."""
 
     def __init__(self, checkpoint: str, name: str = "") -> None:
-        """``name``: of one of several sinks that share a checkpoint."""
+        """``name``: tells several sinks with the same checkpoint apart."""
         parsed = urlparse(checkpoint)
         self.checkpoint, self.name = checkpoint, name
         self._local: Path | None = None
@@ -153,25 +160,27 @@ class IntentStore:
     # ------------------------------------------------------------ intents
 
     def path_of(self, epoch: int) -> str:
-        """Where an epoch's intent is, or would be."""
+        """The path of an epoch's intent, whether or not it exists."""
         return f"{self.base}/{epoch}.json"
 
     def read(self, epoch: int) -> Intent | None:
-        """The epoch's intent, durable then whoever wrote it, or None. Raises CorruptLog, UnknownVersion."""
+        """The epoch's intent or None. It is durable on return. Raises CorruptLog, UnknownVersion."""
         data = self._get(self.path_of(epoch))
         if data is None:
             return None
         intent = decode(data, self.path_of(epoch))
         if intent.epoch != epoch:
-            raise CorruptLog(f"{self.path_of(epoch)} holds epoch {intent.epoch}: it was moved or copied")
+            raise CorruptLog(
+                f"{self.path_of(epoch)} is the intent of epoch {intent.epoch}; it was moved or copied"
+            )
         if self._local is not None:
-            # Its creator may have died between its name and its directory's fsync: what we do on its account
-            # would outlive a power cut, and it would not.
+            # Its creator may have died after creating the name and before the directory's fsync. Then what is
+            # done because of the intent would survive a power failure, but the intent would not.
             _sync_directories(Path(self.base), self._local)
         return intent
 
     def create(self, intent: Intent) -> Intent:
-        """Write the intent unless the epoch has one; returns the one that counts, which is durable then."""
+        """Write the intent unless the epoch has one; returns the one in force, which is durable then."""
         name = self.path_of(intent.epoch)
         if self._local is not None:
             _create_local(Path(name), encode(intent))
@@ -183,7 +192,7 @@ class IntentStore:
         return found
 
     def remove(self, epoch: int) -> None:
-        """For operators, and for pruning."""
+        """Remove an epoch's intent, for operators and for pruning."""
         name = self.path_of(epoch)
         if self._local is not None:
             Path(name).unlink(missing_ok=True)
@@ -191,16 +200,16 @@ class IntentStore:
             self._files.delete_file(name)
 
     def epochs(self) -> list[int]:
-        """Epochs that have an intent, in order."""
+        """The epochs that have an intent, in ascending order."""
         return sorted(int(found[1]) for name in self._list(self.base) if (found := _NAME.fullmatch(name)))
 
     def names(self) -> list[str]:
-        """Names of all sinks that share this checkpoint, the one without a name included."""
+        """The names of all sinks that share this checkpoint, including "" for the one without a name."""
         found = self._list(f"{self.root}/escrowmq")
         return ["", *sorted(name for name in found if not name.endswith((".json", ".tmp")))]
 
     def prune(self, newest: int) -> None:
-        """Forget what lies KEPT epochs or more before ``newest``."""
+        """Remove the intents of epochs that are KEPT or more before ``newest``."""
         for epoch in self.epochs():
             if epoch <= newest - KEPT:
                 self.remove(epoch)
@@ -213,8 +222,10 @@ class IntentStore:
         return max((int(name) for name in names if name.isdecimal()), default=-1)
 
     def offsets_digest(self, epoch: int) -> str:
-        """What tells a batch from another one of its number: SHA-256 of ``offsets/<epoch>``. Spark writes it
-        before the batch runs, and never again for it. "" where it cannot be read from here."""
+        """A digest that tells a batch from another batch with the same number; "" if it cannot be read here.
+
+        It is the SHA-256 of ``offsets/<epoch>``, which Spark writes once, before the batch runs.
+        """
         try:
             planned = self._get(f"{self.root}/offsets/{epoch}")
         except OSError:
@@ -222,14 +233,16 @@ class IntentStore:
         return "" if planned is None else hashlib.sha256(planned).hexdigest()
 
     def query_id(self) -> str:
-        """The query's id, the same through restarts, and the sink's name. Raises ConfigError where no
-        query was."""
+        """The query's id, which restarts do not change, and the sink's name.
+
+        Raises ConfigError if no query has used this checkpoint.
+        """
         data = self._get(f"{self.root}/metadata")
         try:
             return str(json.loads(data or b"")["id"]) + (f".{self.name}" if self.name else "")
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(
-                f"{self.checkpoint!r} is no checkpoint of a streaming query: it has no readable 'metadata'"
+                f"{self.checkpoint!r} is not a checkpoint of a streaming query: it has no readable 'metadata'"
             ) from error
 
     # ------------------------------------------------------------ files
@@ -254,8 +267,11 @@ class IntentStore:
         return [info.base_name for info in self._files.get_file_info(selector)]
 
     def _create_remote(self, name: str, data: bytes) -> None:
-        """Without a way to create exclusively: looked first, then moved to its place. Two drivers of one
-        checkpoint at the same moment are kept apart only where moving onto a file is refused (HDFS)."""
+        """Create a file on a file system that cannot create exclusively: check first, then move into place.
+
+        If two drivers use one checkpoint at the same moment, this is safe only if the file system refuses to
+        move onto an existing file, as HDFS does.
+        """
         if self._get(name) is not None:
             return
         self._files.create_dir(self.base, recursive=True)
@@ -270,8 +286,10 @@ class IntentStore:
 
 
 def _create_local(path: Path, data: bytes) -> None:
-    """Create ``path`` with ``data``, unless it exists; it is never seen half-written. Durable as soon as its
-    directory is, which is up to whoever reads it."""
+    """Create ``path`` with ``data``, unless it exists; an incomplete file is never visible.
+
+    It is durable once its directory has been synced, which ``IntentStore.read`` does.
+    """
     fresh = [directory for directory in path.parents if not directory.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.parent / f".{uuid.uuid4().hex}.tmp"
@@ -281,7 +299,7 @@ def _create_local(path: Path, data: bytes) -> None:
             stream.flush()
             os.fsync(stream.fileno())
         with contextlib.suppress(FileExistsError):
-            os.link(temporary, path)  # exclusive, which rename is not
+            os.link(temporary, path)  # fails if the name exists, unlike rename
     finally:
         temporary.unlink(missing_ok=True)
     for made in fresh:
@@ -289,7 +307,7 @@ def _create_local(path: Path, data: bytes) -> None:
 
 
 def _sync_directories(directory: Path, top: Path) -> None:
-    """Make names in ``directory`` durable, and in those above it up to ``top``."""
+    """Make the entries of ``directory`` durable, and those of its parents up to ``top``."""
     above = [directory, *directory.parents]
     for each in above[: above.index(top) + 1]:
         handle = os.open(each, os.O_RDONLY | os.O_DIRECTORY)

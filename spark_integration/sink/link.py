@@ -1,8 +1,8 @@
-"""What the sink asks of the broker groups, with patience: a query should outlive what brokers outlive.
+"""The sink's calls to the broker groups, with retries: a query should survive whatever brokers survive.
 
-Every call here may be repeated: chunks are recognised by id and content, a decision that stands is a
-success. So whatever may pass (a fail-over, a full queue or disk, a missing answer) is waited for, up to
-PATIENCE_S; then it is raised, Spark fails the task or the epoch, and nothing is lost by that.
+Every call here may be repeated: chunks are recognised by id and content, and repeating a decision succeeds.
+So a temporary problem (a fail-over, a full queue or disk, a missing answer) is retried for up to PATIENCE_S.
+After that the error is raised and Spark fails the task or the epoch, which loses nothing.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from escrowmq.replication.errors import (
 from escrowmq.replication.format import ops
 from escrowmq.replication.model import ResultCode
 
-#: One call, with the channel's own repetitions. A fail-over takes 1 to 2 s, a lost node up to 15.
+#: Limit of one call, with the channel's own retries. A fail-over takes 1 to 2 s, a lost node up to 15 s.
 CALL_S = 30.0
-#: In all. Longer than what a supervisor takes to start lost replicas again.
+#: Total time of retries: longer than a supervisor takes to restart lost replicas.
 PATIENCE_S = 120.0
-#: Between two tries.
+#: Pauses between tries.
 RETRY = Backoff(first_s=0.1, longest_s=1.0, jitter=0.5)
-#: Ids of one roll-back: nobody needs those to be one entry.
+#: Ids per ROLLBACK; a rollback need not be a single log entry.
 IDS_AT_A_TIME = 5_000
-#: Open transactions of a query looked at in one go; what is left is found at the next epoch.
+#: Limit on open transactions of a query listed at once; the next epoch finds the remaining ones.
 OPEN_MAX = 100_000
 PASSING = (Unavailable, Overloaded, DiskFull, OutcomeUnknown)
-#: Codes of transactions that are only held up by others: what holds them up is told, or passes.
+#: Result codes of transactions that other transactions hold up for a while.
 _HELD_UP = (ResultCode.RETRY, ResultCode.TOO_MANY_OPEN)
 
 
 class _HeldUp(EscrowMQError):
-    """All problems of a request are of transactions that are only held up by others."""
+    """All problems of a request are transactions that others hold up for a while."""
 
     def __init__(self, problems: Problems) -> None:
         super().__init__(problems)
@@ -55,7 +55,7 @@ class _HeldUp(EscrowMQError):
 
 
 class NotOpened(EscrowMQError):
-    """Home has refused a transaction: a result code, and what came with it."""
+    """The home group refused a transaction: the result code and its details."""
 
     def __init__(self, code: int, info: Any) -> None:
         super().__init__(code, info)
@@ -63,7 +63,7 @@ class NotOpened(EscrowMQError):
 
 
 class SinkLink:
-    """The calls of one app. Thread-safe; closing the router is its owner's business."""
+    """The calls of one app. Thread-safe. Its owner closes the router."""
 
     def __init__(
         self,
@@ -84,11 +84,11 @@ class SinkLink:
         return self.router.info
 
     def start(self, gid: int, request: bytes) -> Future[Any]:
-        """Send a request of one operation; hand the future to :meth:`finish`."""
+        """Send a request with one operation; pass the future to :meth:`finish`."""
         return self.router.submit(gid, request, self._call_s)
 
     def finish(self, gid: int, request: bytes, future: Future[Any], count: int) -> Problems:
-        """The request's outcome over its ``count`` transactions; sent again as long as patience lasts."""
+        """The problems of the request's ``count`` transactions; retries the request if necessary."""
         calls = [future]
 
         def attempt() -> Problems:
@@ -105,15 +105,17 @@ class SinkLink:
             return error.problems
 
     def commit(self, gid: int, tx_ids: Sequence[str]) -> Problems:
-        """Commit all of these in one entry, or none of them; {}: they are committed."""
+        """Commit all of these in one log entry, or none; returns the problems, {} if they are committed."""
         request = ops.commit(self.app, tx_ids, together=True)
         return self.finish(gid, request, self.start(gid, request), len(tx_ids))
 
     def rollback(
         self, gid: int, tx_ids: Sequence[str], home_index: Sequence[int] | None = None, home_group: int = -1
     ) -> Problems:
-        """Roll back what is open of these. Problems are those that are committed, or forgotten.
-        ``home_group``: of branches, -1 at home."""
+        """Roll back those of these that are open; problems are those that are committed or forgotten.
+
+        ``home_group``: the home group of branches; -1 in the home group itself.
+        """
         problems: Problems = {}
         for at in range(0, len(tx_ids), IDS_AT_A_TIME):
             part = tx_ids[at : at + IDS_AT_A_TIME]
@@ -127,7 +129,7 @@ class SinkLink:
         return problems
 
     def states(self, gid: int, tx_ids: Sequence[str]) -> list[str]:
-        """ "PREPARE", "COMMITTED", "ROLLBACK", or "UNKNOWN" (also: forgotten) of each."""
+        """The state of each: "PREPARE", "COMMITTED", "ROLLBACK", or "UNKNOWN" (perhaps forgotten)."""
         states: list[str] = self._ask(list, gid, "tx_states", self.app, list(tx_ids))
         return states
 
@@ -136,15 +138,18 @@ class SinkLink:
         return list(self.open_places(gid))
 
     def open_places(self, gid: int) -> dict[str, int]:
-        """The same, each with where its home has opened it; -1: it is in one group, or home does not see to
-        it."""
+        """As :meth:`open_ids`, with the log index at which the home group opened each transaction.
+
+        -1: the transaction is in one group only, or its home group does not track it.
+        """
         found = self._ask(OpenTransactions, gid, "transactions", None, self.app, None, OPEN_MAX)
         return dict(zip(found.tx_ids, found.home_indexes, strict=True))
 
     def open_at_home(self, gid: int, request: bytes) -> int | None:
-        """Send a PREPARE of one transaction that names its branches, and wait: where home has opened it.
-        None: the group has not reached format level 2. Raises as ``finish`` does, and TransactionConflict,
-        ..."""
+        """Send the PREPARE of a transaction that names its branches; the log index where home opened it.
+
+        None: the group has not reached format level 2. Raises as ``finish`` does, and NotOpened.
+        """
         opened: list[int] = []
 
         def attempt() -> Problems:
@@ -154,7 +159,7 @@ class SinkLink:
 
         try:
             problems = self._patiently(attempt)
-        except (NotSupported, InvalidMessage):  # the second from brokers with older software
+        except (NotSupported, InvalidMessage):  # InvalidMessage: a broker of an earlier version
             return None
         return self._opened(problems, opened)
 
@@ -166,14 +171,14 @@ class SinkLink:
         return opened[0]
 
     def _ask(self, kind: type[Answer], gid: int, method: str, *args: Any) -> Answer:
-        """A leader's answer, which is one of this type."""
+        """A leader's answer, which must be of this type."""
 
         def attempt() -> Answer:
             future = self.router.leader_call(gid, method, *args, timeout_s=self._call_s)
             answer = result_of(future, self._call_s)
             if isinstance(answer, kind):
                 return answer
-            raise EscrowMQError(f"the broker does not answer {method!r}: {answer!r:.200}")
+            raise EscrowMQError(f"unexpected answer of a broker to {method!r}: {answer!r:.200}")
 
         return self._patiently(attempt)
 
@@ -183,8 +188,11 @@ class SinkLink:
 
 
 def roll_back_chunks(link: SinkLink, gid: int, places: Mapping[str, int], home: int) -> None:
-    """Roll back chunks that are open in a group: transactions, each with where group ``home`` has opened it
-    (-1: it is in one group, or home does not see to it)."""
+    """Roll back chunks that are open in a group.
+
+    ``places``: transaction id -> log index at which group ``home`` opened it (-1: the transaction is in one
+    group only, or its home group does not track it).
+    """
     for tracked in (False, True):
         ids = [tx_id for tx_id, index in places.items() if (index >= 0) is tracked]
         if ids:

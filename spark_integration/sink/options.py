@@ -1,7 +1,7 @@
-"""Options of the sink: names and meanings. Text in, a frozen value or a ConfigError out.
+"""The options of the sink: names, meanings, and how their texts are parsed into an immutable value.
 
-Spark passes a few of its own beside ours (the checkpoint's place, the query's name); any other name is
-refused, since a mistyped option would be ignored silently.
+Spark adds a few options of its own (the checkpoint's location, the query's name). Any other unknown name is
+refused, since a mistyped option would otherwise be ignored silently.
 """
 
 from __future__ import annotations
@@ -15,30 +15,33 @@ from escrowmq.spark_integration.option_values import ray_address
 
 #: Every option, its meaning and its default.
 OPTIONS = {
-    "topic": "topic of all rows; without it, column 'topic' says each row's topic",
-    "checkpointLocation": "streaming: where Spark and the sink note the query's progress (required)",
-    "epoch": "in foreachBatch: the number that Spark gives the batch; with it, the write happens once",
+    "topic": "topic of all rows; without it, column 'topic' has each row's topic",
+    "checkpointLocation": "streaming: where Spark and the sink store the query's progress (required)",
+    "epoch": "in foreachBatch: the batch's number from Spark; with it, the write happens exactly once",
     "sinkName": "in foreachBatch: tells this write from others of the same query (default: the topic)",
     "maxMessageBytes": "a larger message is an error (default 1048576, at most 4194304)",
-    "transactionTimeoutMs": "undecided for so long, the sink's querier is asked (default 60000)",
-    "escrowmq.address": "address of the Ray cluster (default: the one Spark was started on)",
+    "transactionTimeoutMs": "time after which the sink's querier is asked to decide (default 60000)",
+    "escrowmq.address": "address of the Ray cluster (default: the one that Spark was started on)",
     "escrowmq.namespace": "Ray namespace of the EscrowMQ cluster (default: escrowmq)",
 }
-#: Given by Spark, or harmless: names of the query, and the source's options that have no meaning here.
+#: Ignored names: the query's name, which Spark passes, and an option of the source that has no meaning here.
 _OTHERS = frozenset(("queryname", "includeheaders"))
 _BY_LOWER_CASE = {name.lower(): name for name in OPTIONS}
 
 MESSAGE_BYTES_MAX = 1 << 20
-#: Half of the largest request that a broker takes, since a message travels in one.
+#: Half of the largest request that a broker accepts, since a message has to fit in one request.
 MESSAGE_BYTES_LIMIT = 4 << 20
-#: Longer than most epochs, so that a check finds something to tell.
+#: Longer than most epochs, so that the querier can usually answer a check.
 TRANSACTION_TIMEOUT_MS = 60_000
 
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
-    """All options of one write, checked. ``checkpoint``: "" for a plain batch write. ``epoch`` and ``name``
-    are those of a write in foreachBatch; else None and ""."""
+    """All options of one write, checked.
+
+    ``checkpoint``: "" for a plain batch write. ``epoch``, ``name``: of a write in foreachBatch, else None
+    and "".
+    """
 
     address: str
     namespace: str
@@ -57,25 +60,25 @@ def parse_sink_options(
     default_address: str = "",
     default_namespace: str = "escrowmq",
 ) -> SinkOptions:
-    """Check what the user wrote (names in any case). Raises ConfigError that names the option."""
+    """Parse the given options (names in any case). Raises ConfigError, which names the option."""
     options: dict[str, str] = {}
     for name, value in given.items():
         known = _BY_LOWER_CASE.get(name.lower())
         if known is not None:
             options[known] = value.strip()
         elif name.lower() == "path":
-            raise ConfigError("the escrowmq sink writes to a topic, not to a path: give option 'topic'")
+            raise ConfigError("the escrowmq sink writes to a topic, not to a path; give option 'topic'")
         elif name.lower() not in _OTHERS:
             raise ConfigError(
-                f"unknown option {name!r} of the escrowmq sink; known are: {', '.join(OPTIONS)}"
+                f"unknown option {name!r} of the escrowmq sink; the options are: {', '.join(OPTIONS)}"
             )
     checkpoint = options.get("checkpointLocation", "")
     epoch, name = _epoch(options, streaming)
     if (streaming or epoch is not None) and not checkpoint:
         raise ConfigError(
-            "option 'checkpointLocation' is missing: give it with .option('checkpointLocation', ...) on "
-            "writeStream, since the sink keeps there what it must know after a crash (the session's "
-            "spark.sql.streaming.checkpointLocation does not reach it); in foreachBatch, give the query's"
+            "option 'checkpointLocation' is missing; set it with .option('checkpointLocation', ...) on "
+            "writeStream, since the sink stores there what it needs after a crash (the session's "
+            "spark.sql.streaming.checkpointLocation is not passed to it); in foreachBatch, give the query's"
         )
     return SinkOptions(
         address=ray_address(options.get("escrowmq.address") or default_address),
@@ -90,14 +93,14 @@ def parse_sink_options(
 
 
 def _epoch(options: Mapping[str, str], streaming: bool) -> tuple[int | None, str]:
-    """Number and name of a write in foreachBatch."""
+    """Epoch and name of a write in foreachBatch; None and "" for any other write."""
     given = [name for name in ("epoch", "sinkName") if name in options]
     if not given:
         return None, ""
     if streaming or "epoch" not in options:
         raise ConfigError(
             f"option {given[0]!r} is for writes in foreachBatch: frame.write...option('epoch', batch_id)"
-            ".option('checkpointLocation', <that of the query>)"
+            ".option('checkpointLocation', <the query's>)"
         )
     if not options["epoch"].isdecimal():
         raise ConfigError(f"option 'epoch' must be the number of the batch, not {options['epoch']!r}")
@@ -105,7 +108,7 @@ def _epoch(options: Mapping[str, str], streaming: bool) -> tuple[int | None, str
     if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}", name) or name.endswith(".json"):
         raise ConfigError(
             f"option 'sinkName' must be up to 100 letters, digits, '.', '_' or '-', not {name!r}; it tells "
-            "the writes of one batch apart, and is the topic unless given"
+            "the writes of one batch apart, and defaults to the topic"
         )
     return int(options["epoch"]), name
 

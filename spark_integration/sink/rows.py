@@ -1,9 +1,9 @@
-"""From Arrow to the rows of the log: one batch of Spark becomes runs of encoded messages by partition.
+"""Encodes Arrow batches as rows of the log: one batch of Spark becomes encoded messages by partition.
 
-A message is stored as the msgpack of ``[key, value, headers, tx_id]`` (see ``format.codec``). Here it
-is put together from columns: headers of lengths, bytes, and constants are joined element by element in
-Arrow, so no Python code runs per message but the hash of its key. Measured with 200-byte values: 0.1 µs per
-message, and 1 to 4 µs for one msgspec call and the Python objects that it needs.
+A message is stored as the msgpack of ``[key, value, headers, tx_id]`` (see ``format.codec``). Here it is
+assembled from columns: length headers, bytes and constants are joined element by element in Arrow, so the
+only Python code per message is the hash of its key. Measured with values of 200 bytes: 0.1 µs per message,
+instead of 1 to 4 µs for one msgspec call and the Python objects that it needs.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ _Integers = NDArray[np.int64]
 
 
 class RowTooLarge(MessageTooLarge):
-    """A row makes a message beyond the sink's limit."""
+    """A row's message is larger than the sink's limit."""
 
     def __str__(self) -> str:
         return (
-            f"a row makes a message of {self.size_bytes} bytes, and the limit is {self.limit_bytes}: store "
+            f"a row makes a message of {self.size_bytes} bytes, but the limit is {self.limit_bytes}; store "
             "large values elsewhere and write a reference, or raise option 'maxMessageBytes' (up to 4194304)"
         )
 
 
 @dataclass(slots=True)
 class Rows:
-    """Encoded messages of one partition, in order: ``body`` holds them one behind the other."""
+    """Encoded messages of one partition, in order. ``body``: all concatenated; ``sizes``: in bytes."""
 
     topic: str
     partition: int
@@ -48,11 +48,14 @@ class Rows:
 
 @dataclass(slots=True)
 class RowEncoder:
-    """Encodes the batches of one task. ``partitions`` raises UnknownTopic; ``spread`` is any number, so
-    that tasks begin with different partitions."""
+    """Encodes the batches of one task.
+
+    ``topic`` None: a column has it. ``partitions``: topic -> number of partitions; raises UnknownTopic.
+    ``spread``: any number, different for each task, so that tasks start with different partitions.
+    """
 
     tx_id: str
-    topic: str | None  # None: a column says it
+    topic: str | None
     partitions: Callable[[str], int]
     message_bytes_max: int
     slice_bytes: int
@@ -60,7 +63,7 @@ class RowEncoder:
     _counts: dict[str, int] = field(default_factory=dict)
 
     def encode(self, batch: pa.RecordBatch) -> Iterator[list[Rows]]:
-        """Pieces of the batch of about ``slice_bytes``, in order; each is at least one message.
+        """Encode the batch in pieces of about ``slice_bytes``, in order; each has at least one message.
 
         Raises InvalidMessage, MessageTooLarge, UnknownTopic.
         """
@@ -68,8 +71,8 @@ class RowEncoder:
         value = _bytes(columns["value"])
         if value.null_count:
             raise InvalidMessage(
-                "column 'value' holds null, and a message's value is bytes: leave such rows out, or write "
-                "coalesce(value, X'') for an empty value"
+                "column 'value' contains null, but a message's value must be bytes; leave out such rows, or "
+                "write coalesce(value, X'') for an empty value"
             )
         key = _bytes(columns["key"]) if "key" in columns else pa.nulls(len(batch), pa.binary())
         parts = [
@@ -114,12 +117,14 @@ class RowEncoder:
             start = end
 
     def _topics(self, columns: dict[str, pa.Array], count: int) -> _Integers:
-        """Each message's topic as its place among the topics of this task."""
+        """The topic of each message, as an index into the topics of this task."""
         if self.topic is not None:
             return np.full(count, self._place_of(self.topic), np.int64)
         column = columns["topic"]
         if column.null_count:
-            raise InvalidMessage("column 'topic' holds null: every row needs a topic, or give option 'topic'")
+            raise InvalidMessage(
+                "column 'topic' contains null; give every row a topic, or set option 'topic'"
+            )
         coded = column.cast(pa.string()).dictionary_encode()
         places = np.array([self._place_of(name) for name in coded.dictionary.to_pylist()], np.int64)
         return places[coded.indices.to_numpy()] if count else np.zeros(0, np.int64)
@@ -132,8 +137,11 @@ class RowEncoder:
     def _places(
         self, columns: dict[str, pa.Array], key: pa.Array, topics: _Integers, start: int, end: int
     ) -> _Integers:
-        """Partitions of messages ``start`` to ``end``: as given, else by key as producers choose, else one
-        for all of them."""
+        """Partitions of messages ``start`` to ``end``.
+
+        A message's partition is the given one, else the one that producers choose for its key, else the same
+        one for all other messages of this piece.
+        """
         counts = np.array(list(self._counts.values()), np.int64)[topics[start:end]]
         places = self.spread % counts
         keys = key.slice(start, end - start)
@@ -179,7 +187,7 @@ def _bytes(column: pa.Array) -> pa.Array:
 
 
 def _length_headers(column: pa.Array, before: bytes = b"") -> pa.Array:
-    """What msgpack writes before each element; nil in its place for null."""
+    """The msgpack header of each element, after ``before``; for null, nil instead."""
     lengths = pc.fill_null(pc.binary_length(column), -1).dictionary_encode()
     known = [before + (_NIL if n < 0 else _bin_header(n)) for n in lengths.dictionary.to_pylist()]
     return pa.array(known, pa.binary()).take(lengths.indices)
@@ -194,7 +202,7 @@ def _bin_header(size: int) -> bytes:
 def _headers(column: pa.Array, count: int) -> pa.Array:
     """``array<struct<key, value>>`` as msgpack maps; nil for null and for an empty array.
 
-    One object per message here: headers are rare and short.
+    This makes Python objects for each message, which is acceptable because headers are rare and short.
     """
     encode = msgspec.msgpack.encode
     encoded = []
@@ -208,8 +216,8 @@ def _headers(column: pa.Array, count: int) -> pa.Array:
             if name is None or value is None or name in headers:
                 what = "the same name twice" if name in headers else "null"
                 raise InvalidMessage(
-                    f"column 'headers' holds {what} in {pairs!r:.100}: a message's headers have different "
-                    "names, and bytes as values"
+                    f"column 'headers' contains {what} in {pairs!r:.100}; the headers of a message need "
+                    "different names, and bytes as values"
                 )
             headers[name] = value
         encoded.append(encode(headers))

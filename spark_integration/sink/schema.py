@@ -1,8 +1,8 @@
-"""What a query may write: its columns, checked when the query is planned, before anything runs.
+"""The columns that a query may write, checked when the query is planned, before anything runs.
 
-Pure: names and types as Spark prints them in, a ConfigError that names the column out. Columns are those
-of Spark's Kafka sink. Columns of the source that have no meaning for a sink are left out silently, so that
-topics can be copied; any other column is refused, since it would be lost.
+Pure: takes names and types as Spark prints them; a ConfigError names the column. The columns are those of
+Spark's Kafka sink. Columns of the source that have no meaning for a sink are ignored silently, so that topics
+can be copied; any other column is refused, since its content would be lost.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ALLOWED = {
     "topic": ("string",),
     "partition": ("int",),
 }
-#: Columns of the source that say where a message was, not what it is.
+#: Columns of the source that describe where a message was stored, not its content.
 IGNORED = frozenset(("offset", "timestamp", "timestamptype", "tx_id"))
 _HOW = "The sink writes: value (required), key, headers, topic, partition"
 
@@ -29,14 +29,14 @@ def check_columns(columns: Sequence[tuple[str, str]], topic: str | None) -> None
     types: dict[str, str] = {}
     for name, kind in columns:
         if name in types:
-            raise ConfigError(f"column {name!r} stands twice in what is written. {_HOW}")
+            raise ConfigError(f"column {name!r} occurs twice in the columns to write. {_HOW}")
         types[name] = kind
         if name.lower() in IGNORED:
             continue
         if name not in ALLOWED:
             near = f" (did you mean {name.lower()!r}?)" if name.lower() in ALLOWED else ""
             raise ConfigError(
-                f"column {name!r} cannot be written{near}: leave it out, or put it into the value, as in "
+                f"column {name!r} cannot be written{near}; leave it out, or put it into the value, as in "
                 f"to_json(struct(*)) AS value. {_HOW}"
             )
         if _plain(kind) not in ALLOWED[name]:
@@ -48,11 +48,11 @@ def check_columns(columns: Sequence[tuple[str, str]], topic: str | None) -> None
         found = ", ".join(types) or "none"
         raise ConfigError(f"column 'value' is missing among the columns to write ({found}). {_HOW}")
     if topic is None and "topic" not in types:
-        raise ConfigError("no topic: give option 'topic', or a column 'topic' with each row's topic")
+        raise ConfigError("no topic; set option 'topic', or add a column 'topic' with each row's topic")
 
 
 def _plain(kind: str) -> str:
-    """Strings of any collation or length are strings; case matters in names of struct fields only."""
+    """The type in lower case, with strings of any collation or length as "string"."""
     lowered = kind.lower()
     return "string" if lowered.startswith(("string", "varchar", "char(")) else lowered
 

@@ -1,10 +1,10 @@
-"""Settling what a query has left: the answers to checks, and what an operator's command does.
+"""Settles the transactions that a query has left: answers checks, and implements an operator's command.
 
-A query that is started again settles everything by itself, so none of this is needed for that. It is for
-queries that will not come back, or not soon. What has an intent is committed, wholly; what cannot win any
-more, since its epoch was decided for others, is rolled back. What is not decided is left to the query,
-unless the operator says that it is stopped: a driver that writes its intent meanwhile would find its epoch
-half gone.
+A query that is restarted settles everything by itself and needs none of this. It is for queries that will not
+come back, or not soon. An epoch with an intent is committed as a whole. Chunks that can no longer win,
+because their epoch was decided for others, are rolled back. Undecided epochs are left to the query, unless
+the operator says that it is stopped: otherwise a driver could write its intent at the same time and find its
+epoch half rolled back.
 """
 
 from __future__ import annotations
@@ -25,14 +25,18 @@ from escrowmq.spark_integration.sink.commit import EpochConflict, carry_out, req
 from escrowmq.spark_integration.sink.intents import IntentStore, app_of, epoch_of
 from escrowmq.spark_integration.sink.link import SinkLink
 
-#: Feedback waits some seconds for an answer; what takes longer is asked again.
+#: The feedback process waits some seconds for an answer; if it takes longer, it asks again.
 CHECK_PATIENCE_S = 5.0
 
 
 @dataclass(slots=True)
 class Resolution:
-    """What :func:`resolve_sink` did. ``stuck``: epochs that cannot be settled, and why. ``undecided``:
-    transactions that were left alone, since the query may still commit them."""
+    """The result of :func:`resolve_sink`.
+
+    ``committed``: epochs. ``rolled_back``: number of transactions. ``stuck``: epoch -> why it cannot be
+    settled. ``undecided``: number of transactions that were left alone, since the query may still commit
+    them.
+    """
 
     committed: list[int] = field(default_factory=list)
     rolled_back: int = 0
@@ -41,21 +45,24 @@ class Resolution:
 
 
 class SparkSinkQuerier(TxStatusQuerier):
-    """Answers checks of a streaming query's transactions, from its checkpoint.
+    """Answers checks of a streaming query's transactions from its checkpoint.
 
     ::
 
         querier = SparkSinkQuerier(checkpoint, cluster.info)
         producer = cluster.producer(app=querier.app, tx_status_querier=querier)
 
-    Run it where the checkpoint can be read, for instance beside the query. An epoch with an intent is
-    committed, all of it before any part of it is answered for; one that Spark has behind it is rolled back;
-    anything else the query may still commit when it is started again.
+    Run it where the checkpoint can be read, for instance next to the query. For a chunk that an intent names,
+    it commits the whole epoch and then answers COMMITTED. For other chunks of an epoch that has an intent, or
+    that Spark has completed, it answers ROLLBACK. Otherwise it answers UNKNOWN, since a restarted query may
+    still commit the epoch.
     """
 
     def __init__(self, checkpoint: str, info: ClusterInfo, *, name: str = "") -> None:
-        """``name``: the ``sinkName`` of a write in foreachBatch. Raises ConfigError if no query has used the
-        checkpoint yet."""
+        """``name``: the ``sinkName`` of a write in foreachBatch.
+
+        Raises ConfigError if no query has used the checkpoint yet.
+        """
         self._store = IntentStore(checkpoint, name)
         self.app = app_of(self._store.query_id())
         self._router = Router(info, name="escrowmq-sink-querier")
@@ -66,16 +73,16 @@ class SparkSinkQuerier(TxStatusQuerier):
         return answer(self._store, self._link, tx_id, query_id)
 
     def close(self) -> None:
-        """Let go of the cluster."""
+        """Close the connections to the cluster."""
         self._router.close()
 
 
 def answer(store: IntentStore, link: SinkLink, tx_id: str, query_id: str) -> TransactionState:
-    """What became of a chunk: ``query_id`` names its epoch. Raises what keeps it from being known."""
+    """The outcome of a chunk; ``query_id`` names its epoch. Raises if the outcome cannot be determined."""
     epoch = epoch_of(query_id)
     if epoch is None:
         return TransactionState.UNKNOWN
-    done = store.committed_epoch()  # first: Spark logs an epoch after its intent, never before
+    done = store.committed_epoch()  # read before the intent: Spark logs an epoch only after its intent exists
     intent = store.read(epoch)
     if intent is None:
         return TransactionState.ROLLBACK if epoch <= done else TransactionState.UNKNOWN
@@ -89,9 +96,11 @@ def answer(store: IntentStore, link: SinkLink, tx_id: str, query_id: str) -> Tra
 def resolve(
     store: IntentStore, link: SinkLink, *, discard: int | None = None, stopped: bool = False
 ) -> Resolution:
-    """Commit what has intents, and roll back what nobody can commit any more; with ``stopped``, also what
-    only the query itself still could. ``discard``: an epoch to give up instead, if nothing of it is
-    committed; its intent is removed. Raises TransactionConflict if something is."""
+    """Commit the epochs that have intents, and roll back what can no longer be committed.
+
+    ``stopped``: also roll back what only the query itself could still commit. ``discard``: an epoch to give
+    up instead, whose intent is removed. Raises TransactionConflict if a part of that epoch is committed.
+    """
     if discard is not None:
         _discard(store, link, discard)
     found, query_id = Resolution(), store.query_id()
@@ -137,9 +146,12 @@ def resolve(
 def _give_up(
     store: IntentStore, link: SinkLink, epoch: int, by_group: dict[int, list[str]], found: Resolution
 ) -> None:
-    """Roll back an epoch without intent, group by group in the order in which a driver commits: of two that
-    are at it at once, who comes second meets a decision at the first group and leaves the others alone."""
-    running = "the query is running, and was about to commit it: stop it first"
+    """Roll back an epoch without intent, group by group in the order in which a driver commits.
+
+    So if a driver commits at the same time, the second of the two meets the other's decision at the first
+    group and leaves the other groups alone.
+    """
+    running = "the query is running and was about to commit it; stop it first"
     if store.read(epoch) is not None:
         found.stuck[epoch] = running
         return
@@ -154,7 +166,7 @@ def _give_up(
 def _discard(store: IntentStore, link: SinkLink, epoch: int) -> None:
     intent = store.read(epoch)
     if intent is None:
-        raise ConfigError(f"epoch {epoch} has no intent in {store.checkpoint!r}; there are {store.epochs()}")
+        raise ConfigError(f"epoch {epoch} has no intent in {store.checkpoint!r}; known: {store.epochs()}")
     require_own(store, store.query_id(), intent)
     states = {
         tx_id: state
@@ -162,10 +174,10 @@ def _discard(store: IntentStore, link: SinkLink, epoch: int) -> None:
         for tx_id, state in zip(ids, link.states(gid, ids), strict=True)
     }
     for tx_id, state in states.items():
-        # What brokers have forgotten, all of it, was committed: see carry_out.
+        # If brokers have forgotten all of them, they were committed; see carry_out.
         if state == "COMMITTED" or set(states.values()) == {"UNKNOWN"}:
             raise TransactionConflict(tx_id, state)
-    for gid, ids in intent.ids().items():  # in the order in which a driver would commit them
+    for gid, ids in intent.ids().items():  # in the order of a driver's commits
         for place, (code, recorded) in link.rollback(gid, ids).items():
             if code == ResultCode.TX_CONFLICT:
                 raise decided_otherwise(ids[place], str(recorded))
@@ -180,20 +192,19 @@ def resolve_sink(
     discard: int | None = None,
     stopped: bool = False,
 ) -> Resolution:
-    """Settle a streaming query that will not be started again (soon), from its checkpoint.
+    """Settle the transactions of a streaming query that will not be restarted soon, from its checkpoint.
 
-    What has an intent is committed, what lost against one is rolled back; both may be done beside a query
-    that runs. With ``stopped`` so are epochs that the query itself might still commit: say so only if it is
-    stopped, as it must be for ``discard``, which gives up an epoch of which nothing is committed.
-
-    Raises TransactionConflict if something of that is; ConfigError if there is no query's checkpoint,
-    CorruptLog, ClusterNotFound, Unavailable.
+    Epochs with an intent are committed, and chunks that lost against one are rolled back; both are safe while
+    the query runs. ``stopped``: also roll back epochs that the query itself might still commit; use it only
+    if the query is stopped. ``discard``: give up this epoch, of which nothing may be committed; the query
+    must be stopped, too. Raises TransactionConflict if a part of a discarded epoch is committed, ConfigError
+    if this is not a query's checkpoint, CorruptLog, ClusterNotFound, Unavailable.
     """
     whole = Resolution()
     stores = [IntentStore(checkpoint, name) for name in IntentStore(checkpoint).names()]
     known = sorted({epoch for store in stores for epoch in store.epochs()})
     if discard is not None and discard not in known:
-        raise ConfigError(f"epoch {discard} has no intent in {checkpoint!r}; there are {known}")
+        raise ConfigError(f"epoch {discard} has no intent in {checkpoint!r}; known: {known}")
     with _routed(address, namespace) as router:
         for store in stores:
             link = SinkLink(router, app_of(store.query_id()))
@@ -207,10 +218,15 @@ def resolve_sink(
 
 
 def resolve_write(write_id: str, *, address: str = AUTO, namespace: str | None = None) -> Resolution:
-    """Settle a batch write whose driver died (``batch-...``, its app without ``spark-``): committed if its
-    COMMIT was decided, else rolled back. It must not be running."""
+    """Settle a batch write whose driver died; it must not be running.
+
+    ``write_id``: ``batch-...``, that is its app without ``spark-``. The write is committed if its COMMIT was
+    decided, else rolled back.
+    """
     if not write_id.startswith("batch-"):
-        raise ConfigError(f"a batch write's id begins with 'batch-', not {write_id!r}; see escrowmq txn list")
+        raise ConfigError(
+            f"a batch write's id starts with 'batch-', unlike {write_id!r}; 'escrowmq txn list' shows it"
+        )
     with _routed(address, namespace) as router:
         committed, rolled_back = settle_batch(SinkLink(router, app_of(write_id)), write_id)
         return Resolution([0] if committed else [], rolled_back)

@@ -1,9 +1,9 @@
-"""What a task of the sink does: turn its rows into chunks, and prepare them as they fill.
+"""The work of a sink task: collects its rows in chunks and prepares each chunk when it is full.
 
-A chunk is a transaction of some MiB in one broker group, durable on a majority and readable by nobody
-until the driver commits the epoch. A few are under way at a time, so memory is bounded however large the
-task is. An attempt's name is drawn anew, so that a repeated task, a speculative twin or a restarted query
-never meets its predecessor's chunks.
+A chunk is a transaction of a few MiB in one broker group. It is durable on a majority but not readable until
+the driver commits the epoch. Only a few are in flight at a time, so memory is bounded however large the task
+is. Each attempt gets a new random name, so that the chunks of a repeated task, a speculative twin or a
+restarted query never collide with earlier ones.
 """
 
 from __future__ import annotations
@@ -31,31 +31,32 @@ from escrowmq.spark_integration.sink.rows import RowEncoder, Rows
 
 log = logging.getLogger(__name__)
 
-#: Rows of one chunk. Two writers got 72 to 93 MB/s into the log with chunks of 1 MiB, and 75 to 119 with 4,
-#: which cost brokers a third less time; and the driver's one COMMIT has fewer ids to name.
+#: Bytes of rows in one chunk. Two writers reached 72 to 93 MB/s with chunks of 1 MiB, and 75 to 119 MB/s with
+#: 4 MiB, which took brokers a third less time. The driver's single COMMIT also has fewer ids to name.
 CHUNK_BYTES = 4 << 20
-#: What is encoded at a time on the way there.
+#: Bytes of rows that are encoded at a time.
 SLICE_BYTES = 1 << 20
-#: In place of the time that a producer has heard of. A chunk's name never comes again, and a late copy of one
-#: is rolled back because its home does not owe it; so none needs to be refused for its age.
+#: Sent in place of the latest time that a producer has heard of, by which brokers refuse late requests. That
+#: is not needed here: a chunk's name is never reused, and a late copy of a chunk is rolled back because its
+#: home group does not expect it.
 NEVER_LATE = NUMBER_MAX
-#: Chunks of one task under way: enough that the log never waits for a task, few enough for 16 MiB.
+#: Chunks of one task in flight: enough that the log never waits for a task, and within 16 MiB of memory.
 IN_FLIGHT = 3
 
 
 def attempt_name(task: int, attempt: int) -> str:
-    """A name for a task attempt that never comes again, whoever runs it; the numbers are for people."""
+    """A globally unique name for a task attempt; the numbers in it help people."""
     return f"{task}.{attempt}.{secrets.token_hex(6)}"
 
 
 def attempt_number(name: str) -> int:
-    """How many attempts of its task were started before this one."""
+    """The number of attempts of the same task that were started before this one."""
     return int(name.split(".")[1])
 
 
 @dataclass(slots=True)
 class _PendingRows:
-    """Rows of one group that wait for company."""
+    """Rows of one group that have not filled a chunk yet."""
 
     size: int = 0
     columns: dict[tuple[str, int], tuple[list[int], list[bytes]]] = field(default_factory=dict)
@@ -75,7 +76,10 @@ class _PendingRows:
         home_group: int,
         home_index: int | None = None,
     ) -> bytes:
-        """PREPARE of this chunk as one transaction; ``home_index``: of a branch that its home sees to."""
+        """The PREPARE of this chunk as one transaction.
+
+        ``home_index``: for a branch that its home group tracks, the log index at which home opened it.
+        """
         columns = {place: (sizes, b"".join(bodies)) for place, (sizes, bodies) in self.columns.items()}
         digest = 0
         for _, body in columns.values():
@@ -105,8 +109,11 @@ class _PendingRows:
 def marker(
     app: str, topic: str, tx_id: str, epoch_id: str, timeout_ms: int, participant: int | None = None
 ) -> bytes:
-    """PREPARE of a chunk that lies in another group, in the group that decides: without messages. It names
-    that group (``participant``), or is of the first version."""
+    """The PREPARE, in the group that decides, for a chunk in another group. It has no messages.
+
+    ``participant``: the group of the chunk; None: a PREPARE in the first version's format, which cannot name
+    it.
+    """
     extra = None if participant is None else PrepareExtra(participants=[participant], heard_ms=NEVER_LATE)
     digest = crc32c(tx_id.encode())
     return ops.prepare(app, topic, [tx_id], [epoch_id], timeout_ms, 0, [digest], -1, 0, extra)
@@ -121,7 +128,7 @@ class _Sent:
 
 
 class ChunkWriter:
-    """Prepares the chunks of one task attempt. One thread."""
+    """Prepares the chunks of one task attempt. For use from one thread."""
 
     def __init__(
         self,
@@ -133,19 +140,19 @@ class ChunkWriter:
         home: int | None = None,
         chunk_bytes: int = CHUNK_BYTES,
     ) -> None:
-        """``home``: the group whose decision counts for chunks of all groups; None: each decides its own."""
+        """``home``: the group that decides the chunks of all groups; None: each group decides its own."""
         self._home = home
         self._link, self._epoch_id, self._attempt, self._timeout_ms = link, epoch_id, attempt, timeout_ms
         self._chunk_bytes = chunk_bytes
         self._waiting: dict[int, _PendingRows] = {}
         self._under_way: deque[_Sent] = deque()
         self._numbers: dict[int, int] = {}
-        self._home_index: dict[str, int] = {}  # of chunks that their home sees to
-        #: Places in the log that the COMMIT will have to name, by group: at most so many.
+        self._home_index: dict[str, int] = {}  # for chunks that their home group tracks
+        #: By group: an upper bound of the log positions that the COMMIT will have to name.
         self.references: dict[int, int] = {}
 
     def add(self, rows: Iterable[Rows]) -> None:
-        """Take encoded rows; prepares what is full. Raises what keeps a chunk from being prepared."""
+        """Add encoded rows, and prepare chunks that are full. Raises if a chunk cannot be prepared."""
         group_of = self._link.router.places.group_of
         for piece in rows:
             gid = group_of(piece.topic, piece.partition)
@@ -156,7 +163,7 @@ class ChunkWriter:
             chunk.add(piece)
 
     def finish(self) -> Attempt:
-        """Prepare the rest and wait for all of it: what the attempt has prepared."""
+        """Prepare the rest and wait for all chunks; returns what the attempt has prepared."""
         for gid in list(self._waiting):
             self._send(gid)
         while self._under_way:
@@ -164,12 +171,12 @@ class ChunkWriter:
         return Attempt(self._attempt, dict(self._numbers))
 
     def abandon(self) -> None:
-        """Roll back whatever was sent. Never raises: what it misses, the next epoch's commit finds."""
-        # A small ROLLBACK overtakes a large PREPARE, which would open its transaction behind it.
+        """Roll back everything that was sent. Never raises: the next epoch's commit finds what it misses."""
+        # Wait first: a small ROLLBACK can overtake a large PREPARE, which would then open its transaction.
         wait([sent.future for sent in self._under_way], CALL_S)
         self._under_way.clear()
         by_group = Attempt(self._attempt, self._numbers).ids(self._epoch_id)
-        if self._home is not None:  # first where it counts
+        if self._home is not None:  # the group that decides comes first
             by_group = {self._home: [tx for ids in by_group.values() for tx in ids], **by_group}
         for gid, ids in by_group.items():
             try:
@@ -189,7 +196,7 @@ class ChunkWriter:
         self._numbers[gid] = number + 1
         self.references[gid] = self.references.get(gid, 0) + len(chunk.columns)
         home_index = None
-        if home_group >= 0:  # an empty transaction of the same id: its decision is this chunk's
+        if home_group >= 0:  # opens an empty transaction with the same id, whose decision the chunk follows
             home_index = self._open_at_home(home_group, gid, tx_id, next(iter(chunk.columns))[0])
         request = chunk.request(
             self._link.app, tx_id, self._epoch_id, self._timeout_ms, home_group, home_index
@@ -197,8 +204,11 @@ class ChunkWriter:
         self._start(gid, tx_id, request)
 
     def _open_at_home(self, home: int, gid: int, tx_id: str, topic: str) -> int | None:
-        """Where home has opened the chunk's marker. Home first, and waited for: the chunk names that place,
-        and one that its home does not know is rolled back. None before format level 2."""
+        """Open the chunk's marker in the home group; returns its log index there, None before format level 2.
+
+        This comes first and is waited for, because the chunk names that index, and a chunk that its home
+        group does not know is rolled back.
+        """
         named = self._link.app, topic, tx_id, self._epoch_id, self._timeout_ms
         try:
             index = self._link.open_at_home(home, marker(*named, gid))
@@ -223,7 +233,7 @@ class ChunkWriter:
 
 def _problem(tx_id: str, code: int, info: Any) -> EscrowMQError:
     problem = prepare_problem(tx_id, code, info, opened=True)
-    if isinstance(problem, TransactionState):  # rolled back meanwhile: somebody took us for dead
+    if isinstance(problem, TransactionState):  # rolled back meanwhile, because this task was taken for dead
         return TransactionSettled(tx_id, problem.value)
     return problem
 
@@ -239,10 +249,10 @@ def write_batches(
     timeout_ms: int,
     home_of: Callable[[int], int] | None = None,
 ) -> tuple[Attempt, dict[int, int]]:
-    """All of a task: what it prepared, and its references by group. On an error its chunks are rolled back.
+    """Run a whole task; returns what it prepared, and its references by group.
 
-    ``connect`` gives the link and ``partitions(topic)``; it is not called for a task without rows.
-    ``home_of(groups)``: the group that decides for all, where there is no intent to do it.
+    On an error its chunks are rolled back. ``connect`` returns the link and ``partitions(topic)``; it is not
+    called for a task without rows. ``home_of(groups)``: for writes without an intent, the group that decides.
     """
     writer: ChunkWriter | None = None
     encoder: RowEncoder | None = None

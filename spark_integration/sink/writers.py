@@ -1,13 +1,13 @@
-"""The sink of format ``escrowmq``, batch and streaming: thin shells around what decides.
+"""The sink of format ``escrowmq`` for batch and streaming: thin classes around the modules that decide.
 
     frame.writeStream.format("escrowmq").option("topic", "alerts").option("checkpointLocation", ...).start()
     frame.write.format("escrowmq").mode("append").option("topic", "alerts").save()
     frame.writeStream.foreachBatch(lambda batch, epoch: batch.write.format("escrowmq").mode("append")
         .options(topic="alerts", epoch=epoch, checkpointLocation=...).save())   # once, in any output mode
 
-Tasks prepare, in executors; the driver commits, in a process that Spark starts beside it and keeps for the
-next epochs. A stream's writer is made anew for every epoch and knows nothing but options: which query and
-epoch it is working for, tasks learn from Spark's task context, and the commit from what tasks report.
+Tasks prepare in executors. The driver's side commits in a process that Spark starts next to the driver and
+keeps for later epochs. A new stream writer is made for every epoch, from the options alone: tasks learn the
+query and the epoch from Spark's task context, and the commit learns them from the tasks' reports.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 _lock = threading.Lock()
-#: Workers of Spark serve many tasks and epochs: one router for each cluster, as long as the process lives.
+#: A worker of Spark serves many tasks and epochs, so it keeps one router per cluster as long as it lives.
 _routers: dict[tuple[str, str], tuple[tuple[ClusterInfo, str], Router]] = {}
 _known_topics: set[tuple[str, str, str]] = set()
 
 
 @dataclass(frozen=True)
 class Prepared(WriterCommitMessage):
-    """What a task reports: what it prepared, and for which epoch of which query ("" in a batch write)."""
+    """A task's report: what it prepared, and for which epoch of which query (in a batch write: its id)."""
 
     query_id: str
     epoch: int
@@ -58,10 +58,10 @@ class Prepared(WriterCommitMessage):
 
 
 def router_to(options: SinkOptions) -> Router:
-    """This process's way to the brokers. Raises ClusterNotFound, Unavailable."""
+    """This process's router to the brokers. Raises ClusterNotFound, Unavailable."""
     key = (options.address, options.namespace)
     info = find_cluster(*key)
-    # A connection to Ray that was made anew has a job of its own; handles of the one before are dead.
+    # After reconnecting to Ray, this process has a new job id, and actor handles from before do not work.
     now = info, ray.get_runtime_context().get_job_id()
     with _lock:
         known = _routers.get(key)
@@ -75,7 +75,7 @@ def router_to(options: SinkOptions) -> Router:
 
 
 def check_topic(options: SinkOptions) -> None:
-    """Raise UnknownTopic before anything runs, if the topic is known before anything runs."""
+    """If option ``topic`` names the topic, raise UnknownTopic before anything runs."""
     if options.topic is None:
         return
     key = (options.address, options.namespace, options.topic)
@@ -112,8 +112,10 @@ def _prepare(
 
 
 class EscrowMQStreamWriter(DataSourceStreamArrowWriter):
-    """Writer of a streaming query, in append or complete mode (Spark knows no update mode for Python sinks:
-    see :class:`EscrowMQEpochWriter`). What Spark hands over is written."""
+    """Writer of a streaming query in append or complete mode; it writes the rows that Spark passes.
+
+    Spark has no update mode for Python sinks; see :class:`EscrowMQEpochWriter`.
+    """
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
@@ -149,7 +151,7 @@ class EscrowMQStreamWriter(DataSourceStreamArrowWriter):
 
 
 class EscrowMQEpochWriter(DataSourceArrowWriter):
-    """Writer of one batch inside foreachBatch, which happens once however often Spark repeats the batch."""
+    """Writer of one batch inside foreachBatch, which writes it once however often Spark repeats the batch."""
 
     def __init__(self, options: SinkOptions, epoch: int) -> None:
         self._options, self._epoch = options, epoch
@@ -162,7 +164,7 @@ class EscrowMQEpochWriter(DataSourceArrowWriter):
         return Prepared(query_id, epoch, *prepared)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """On the driver: make the batch readable, unless it was."""
+        """On the driver: make the batch readable, unless it already is."""
         found = _reports(messages)
         attempts = [report.attempt for report in found]
         references = [report.references for report in found]
@@ -181,7 +183,7 @@ class EscrowMQEpochWriter(DataSourceArrowWriter):
 
 
 class EscrowMQBatchWriter(DataSourceArrowWriter):
-    """Writer of one batch. Made once, on the driver; its copies run in the tasks."""
+    """Writer of one batch. It is made once, on the driver; copies of it run in the tasks."""
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
@@ -204,7 +206,7 @@ class EscrowMQBatchWriter(DataSourceArrowWriter):
         sweep_behind(link, self._write_id)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """On the driver, after a failure: nothing of it will be read."""
+        """On the driver, after a failure: roll back everything."""
         link = SinkLink(router_to(self._options), app_of(self._write_id))
         abort_batch(link, self._write_id)
         sweep_behind(link, self._write_id)
@@ -231,8 +233,8 @@ def batch_writer(
     """For ``DataSource.writer``. Raises ConfigError, UnknownTopic, ClusterNotFound."""
     if overwrite:
         raise ConfigError(
-            "a topic cannot be overwritten: write with .mode('append'); to begin anew, delete the topic and "
-            "create it again"
+            "a topic cannot be overwritten; write with .mode('append'), or delete the topic and create it "
+            "again"
         )
     checked = _checked(options, schema, address, namespace, streaming=False)
     return (
@@ -245,6 +247,6 @@ def stream_writer(
 ) -> EscrowMQStreamWriter:
     """For ``DataSource.streamWriter``. Raises ConfigError, UnknownTopic, ClusterNotFound.
 
-    In complete mode Spark asks for the table to be replaced; as with Kafka, what it is now is added.
+    In complete mode, Spark asks to replace the table; as with Kafka, its present rows are appended instead.
     """
     return EscrowMQStreamWriter(_checked(options, schema, address, namespace, streaming=True))

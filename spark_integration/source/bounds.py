@@ -1,7 +1,7 @@
-"""Where a read starts and ends, as the user says it: a word, offsets, or times. Pure.
+"""Where a read starts and ends, as the user specifies it: a word, offsets, or times. Pure.
 
-A stream has no end, and starts at ``latest`` unless told otherwise, as with Kafka's source; a batch reads
-everything unless told otherwise. What an offset or a time means in a given log is for ``planning.py``.
+By default, a stream starts at ``latest``, as in the Kafka source, and has no end; a batch reads everything.
+``planning.py`` determines what an offset or a time means in a given log.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from escrowmq.spark_integration.option_values import integer, json_object
 
 EARLIEST, LATEST = -2, -1
 _WORDS = {"earliest": EARLIEST, "latest": LATEST}
-#: topic -> partition -> offset (-2 and -1 stand for earliest and latest, as in Kafka's source) or ms.
+#: topic -> partition -> offset (-2: earliest, -1: latest, as in the Kafka source) or time in ms.
 Table = Mapping[str, Mapping[int, int]]
 
 
@@ -30,10 +30,10 @@ class BoundKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Where reading starts or ends. ``option`` is the option it came from, for errors.
+    """Where reading starts or ends. ``option``: the option that set it, for errors.
 
-    ``table`` holds offsets or times by partition. ``strict``: a time that no message has reached yet is an
-    error, instead of meaning the end.
+    ``table``: offsets or times by partition. ``strict``: a time later than all messages is an error and does
+    not mean the end.
     """
 
     kind: BoundKind
@@ -46,9 +46,9 @@ class Bound:
 def parse_bound(
     options: Mapping[str, str], end: str, default: int, allowed: tuple[int, ...], strict: bool
 ) -> Bound:
-    """The bound that ``options`` give for ``end`` ("starting" or "ending").
+    """The bound that ``options`` set for ``end`` ("starting" or "ending").
 
-    ``allowed``: which of EARLIEST and LATEST may be meant, by word or in JSON; ``default`` is one of them.
+    ``allowed``: which of EARLIEST and LATEST are allowed, as a word or in JSON; ``default`` is one of them.
     """
     names = [f"{end}Timestamp", f"{end}OffsetsByTimestamp", f"{end}Offsets"]
     given = [name for name in names if name in options]
@@ -84,7 +84,7 @@ def _table(option: str, text: str, value_of: Any, also: str = "") -> dict[str, d
     table: dict[str, dict[int, int]] = {}
     for topic, partitions in json_object(option, text, also=also).items():
         if not isinstance(partitions, dict):
-            raise ConfigError(f"option {option!r}: {topic!r} must map partitions to numbers")
+            raise ConfigError(f"option {option!r}: the value of {topic!r} must map partitions to numbers")
         table[topic] = {integer(option, key, minimum=0): value_of(value) for key, value in partitions.items()}
     return table
 
@@ -92,11 +92,11 @@ def _table(option: str, text: str, value_of: Any, also: str = "") -> dict[str, d
 def _offset(option: str, value: Any, allowed: tuple[int, ...]) -> int:
     if type(value) is not int or not (value >= 0 or value in allowed):
         meanings = " or ".join(f"{number} for {word}" for word, number in _WORDS.items() if number in allowed)
-        raise ConfigError(f"option {option!r}: an offset is >= 0, or {meanings}, not {value!r}")
+        raise ConfigError(f"option {option!r}: an offset must be >= 0, or {meanings}, not {value!r}")
     return value
 
 
 def _time(option: str, value: Any) -> int:
     if type(value) is not int or value < 0:
-        raise ConfigError(f"option {option!r}: a time is in ms since the epoch, not {value!r}")
+        raise ConfigError(f"option {option!r}: a time must be ms since the epoch, not {value!r}")
     return value

@@ -1,12 +1,12 @@
-"""What a streaming query knows of the log's ends: fresh when asked, for next to nothing while idle.
+"""Tracks the ends of partitions for a streaming query: up to date when asked, at almost no cost while idle.
 
-Spark asks dozens of times a second whether there is anything new. Here one parked call per broker group
-stands for all of these questions: it comes back with the news, or after two seconds without. A question
-that finds nothing new waits with it for a moment, so a message is noticed milliseconds after its commit and
-an idle query costs about one call a second and group. Topics are looked up once a second.
+Spark asks dozens of times per second whether there are new messages. One parked call per broker group answers
+all of these questions: it returns when there is news, or after two seconds. A question that finds nothing new
+waits for that call for a moment. So a message is noticed milliseconds after its commit, and an idle query
+costs about one call per second and group. Topics are looked up once per second.
 
-One thread, the query's; blocks for bounded times only: while a query runs for seconds, so that it can be
-stopped, and for what it cannot go on without up to PATIENCE_S.
+Only the query's thread uses this. It blocks for bounded times only: for seconds while the query is running,
+so that the query can be stopped, and for up to PATIENCE_S for what the query cannot continue without.
 """
 
 from __future__ import annotations
@@ -30,38 +30,39 @@ from escrowmq.spark_integration.source.options import Subscription
 from escrowmq.spark_integration.source.planning import present_partitions
 from escrowmq.spark_integration.source.stream_planning import Bounds, Heads
 
-#: Planning asks two or three small questions; a fail-over takes a second or two.
+#: Limit of a call made for planning. Planning makes two or three small calls; a fail-over takes 1 to 2 s.
 PLAN_TIMEOUT_S = 30.0
-#: A question about news in the running query, which can be stopped in between only.
+#: Limit of a call for news in a running query, which can be stopped only between calls.
 ASK_TIMEOUT_S = 5.0
-#: How long brokers park a question about news. Longer would save nothing worth having.
+#: How long brokers park a call for news. A longer time would save almost nothing.
 PARK_S = 2.0
-#: How long one ``latestOffset`` of an idle query waits for news: ten turns of the engine a second, not 60.
+#: How long ``latestOffset`` of an idle query waits for news: ten rounds of the engine per second and not 60.
 IDLE_WAIT_S = 0.1
 #: New topics and partitions are noticed within this time.
 DISCOVERY_S = 1.0
-#: Without any answer for this time a query ends with the error; until then, and from its first question on,
-#: it waits for the brokers.
+#: If no answer comes for this time, the query ends with the error; until then, it waits for the brokers, from
+#: its first call on.
 PATIENCE_S = 120.0
-#: After a refusal.
+#: Pauses after a refusal.
 RETRY = Backoff(first_s=0.05, longest_s=1.0, jitter=0.5)
-#: A partition whose topic is listed, but not known to its own group yet: created a moment ago.
+#: How long to wait for a partition whose topic is listed but not yet known to its own group: it was created
+#: a moment ago.
 SETTLE_S = 5.0
-#: What passes: a question that may or may not have been answered is simply asked again.
+#: Temporary errors. The calls only read, so they are repeated even after OutcomeUnknown.
 _REFUSALS = (Unavailable, Overloaded, OutcomeUnknown)
 
 
 class LeaderCatalog:
-    """What planning asks, asked of the leaders: a follower may lag behind what was acknowledged."""
+    """The Catalog for planning. It asks the leaders, since followers may lag behind acknowledged messages."""
 
     def __init__(self, router: Router, timeout_s: float, subscription: Subscription) -> None:
-        """``subscription``: only its topics are asked for, if it names them."""
+        """``subscription``: if it names its topics, only these are asked for."""
         self._router, self._timeout_s = router, timeout_s
         self._what: bool | list[str] = subscription.names or True
         self._offsets = OffsetReader(router)
 
     def topics(self) -> Mapping[str, int]:
-        """Number of partitions by topic."""
+        """Topic -> number of partitions."""
         call = self._router.leader_call(0, "topics", self._what, timeout_s=self._timeout_s)
         topics: Sequence[TopicInfo] = result_of(call, self._timeout_s)
         self._router.places.hear(topics)
@@ -77,7 +78,7 @@ class LeaderCatalog:
 
 
 class HeadWatch:
-    """The bounds of a subscription's partitions. One thread; ``close`` is the router's."""
+    """The bounds of a subscription's partitions. For use from one thread. Its owner closes the router."""
 
     def __init__(
         self,
@@ -99,11 +100,11 @@ class HeadWatch:
 
     @property
     def known(self) -> Heads:
-        """As last heard of."""
+        """The bounds as last reported."""
         return self._heads
 
     def fresh(self) -> Heads:
-        """As it is now; waits for brokers that do not answer: see ``patiently``."""
+        """The present bounds; waits for brokers that do not answer, as ``patiently`` does."""
 
         def ask() -> None:
             self._discover()
@@ -113,8 +114,9 @@ class HeadWatch:
         return self._heads
 
     def patiently(self, ask: Callable[[], Answer]) -> Answer:
-        """``ask()``, asked again, more and more slowly, while brokers do not answer; raises their error
-        after PATIENCE_S.
+        """Call ``ask()``, and again with growing pauses while brokers do not answer.
+
+        Raises their error after PATIENCE_S.
         """
         return patiently(ask, self._new_patience(), _REFUSALS, clock=self._clock, sleep=self._pause)
 
@@ -122,16 +124,16 @@ class HeadWatch:
         return Patience(PATIENCE_S, RETRY, self._rng)
 
     def news(self, is_new: Callable[[Heads], bool]) -> Heads:
-        """As it is now; waits for a moment if ``is_new`` finds nothing in it.
+        """The present bounds; waits for a moment if ``is_new`` finds nothing new in them.
 
-        While brokers do not answer this gives what was known, more and more slowly, and their error only
-        after PATIENCE_S.
+        While brokers do not answer, it returns the last known bounds after growing pauses; it raises the
+        brokers' error only after PATIENCE_S.
         """
         began = self._clock()
         try:
             if self._clock() - self._discovered_at >= DISCOVERY_S:
                 self._discover()
-            # Whose parked call is still parked has no news; the rest may have had some for long.
+            # A group whose call is still parked has no news; the other groups have to be asked.
             parked = {gid for gid, (_, call) in self._parked.items() if not call.done()}
             self._ask([gid for gid in self._by_group() if gid not in parked])
             if not is_new(self._heads):
@@ -150,7 +152,7 @@ class HeadWatch:
         if present == self._partitions:
             return
         self._partitions = present
-        self._parked.clear()  # answers about another set of partitions are of no use
+        self._parked.clear()  # their answers are about another set of partitions
         self._heads = {which: self._heads[which] for which in present if which in self._heads}
 
     def _ask(self, gids: list[int]) -> None:
@@ -164,7 +166,7 @@ class HeadWatch:
             if all(which in self._heads for which in self._partitions) or self._clock() > deadline:
                 return
             self._pause(0.1)
-            self._discover()  # created a moment ago, or deleted
+            self._discover()  # a topic was created a moment ago, or deleted
             gids = list(self._by_group())
 
     def _wait(self) -> None:

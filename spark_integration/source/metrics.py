@@ -1,7 +1,7 @@
-"""How far a streaming query is behind, by partition, from the progress that Spark reports.
+"""Computes a streaming query's lag, by partition, from the progress that Spark reports.
 
-Spark gives Python sources no metrics of their own. But each progress holds where the batch ended and, from
-``reportLatestOffset``, where the log ended then; lag is the difference.
+Spark has no custom metrics for Python sources. But each progress contains the end of the batch and, from
+``reportLatestOffset``, the end of the log at that time; the lag is the difference.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from escrowmq.spark_integration.source.stream_planning import INITIAL
 
 
 def lag(progress: Any) -> dict[str, dict[int, int]]:
-    """Messages that the query has yet to read, by topic and partition, when ``progress`` was made.
+    """Number of messages that the query had yet to read when ``progress`` was made, by topic and partition.
 
-    ``progress`` is ``query.lastProgress`` or a listener's ``event.progress``. A partition that several
-    sources of the query read counts with its larger lag. Empty if there is no progress yet. Spark names no
-    format in a progress, so sources are known by the form of their offsets, which Kafka's share.
+    ``progress``: ``query.lastProgress`` or a listener's ``event.progress``. If several sources of the query
+    read a partition, the larger lag counts. Empty if there is no progress yet. A progress does not name the
+    format of a source, so sources are recognized by the form of their offsets, which is also that of Kafka
+    sources.
     """
     behind: dict[str, dict[int, int]] = {}
     for source in [] if progress is None else _get(progress, "sources"):
@@ -32,7 +33,7 @@ def lag(progress: Any) -> dict[str, dict[int, int]]:
 
 
 def _table(offset: Any) -> dict[str, dict[str, int]]:
-    """Spark gives offsets as JSON, as a table, or as None; those of other sources have other forms."""
+    """Parse offsets, which Spark gives as JSON, as a table, or as None; {} for offsets of other sources."""
     table = json.loads(offset) if isinstance(offset, str) and offset.startswith("{") else offset
     if not isinstance(table, Mapping):
         return {}

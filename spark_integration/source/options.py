@@ -1,8 +1,8 @@
-"""Options of the ``escrowmq`` data source: names and meanings, with Kafka's names where it has one.
+"""The options of the ``escrowmq`` data source, with the names of Spark's Kafka source where it has them.
 
-Pure: text in, a frozen value or a ConfigError out, so that a typing mistake is reported before anything
-is read. An option that is not known is refused too: a mistyped ``startingOffset`` would otherwise
-silently read everything. What needs the cluster (does the topic exist?) is ``planning.py``'s business.
+Pure: parses texts into an immutable value or raises ConfigError, so that a typing mistake is reported before
+anything is read. An unknown option is refused, too: a mistyped ``startingOffset`` would otherwise silently
+read everything. Checks that need the cluster (does the topic exist?) are in ``planning.py``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from escrowmq.spark_integration.option_values import (
 )
 from escrowmq.spark_integration.source.bounds import EARLIEST, LATEST, Bound, parse_bound
 
-#: Every option, its meaning and its default: what the guide prints and what is allowed.
+#: Every option with its meaning and default; the documentation prints this table.
 OPTIONS = {
     "subscribe": "topics, separated by commas",
     "subscribePattern": "regular expression that a topic's whole name must match",
@@ -37,24 +37,24 @@ OPTIONS = {
     "startingOffsets": 'earliest, latest, or JSON for every partition: {"orders": {"0": 23, "1": -2}}',
     "startingTimestamp": "ms since the epoch: read from the first message stored then or later",
     "startingOffsetsByTimestamp": 'the same by partition: {"orders": {"0": 1700000000000}}',
-    "startingOffsetsByTimestampStrategy": "latest or error, when no message is that new",
+    "startingOffsetsByTimestampStrategy": "latest or error: what to do if no message is that new",
     "endingOffsets": 'latest, or JSON, exclusive: {"orders": {"0": 50, "1": -1}}',
-    "endingTimestamp": "ms since the epoch: read up to the first message stored then or later, without it",
+    "endingTimestamp": "ms since the epoch: read only messages stored before this time",
     "endingOffsetsByTimestamp": "the same by partition",
-    "maxOffsetsPerTrigger": "at most so many messages in one micro-batch",
-    "maxBytesPerTrigger": "at most about so many bytes in one micro-batch (64m)",
-    "minOffsetsPerTrigger": "no micro-batch before there are so many messages",
+    "maxOffsetsPerTrigger": "maximum number of messages in one micro-batch",
+    "maxBytesPerTrigger": "approximate maximum number of bytes in one micro-batch (64m)",
+    "minOffsetsPerTrigger": "delay a micro-batch until there are at least this many messages",
     "maxTriggerDelay": "longest wait for minOffsetsPerTrigger (15m)",
-    "minPartitions": "at least so many Spark partitions, by cutting offset ranges",
-    "maxRecordsPerPartition": "at most so many records in one Spark partition",
-    "failOnDataLoss": "false: what is gone is skipped with a warning (default: true, an error)",
-    "includeHeaders": "true: a column with the headers (default: false)",
-    "pushFilters": "true: filters shorten the plan; a batch read that is queried once (default: false)",
+    "minPartitions": "minimum number of Spark partitions; offset ranges are split to reach it",
+    "maxRecordsPerPartition": "maximum number of records in one Spark partition",
+    "failOnDataLoss": "false: lost messages are skipped with a warning (default: true, an error)",
+    "includeHeaders": "true: add a column with the headers (default: false)",
+    "pushFilters": "true: filters shorten the plan; only for a DataFrame queried once (default: false)",
     "columns": "columns to deliver, separated by commas (default: all)",
-    "valueFormat": "binary (default), json, msgpack or arrow: decode values in the reader",
+    "valueFormat": "binary (default), json, msgpack or arrow: how values are decoded in the reader",
     "valueSchema": "columns of a decoded value, as DDL: id BIGINT, price DOUBLE",
-    "valueMode": "PERMISSIVE (default), DROPMALFORMED or FAILFAST: what becomes of other values",
-    "escrowmq.address": "address of the Ray cluster (default: the one Spark was started on)",
+    "valueMode": "PERMISSIVE (default), DROPMALFORMED or FAILFAST: treatment of malformed values",
+    "escrowmq.address": "address of the Ray cluster (default: the one that Spark was started on)",
     "escrowmq.namespace": "Ray namespace of the EscrowMQ cluster (default: escrowmq)",
 }
 _BY_LOWER_CASE = {name.lower(): name for name in OPTIONS}
@@ -63,21 +63,21 @@ _STREAMING = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigge
 _ENDING = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 
 VALUE_FORMATS = ("binary", "json", "msgpack", "arrow")
-#: As Kafka's source: long enough to gather, short enough that nobody believes the query to hang.
+#: As in the Kafka source: long enough to collect messages, short enough that the query does not seem to hang.
 MAX_TRIGGER_DELAY_S = 15 * 60.0
 
 
 class Use(enum.Enum):
-    """What the options are for: some mean something in a batch or in a stream only."""
+    """What the options are for; some are allowed only for batches or only for streams."""
 
-    SCHEMA = "schema"  # not known yet: only what both have in common is checked
+    SCHEMA = "schema"  # not known yet: only common rules are checked
     BATCH = "batch"
     STREAM = "stream"
 
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """Which partitions are read: exactly one of the three is set."""
+    """The partitions to read; exactly one of the three fields is set."""
 
     topics: tuple[str, ...] = ()
     pattern: str | None = None
@@ -85,13 +85,13 @@ class Subscription:
 
     @property
     def names(self) -> list[str] | None:
-        """The topics, or None: those that match."""
+        """The topics in ascending order; None for a pattern."""
         return None if self.pattern is not None else sorted({*self.topics, *self.assigned})
 
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """How much one micro-batch takes. ``any``: whether there is any limit."""
+    """Limits of one micro-batch. ``any``: whether there is any limit."""
 
     max_offsets: int | None = None
     max_bytes: int | None = None
@@ -105,7 +105,7 @@ class BatchLimits:
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """All options of one read, checked. ``value_schema`` is None if the user's schema says it."""
+    """All options of one read, checked. ``value_schema``: None if ``.schema()`` gives it."""
 
     address: str
     namespace: str
@@ -130,7 +130,7 @@ def parse_options(
     default_address: str = "",
     default_namespace: str = "escrowmq",
 ) -> SourceOptions:
-    """Check what the user wrote (names in any case). Raises ConfigError that names the option."""
+    """Parse the given options (names in any case). Raises ConfigError, which names the option."""
     options = _known(given)
     for name in _ENDING if use is Use.STREAM else ():
         if name in options:
@@ -177,7 +177,7 @@ def _known(given: Mapping[str, str]) -> dict[str, str]:
         known = _BY_LOWER_CASE.get(name.lower())
         if known is None:
             raise ConfigError(
-                f"unknown option {name!r} of the escrowmq source; known are: {', '.join(OPTIONS)}"
+                f"unknown option {name!r} of the escrowmq source; the options are: {', '.join(OPTIONS)}"
             )
         options[known] = value.strip()
     return options
@@ -195,7 +195,7 @@ def _limits(options: Mapping[str, str], use: Use) -> BatchLimits:
     for name in _STREAMING if use is Use.BATCH else ():
         if name in options:
             raise ConfigError(
-                f"option {name!r} is for streaming queries: a batch reads all at once; cut it with "
+                f"option {name!r} is for streaming queries: a batch reads everything at once; limit it with "
                 "endingOffsets, or its Spark partitions with maxRecordsPerPartition"
             )
     return limits
@@ -234,11 +234,11 @@ def _subscription(options: Mapping[str, str]) -> Subscription:
 
 def _check_pattern(value: str) -> None:
     try:
-        with warnings.catch_warnings(action="ignore"):  # Python may read "[[" otherwise some day
+        with warnings.catch_warnings(action="ignore"):  # the FutureWarning about "[["
             re.compile(value)
     except (re.error, OverflowError, RecursionError) as error:
         raise ConfigError(
-            f"option 'subscribePattern' is no regular expression: {value!r} ({error})"
+            f"option 'subscribePattern' is not a valid regular expression: {value!r} ({error})"
         ) from error
     if not value:
         raise ConfigError("option 'subscribePattern' is empty")

@@ -1,8 +1,8 @@
-"""Planning one batch read: which partitions, from which offset to which, cut into how many Spark tasks.
+"""Plans one batch read: the partitions, their offset ranges, and how these are split into Spark tasks.
 
-Pure decisions over a ``Catalog`` (what the cluster says of topics and offsets). Offsets are dense and a
-committed message never changes, so a plan made once reads the same records however often Spark
-retries its tasks. Never plans beyond what was committed when the plan was made.
+Pure decisions from a ``Catalog`` (the cluster's topics and offsets). Offsets are dense and a committed
+message never changes, so a plan reads the same records however often Spark retries its tasks. A plan never
+goes beyond what was committed when it was made.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from escrowmq.spark_integration.source.pushdown import EVERYTHING, Restriction
 
 log = logging.getLogger(__name__)
 
-#: Next offset to be read, by partition.
+#: Next offset to read, by partition.
 Offsets = Mapping[TopicPartition, int]
 
 
 class Catalog(Protocol):
-    """What planning asks of the cluster."""
+    """The cluster's data that planning needs."""
 
     def topics(self) -> Mapping[str, int]:
-        """Number of partitions by topic."""
+        """Topic -> number of partitions."""
 
     def offsets(self, wanted: Sequence[tuple[str, int, int]]) -> list[int]:
-        """For each (topic, partition, ms | -1 latest | -2 earliest) the first offset at or after it."""
+        """For each (topic, partition, ms | -1 latest | -2 earliest): the first offset at or after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +48,11 @@ class OffsetRange:
 
 
 def plan(options: SourceOptions, catalog: Catalog, only: Restriction = EVERYTHING) -> list[OffsetRange]:
-    """The tasks of one read, in order of topic, partition and offset; empty ranges are left out."""
+    """The tasks of one read, ordered by topic, partition and offset, without empty ranges."""
     chosen = select_partitions(options.subscription, catalog.topics())
     partitions = [which for which in chosen if only.allows(*which)]
     for bound in (options.starting, options.ending):
-        _check_named(bound, chosen)  # all that are subscribed: a filter makes no wrong option right
+        _check_named(bound, chosen)  # all subscribed ones: a filter must not hide a mistake
     earliest = _ask(catalog, partitions, EARLIEST)
     latest = _ask(catalog, partitions, LATEST)
     starts = _resolve(options.starting, partitions, earliest, latest, catalog)
@@ -69,7 +69,7 @@ def plan(options: SourceOptions, catalog: Catalog, only: Restriction = EVERYTHIN
 
 
 def initial_offsets(options: SourceOptions, catalog: Catalog) -> dict[TopicPartition, int]:
-    """Where a new stream starts: the first offset to be read of each partition."""
+    """Where a new stream starts: the first offset to read of each partition."""
     partitions = select_partitions(options.subscription, catalog.topics())
     _check_named(options.starting, partitions)
     earliest = _ask(catalog, partitions, EARLIEST)
@@ -79,7 +79,7 @@ def initial_offsets(options: SourceOptions, catalog: Catalog) -> dict[TopicParti
 
 
 def select_partitions(subscription: Subscription, topics: Mapping[str, int]) -> list[TopicPartition]:
-    """The partitions that a subscription means. Raises UnknownTopic; a pattern may match nothing."""
+    """The partitions of a subscription. Raises UnknownTopic; but a pattern may match nothing."""
     if subscription.assigned:
         for topic, wanted in subscription.assigned.items():
             if topic not in topics:
@@ -94,7 +94,7 @@ def select_partitions(subscription: Subscription, topics: Mapping[str, int]) -> 
 
 
 def present_partitions(subscription: Subscription, topics: Mapping[str, int]) -> list[TopicPartition]:
-    """Those of the partitions meant that exist: for a stream, whose topics may come and go."""
+    """The existing partitions of a subscription, for a stream, whose topics may be created and deleted."""
     if subscription.assigned:
         return sorted(
             (topic, p)
@@ -112,10 +112,11 @@ def present_partitions(subscription: Subscription, topics: Mapping[str, int]) ->
 def split(
     ranges: Sequence[OffsetRange], min_partitions: int | None, max_records: int | None
 ) -> list[OffsetRange]:
-    """Cut ranges so that none is longer than ``max_records`` and there are at least ``min_partitions``.
+    """Split ranges so that none is longer than ``max_records`` and there are at least ``min_partitions``.
 
-    Both as Kafka's source does: what is too long first, and then, only if these are still too few, the large
-    ones among them, into pieces of about one size. There are never more pieces than records.
+    As in the Kafka source, ranges that are too long are split first. Only if there are still too few ranges,
+    the large ones are split further into pieces of about the same size. There are never more pieces than
+    records.
     """
     pieces = list(ranges)
     if max_records is not None:
@@ -127,17 +128,17 @@ def split(
 
 
 def _cut(r: OffsetRange, count: int) -> list[OffsetRange]:
-    """``count`` pieces, which differ by one record at most."""
+    """``count`` pieces whose sizes differ by at most one record."""
     size = r.end - r.start
     cuts = [r.start + size * i // count for i in range(count + 1)]
     return [OffsetRange(r.topic, r.partition, a, b) for a, b in pairwise(cuts)]
 
 
 def _counts(sizes: Sequence[int], wanted: int) -> list[int]:
-    """Into how many pieces each of ``sizes`` is cut, so that there are ``wanted``, or a few more by rounding.
+    """The number of pieces for each of ``sizes``, ``wanted`` in total, or slightly more because of rounding.
 
-    Sizes that are worth one piece stay whole, and the others share what is left, in proportion. Where Kafka's
-    source leaves it at too few by rounding, those with the longest pieces get one more.
+    Sizes whose share is one piece stay whole, and the others share the rest in proportion. Rounding can give
+    too few pieces; the Kafka source accepts that, but here the sizes with the longest pieces get one more.
     """
 
     def share(size: int, total: int, count: int) -> int:
@@ -184,7 +185,7 @@ def _resolve(
     ]
     found: dict[TopicPartition, int] = {}
     for (topic, p, moment), offset in zip(moments, catalog.offsets(moments), strict=True):
-        # A message may have been committed since ``latest`` was read: the plan must not pass it.
+        # A message may have been committed since ``latest`` was read; the plan must not go beyond ``latest``.
         found[topic, p] = min(offset, latest[topic, p])
         if bound.strict and offset >= latest[topic, p]:
             raise ConfigError(
@@ -197,7 +198,7 @@ def _resolve(
 def _inside(
     offsets: Offsets, earliest: Offsets, latest: Offsets, fail_on_data_loss: bool
 ) -> dict[TopicPartition, int]:
-    """``offsets``, those outside of the log moved into it. Raises DataLoss if that shall be an error."""
+    """``offsets``, moved into the log if they are outside. Raises DataLoss if ``fail_on_data_loss``."""
     found = {}
     for which, offset in offsets.items():
         first, last = earliest[which], latest[which]
@@ -240,5 +241,5 @@ def _narrow_by_time(ranges: list[OffsetRange], only: Restriction, catalog: Catal
 
 
 def listed(partitions: Sequence[TopicPartition]) -> str:
-    """For errors: ``orders/0, orders/1``."""
+    """Partitions as text for errors: ``orders/0, orders/1``."""
     return ", ".join(f"{topic}/{partition}" for topic, partition in partitions) or "none"

@@ -1,8 +1,9 @@
-"""Filters that shorten a plan: on ``topic``, ``partition``, ``offset`` and ``timestamp``.
+"""Uses filters on ``topic``, ``partition``, ``offset`` and ``timestamp`` to shorten a plan.
 
-A filter on the first three is kept exactly, so Spark need not look at the rows again; one on time is
-turned into offsets by the brokers' index and left to Spark as well. Filters are told apart by the names
-of their classes, so nothing here needs Spark. What is not understood is Spark's: it is never dropped.
+Filters on the first three columns are applied exactly, so Spark need not check the rows again. A filter on
+time is converted to offsets with the brokers' index, and Spark applies it as well. Filters are identified by
+the names of their classes, so this module does not need Spark. A filter that is not understood is returned to
+Spark and never dropped.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _TYPES: dict[str, type] = {"topic": str, "partition": int, "offset": int}
 
 @dataclass(frozen=True, slots=True)
 class Restriction:
-    """What rows have to satisfy: offsets ``[offset_min, offset_end)``, times likewise in ms, and so on."""
+    """Conditions on rows: offsets in ``[offset_min, offset_end)``, likewise partitions, and times in ms."""
 
     members: tuple[_Member, ...] = ()
     partition_min: int | None = None
@@ -32,7 +33,7 @@ class Restriction:
     time_end_ms: int | None = None
 
     def allows(self, topic: str, partition: int) -> bool:
-        """Whether any row of the partition can qualify."""
+        """Whether the partition can have rows that satisfy the conditions."""
         if self.partition_min is not None and partition < self.partition_min:
             return False
         if self.partition_end is not None and partition >= self.partition_end:
@@ -41,7 +42,7 @@ class Restriction:
         return all((here[column] in values) is positive for positive, column, values in self.members)
 
     def narrow(self, start: int, end: int) -> tuple[int, int]:
-        """The part of ``[start, end)`` that can qualify."""
+        """The part of the offsets ``[start, end)`` that can satisfy the conditions."""
         if self.offset_min is not None:
             start = max(start, self.offset_min)
         if self.offset_end is not None:
@@ -53,7 +54,7 @@ EVERYTHING = Restriction()
 
 
 def push(filters: Iterable[Any]) -> tuple[Restriction, list[Any]]:
-    """``(restriction, filters that Spark still has to apply)``: the second are of the given objects."""
+    """``(restriction, those of the filters that Spark still has to apply)``."""
     only, left = EVERYTHING, []
     for filter_ in filters:
         narrower, exact = _apply(only, filter_)
@@ -64,7 +65,7 @@ def push(filters: Iterable[Any]) -> tuple[Restriction, list[Any]]:
 
 
 def _apply(only: Restriction, filter_: Any) -> tuple[Restriction | None, bool]:
-    """(narrower restriction or None, whether it says all that the filter says)."""
+    """(narrower restriction or None, whether it is equivalent to the filter)."""
     kind, positive = type(filter_).__name__, True
     if kind == "Not":
         filter_, positive = filter_.child, False
@@ -102,7 +103,7 @@ def _integers(only: Restriction, column: str, kind: str, value: Any) -> tuple[Re
     return _between(only, column, None, value + _UPPER[kind]), True
 
 
-#: What makes of a comparison with a whole number a first value, or an end.
+#: Comparison -> number to add to its operand to get the first value, or the (exclusive) end.
 _LOWER = {"GreaterThan": 1, "GreaterThanOrEqual": 0}
 _UPPER = {"LessThan": 0, "LessThanOrEqual": 1}
 
@@ -114,7 +115,7 @@ def _times(only: Restriction, kind: str, value: Any) -> Restriction | None:
         return _between(only, "time", _floor_ms(min(value)), _floor_ms(max(value)) + 1)
     if not _is_moment(value) or kind not in _LOWER | _UPPER:
         return None
-    # Whole milliseconds outside of the bound: Spark compares exactly afterwards.
+    # Rounded outwards to whole milliseconds; Spark compares exactly afterwards.
     if kind in _LOWER:
         return _between(only, "time", _floor_ms(value), None)
     return _between(only, "time", None, _floor_ms(value) + 1)
@@ -131,7 +132,7 @@ def _between(only: Restriction, column: str, low: int | None, end: int | None) -
 
 
 def _is_moment(value: Any) -> bool:
-    return isinstance(value, datetime) and value.tzinfo is not None  # else it means a time of some zone
+    return isinstance(value, datetime) and value.tzinfo is not None  # else its time zone is not known
 
 
 def _floor_ms(moment: datetime) -> int:

@@ -1,8 +1,8 @@
-"""The work of one Spark task: all messages of an offset range, exactly, as Arrow batches.
+"""The work of one Spark task: reads exactly the messages of an offset range, as Arrow batches.
 
-Runs in an executor's Python worker, which knows nothing but the split. Reads from any replica, so a task
-that Spark repeats, anywhere, gives the same rows. A message that should be there and is not is an error or,
-if the user wants that, a warning: it is never skipped in silence.
+It runs in an executor's Python worker, which has only the split. It may read from any replica; a task that
+Spark repeats anywhere returns the same rows. A missing message is an error or, if the user chose that, a
+warning; it is never skipped silently.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: One question to the leader, of a task that found less than was planned.
+#: Limit of a task's call to the leader when it found fewer messages than planned.
 ASK_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True)
 class Split(InputPartition):
-    """The work of one Spark task. ``leader``: who led the partition's group when this was planned; ``group``:
-    that broker group."""
+    """The work of one Spark task. ``group``: the partition's broker group. ``leader``: the replica that led
+    it when this was planned."""
 
     info: ClusterInfo
     range: OffsetRange
@@ -56,7 +56,7 @@ class Split(InputPartition):
 
 
 def splits(router: Router, ranges: Iterable[OffsetRange]) -> list[Split]:
-    """One for each range, after ``router`` has asked the leaders for their ends."""
+    """One split for each range. ``router``: it must have asked the leaders before, so that it knows them."""
 
     def one(part: OffsetRange) -> Split:
         group = router.places.group_of(part.topic, part.partition)
@@ -67,7 +67,7 @@ def splits(router: Router, ranges: Iterable[OffsetRange]) -> list[Split]:
 
 @dataclass(frozen=True)
 class TaskReader:
-    """What tasks need beside their split; travels with the plan."""
+    """What tasks need besides their split; it is sent with the plan."""
 
     address: str
     namespace: str
@@ -76,7 +76,7 @@ class TaskReader:
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The messages of one split. Raises DataLoss, CorruptLog, Unavailable."""
-        if not isinstance(partition, Split):  # what Spark makes of a plan without any split
+        if not isinstance(partition, Split):  # Spark's dummy for a plan without splits
             return
         join_from_worker(self.address, self.namespace)
         part = partition.range
@@ -94,7 +94,7 @@ class TaskReader:
         leader: int | None = None,
         group: int = 0,
     ) -> Iterator[Stretch]:
-        """All messages of ``part``. ``calls``: a way to the brokers other than Ray."""
+        """All messages of ``part``. ``calls``: makes calls to brokers otherwise than through Ray."""
         reader_of = partial(
             PartitionReader, calls=calls, lag_patience_s=lag_patience_s, leader=leader, group=group
         )
@@ -106,8 +106,8 @@ class TaskReader:
                         first, last = stretch.runs[0], stretch.runs[-1]
                         if first[0] != at:
                             raise CorruptLog(
-                                f"{part.topic}/{part.partition}: offset {at} was to be read, and "
-                                f"{first[0]} came: offsets are dense, so messages are missing"
+                                f"{part.topic}/{part.partition}: offset {at} was expected, but "
+                                f"{first[0]} was read: offsets are dense, so messages are missing"
                             )
                         at = last[0] + last[1]
                         yield stretch
@@ -123,21 +123,21 @@ class TaskReader:
         error: OffsetOutOfRange | UnknownTopic,
         bounds: Callable[[], tuple[int, int] | UnknownTopic],
     ) -> int:
-        """Where reading goes on when no replica gives ``at``. ``bounds`` asks the leader."""
+        """The offset at which reading continues if no replica has ``at``. ``bounds`` asks the leader."""
         name = f"{part.topic}/{part.partition}"
         if isinstance(error, OffsetOutOfRange) and at < error.start:  # retention moved on since the plan
             first = min(error.start, part.end)
             self._lost(f"{name}: offsets {at} to {first} are gone")
             return first
-        # No replica has got that far, or knows the topic. They may all lag, and one that has just started may
-        # not know of what was created since its last checkpoint; only the leader knows that there is no more.
+        # No replica has that offset, or knows the topic. All may lag, and a replica that has just started may
+        # not know what was created since its last checkpoint. Only the leader knows whether there is more.
         found = bounds()
         if isinstance(found, UnknownTopic):
             self._lost(f"{name}: {found}")
         elif at < found[1]:
             raise Unavailable(f"the replicas lag behind offset {at} of {name}", 1.0)
         else:
-            self._lost(f"{name}: ends before offset {at}: it was deleted and created anew")
+            self._lost(f"{name}: ends before offset {at}: it was deleted and created again")
         return part.end
 
     def _lost(self, what: str) -> None:
@@ -149,8 +149,8 @@ class TaskReader:
 def _bounds_at_leader(
     info: ClusterInfo, part: OffsetRange, group: int, calls: ReplicaCalls | None
 ) -> tuple[int, int] | UnknownTopic:
-    """What the partition holds, if it exists in that broker group: in another one it is that of a topic which
-    was created again. Raises Unavailable, so that the task is tried again."""
+    """The partition's bounds if it exists in that broker group; if it is in another group, the topic was
+    deleted and created again. Raises Unavailable, so that the task is retried."""
     router = Router(info, calls=calls, name="escrowmq-spark")
     which = part.topic, part.partition
     try:

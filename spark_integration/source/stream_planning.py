@@ -1,13 +1,14 @@
-"""Planning micro-batches: when the next one comes, how far it goes, which ranges it reads, what is missing.
+"""Plans micro-batches: when the next one comes, its end, the ranges that it reads, and what is missing.
 
-Pure decisions over offsets and the brokers' bounds. A batch is the difference of two offset tables, which
-Spark writes down before it asks for the ranges, so after a restart the same batch is planned again and
-must give the same rows: everything that depends on the moment is decided in ``advance``, nothing in
-``batch`` except what retention has meanwhile removed, and that is reported.
+Pure decisions from offsets and the brokers' bounds. A batch is the difference of two offset tables, which
+Spark records before it asks for the ranges. So after a restart the same batch is planned again and must give
+the same rows. Therefore everything that depends on the present state is decided in ``advance``, and nothing
+in ``batch``, except that retention may have removed messages meanwhile, which is reported.
 
-A limit is shared out over partitions by their lags, as in Kafka's source, so partitions arrive at their ends
-together. Unlike there, the limit is never exceeded, and yet no partition starves: as long as the limit
-allows, each one that has anything gets at least one message; if not even that is possible, they take turns.
+A limit is divided among partitions in proportion to their lags, as in the Kafka source, so that all
+partitions reach their ends together. Unlike there, the limit is never exceeded, and still no partition
+starves: each partition with a lag gets at least one message if the limit allows it; otherwise they take
+turns.
 """
 
 from __future__ import annotations
@@ -20,16 +21,17 @@ from escrowmq.actors.client.consumer_groups import TopicPartition
 from escrowmq.replication.errors import ConfigError, DataLoss
 from escrowmq.spark_integration.source.planning import OffsetRange, Offsets, listed
 
-#: Beside the topics in the first batch's end: where the query started. Spark keeps no first offset until a
-#: batch has been completed; a query that starts at ``latest`` and is stopped before would start anew
-#: elsewhere and read another first batch than the one that was planned. No topic has a name with "#".
+#: A key next to the topics in the end of the first batch: where the query started. Spark does not store the
+#: initial offset until a batch is complete; without this key, a query that starts at ``latest`` and is
+#: stopped before that would start at another offset and read another first batch than the planned one. No
+#: topic's name contains "#".
 INITIAL = "#initial"
 Json = dict[str, Any]
 Key = TypeVar("Key", bound=Hashable)
 
 
 class Bounds(NamedTuple):
-    """What a partition holds: offsets ``[start, end)``."""
+    """The offsets ``[start, end)`` that a partition has."""
 
     start: int
     end: int
@@ -40,14 +42,14 @@ Heads = Mapping[TopicPartition, Bounds]
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """What one micro-batch reads, and what it cannot read any more, in words."""
+    """What one micro-batch reads (``ranges``), and texts about what it can no longer read (``missing``)."""
 
     ranges: list[OffsetRange]
     missing: list[str]
 
 
 def to_json(offsets: Offsets, initial: Offsets | None = None) -> Json:
-    """Kafka's form: ``{"orders": {"0": 23}}``, in a fixed order, since Spark compares the texts."""
+    """Offsets in Kafka's form, ``{"orders": {"0": 23}}``, in a fixed order, since Spark compares texts."""
     table: Json = {}
     for topic, partition in sorted(offsets):
         table.setdefault(topic, {})[str(partition)] = offsets[topic, partition]
@@ -64,25 +66,26 @@ def from_json(table: Json) -> tuple[dict[TopicPartition, int], dict[TopicPartiti
             for partition, offset in partitions.items()
         }
     except (AttributeError, TypeError, ValueError) as error:
-        raise ConfigError(f"the checkpoint holds no offsets of the escrowmq source: {table!r}") from error
+        raise ConfigError(f"the checkpoint has no offsets of the escrowmq source: {table!r}") from error
     return offsets, from_json(table[INITIAL])[0] if INITIAL in table else None
 
 
 def begin(offsets: Offsets, heads: Heads, which: TopicPartition) -> int:
-    """The first offset that can be read of a partition, new ones and ones created anew from their start."""
+    """The first offset to read of a partition. New and recreated partitions are read from their start."""
     head = heads[which]
     offset = offsets.get(which, head.start)
     return head.start if offset > head.end else max(offset, head.start)
 
 
 def lags(offsets: Offsets, heads: Heads) -> dict[TopicPartition, int]:
-    """How many messages are waiting, by partition."""
+    """Number of messages that have yet to be read, by partition."""
     return {which: head.end - begin(offsets, heads, which) for which, head in heads.items()}
 
 
 def advance(offsets: Offsets, heads: Heads, shares: Mapping[TopicPartition, int] | None) -> Offsets:
-    """The end of the next batch: everything, or each partition's share. Partitions that are gone are not
-    in it any more; ``heads`` names all that are there.
+    """The end of the next batch: everything (``shares`` None), or each partition's share.
+
+    It has only the partitions in ``heads``, which are all that exist.
     """
     if shares is None:
         return {which: head.end for which, head in heads.items()}
@@ -90,10 +93,10 @@ def advance(offsets: Offsets, heads: Heads, shares: Mapping[TopicPartition, int]
 
 
 def share_out(sizes: Mapping[Key, int], limit: int, turn: int = 0) -> dict[Key, int]:
-    """``limit`` in proportion to ``sizes``: every share is at most its size, their sum min(limit, all).
+    """Divide ``limit`` in proportion to ``sizes``: no share exceeds its size; the sum is min(limit, total).
 
-    ``turn``: any number that moves on from batch to batch; decides who is served if ``limit`` is less than
-    the number of partitions.
+    ``turn``: any number that increases from batch to batch; it decides which partitions get a share if
+    ``limit`` is less than their number.
     """
     waiting = {key: size for key, size in sizes.items() if size > 0}
     total = sum(waiting.values())
@@ -105,7 +108,7 @@ def share_out(sizes: Mapping[Key, int], limit: int, turn: int = 0) -> dict[Key, 
         return shares | {keys[(turn + i) % len(keys)]: 1 for i in range(limit)}
     left, rest = limit - len(waiting), total - len(waiting)
     floors = {key: (size - 1) * left // rest for key, size in waiting.items()}
-    lost = left - sum(floors.values())  # less than one for each; given to those that lost most
+    lost = left - sum(floors.values())  # by rounding, less than one each; given to those that lost most
     by_loss = sorted(waiting, key=lambda key: (waiting[key] - 1) * left % rest, reverse=True)
     for key in by_loss[:lost]:
         floors[key] += 1
@@ -113,14 +116,14 @@ def share_out(sizes: Mapping[Key, int], limit: int, turn: int = 0) -> dict[Key, 
 
 
 class BatchDelay:
-    """Whether a micro-batch is still put off because there are too few messages, as Kafka's source does."""
+    """Decides whether a micro-batch is delayed because of too few messages, as in the Kafka source."""
 
     def __init__(self, min_offsets: int | None, max_delay_s: float) -> None:
         self._min_offsets, self._max_delay_s = min_offsets, max_delay_s
         self._last: float | None = None
 
     def waits(self, messages: int, now: float) -> bool:
-        """Asked with what is there. The first batch of a run never waits; "no" starts the delay anew."""
+        """Whether to wait with this number of messages. Never for the first batch; False restarts the wait."""
         if (
             self._min_offsets is not None
             and messages < self._min_offsets
@@ -133,11 +136,11 @@ class BatchDelay:
 
 
 def losses(offsets: Offsets, heads: Heads) -> list[str]:
-    """What of ``offsets`` cannot be continued: topics that are gone or were created anew, and retention."""
+    """Texts about partitions that cannot be continued at ``offsets``: deleted, recreated, or trimmed."""
     found = []
     gone = sorted(set(offsets) - set(heads))
     if gone:
-        found.append(f"{listed(gone)}: gone, or not subscribed any more")
+        found.append(f"{listed(gone)}: deleted, or no longer subscribed")
     for which, (start, end) in sorted(heads.items()):
         offset = offsets.get(which)
         name = f"{which[0]}/{which[1]}"
@@ -145,18 +148,18 @@ def losses(offsets: Offsets, heads: Heads) -> list[str]:
             if start > 0:
                 found.append(f"{name}: new, and starts at offset {start} instead of 0")
         elif offset > end:
-            found.append(f"{name}: ends at offset {end}, before {offset}: it was deleted and created anew")
+            found.append(f"{name}: ends at offset {end}, before {offset}: it was deleted and created again")
         elif offset < start:
             found.append(f"{name}: offsets {offset} to {start} are gone")
     return found
 
 
 def batch(start: Offsets, end: Offsets, heads: Heads) -> MicroBatch:
-    """The ranges between two tables. A partition that only ``end`` has is read from its earliest message."""
+    """The ranges between two offset tables. A partition that only ``end`` has is read from its start."""
     ranges, missing = [], []
     gone = sorted(set(start) - set(end))
     if gone:
-        missing.append(f"{listed(gone)}: gone, or not subscribed any more")
+        missing.append(f"{listed(gone)}: deleted, or no longer subscribed")
     for which, stop in sorted(end.items()):
         name = f"{which[0]}/{which[1]}"
         first = heads[which].start if which in heads else 0
@@ -166,7 +169,7 @@ def batch(start: Offsets, end: Offsets, heads: Heads) -> MicroBatch:
             if first > 0:
                 missing.append(f"{name}: new, and starts at offset {first} instead of 0")
         elif stop < offset:
-            missing.append(f"{name}: went from offset {offset} back to {stop}: it was created anew")
+            missing.append(f"{name}: went from offset {offset} back to {stop}: it was created again")
             offset = first
         elif offset < stop and offset < first:
             missing.append(f"{name}: offsets {offset} to {min(first, stop)} are gone")
@@ -177,7 +180,7 @@ def batch(start: Offsets, end: Offsets, heads: Heads) -> MicroBatch:
 
 
 def require(missing: list[str], fail_on_data_loss: bool) -> list[str]:
-    """Raise DataLoss for what is missing, if it shall be an error; else give it back, for the log."""
+    """Raise DataLoss if anything is missing and that is an error; otherwise return it, for the log."""
     if missing and fail_on_data_loss:
         raise DataLoss("; ".join(missing))
     return missing

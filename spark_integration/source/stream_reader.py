@@ -1,8 +1,8 @@
-"""The streaming source: offsets for Spark's engine in one long-lived process, reads in its tasks.
+"""The streaming source: gives offsets to Spark's engine in one long-lived process, and reads in its tasks.
 
-Spark keeps the offsets (its checkpoint is the only memory of a query) and decides when; this says how far
-there is anything committed and which ranges a batch consists of. Nothing is read beyond what ``latestOffset``
-has returned, and nothing between two offsets is left out.
+Spark stores the offsets (its checkpoint is the only state of a query) and decides when to run a batch. This
+module reports how far messages are committed, and which ranges a batch consists of. Nothing is read beyond
+what ``latestOffset`` has returned, and nothing between two offsets is left out.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ log = logging.getLogger(__name__)
 
 
 class EscrowMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """See the module's text. Spark calls it from one thread, and pickles it for ``read``."""
+    """See the module's docstring. Spark calls it from one thread, and pickles it for ``read``."""
 
     def __init__(self, options: SourceOptions, tasks: TaskReader, link: Link | None = None) -> None:
-        """``link``: the connection to use, instead of one by the options; ``stop`` closes it."""
+        """``link``: the connection to use instead of a new one from the options; ``stop`` closes it."""
         self._options, self._tasks = options, tasks
         self._link = link
         self._initial: Offsets | None = None
@@ -65,19 +65,19 @@ class EscrowMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._patience = BatchDelay(options.limits.min_offsets, options.limits.max_trigger_delay_s)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_link": None}  # tasks have connections of their own
+        return {**self.__dict__, "_link": None}  # tasks make their own connections
 
     # -------------------------------------------------------------- offsets
 
     def initialOffset(self) -> dict[str, Any]:
-        """Where a query without a checkpoint starts, by the options."""
+        """Where a query without a checkpoint starts, according to the options."""
         here = self._here()
         catalog = LeaderCatalog(here.router, PLAN_TIMEOUT_S, self._options.subscription)
         self._initial = here.watch.patiently(lambda: initial_offsets(self._options, catalog))
         return to_json(self._initial)
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """One of our limits, to be told by its absence that the trigger wants everything (``Once``)."""
+        """One of the limits. If Spark then passes ReadAllAvailable, its trigger (``Once``) wants everything."""
         limits = self._options.limits
         if limits.max_offsets is not None:
             return ReadMaxRows(limits.max_offsets)
@@ -86,7 +86,7 @@ class EscrowMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if limits.min_offsets is None else ReadMinRows(limits.min_offsets)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """The end of the next batch. Without anything new it waits a moment and gives ``start`` back."""
+        """The end of the next batch. If there is nothing new, it waits a moment and returns ``start``."""
         offsets, _ = from_json(start)
         heads = self._heads(offsets)
         require(losses(offsets, heads), self._options.fail_on_data_loss)
@@ -114,7 +114,7 @@ class EscrowMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _heads(self, offsets: Offsets) -> Heads:
         watch = self._here().watch
         if self._available_now:
-            # Taken only now that the start is known: nothing that was committed before it may lie beyond.
+            # Determined only now, when the start is known: the target must not be before the start.
             if self._target is None:
                 self._target = dict(watch.fresh())
             return self._target
@@ -123,23 +123,24 @@ class EscrowMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return watch.news(lambda heads: advance(offsets, heads, None) != offsets)
 
     def _without(self, gone: Collection[TopicPartition], heads: Heads) -> Heads:
-        """``heads`` without the partitions that were deleted since it was asked for. Raises DataLoss."""
+        """``heads`` without the partitions that were deleted meanwhile. Raises DataLoss."""
         if not gone:
             return heads
-        require([f"{listed(sorted(gone))}: gone"], self._options.fail_on_data_loss)
+        require([f"{listed(sorted(gone))}: deleted"], self._options.fail_on_data_loss)
         left = {which: head for which, head in heads.items() if which not in gone}
         if self._available_now:
             self._target = left
         return left
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """All that this run will see is what is there when it first asks. Spark asks where to start, if
-        that is a question, between this call and that one.
+        """Make this run end with what is committed at its first ``latestOffset``.
+
+        Between this call and that one, Spark asks for the initial offset if it needs one.
         """
         self._available_now = True
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """The log's real ends, for the query's progress: see ``metrics.lag``."""
+        """The present ends of the partitions, for the query's progress; see ``metrics.lag``."""
         known = self._here().watch.known
         return to_json({which: head.end for which, head in known.items()}) if known else None
 
@@ -151,7 +152,9 @@ class EscrowMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         first, _ = from_json(start)
         last, initial = from_json(end)
         if initial is not None:
-            first = initial  # the first batch again, after a restart: Spark has asked for a new start
+            first = (
+                initial  # the first batch, perhaps after a restart, where ``start`` is a new initial offset
+            )
         elif first == last:
             return []
         heads = here.watch.known or here.watch.fresh()
@@ -167,10 +170,10 @@ class EscrowMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._tasks.read(partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing to do: the checkpoint is the query's memory, and messages stay until retention."""
+        """Does nothing: the checkpoint stores the progress, and only retention removes messages."""
 
     def stop(self) -> None:
-        """The query ends."""
+        """Close the connection; called at the query's end."""
         if self._link is not None:
             self._link.router.close()
 
@@ -183,7 +186,7 @@ class EscrowMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class Link:
-    """The query's connection to the cluster."""
+    """A query's connection to the cluster."""
 
     def __init__(self, router: Router, subscription: Subscription) -> None:
         self.info, self.router = router.info, router
@@ -192,11 +195,11 @@ class Link:
     def within_bytes(
         self, offsets: Offsets, heads: Heads, waiting: Mapping[TopicPartition, int], max_bytes: int
     ) -> tuple[dict[TopicPartition, int], set[TopicPartition]]:
-        """How many messages of each partition fit, by the sizes in the brokers' indexes; and which partitions
-        exist no longer.
+        """How many messages of each partition fit, by the brokers' indexes, and the partitions that no longer
+        exist.
 
-        Asked twice: what each partition has (no further than the limit), then how far its share of the limit
-        reaches. A partition whose next message alone is larger than its share gives that one.
+        It asks twice: first how many bytes each partition has (at most the limit), then how far its share of
+        the limit reaches. If the next message of a partition is larger than its share, it is included alone.
         """
         starts = {which: begin(offsets, heads, which) for which, lag in waiting.items() if lag > 0}
         found = self.watch.patiently(lambda: self._spans(starts, heads, dict.fromkeys(starts, max_bytes)))
@@ -208,7 +211,7 @@ class Link:
     def _spans(
         self, starts: Offsets, heads: Mapping[TopicPartition, Bounds], bytes_max: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, tuple[int, int]]:
-        """(offset, bytes until there) of each partition, as far as its share goes; none of unknown ones."""
+        """(offset, bytes up to it) of each known partition, as far as its share of the bytes reaches."""
         by_group: dict[int, list[TopicPartition]] = {}
         for which in starts:
             by_group.setdefault(self.router.places.group_of(*which), []).append(which)

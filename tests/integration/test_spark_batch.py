@@ -184,7 +184,7 @@ def test_mistakes_are_told_by_name(spark: SparkSession, said: str, options: dict
 def test_a_schema_of_one_s_own_is_refused(spark: SparkSession) -> None:
     from pyspark.errors import PySparkException
 
-    with pytest.raises(PySparkException, match=r"cannot give the schema .*a:int.*leave out"):
+    with pytest.raises(PySparkException, match=r"cannot provide the schema .*a:int.*leave out"):
         spark.read.format("escrowmq").schema("a INT").option("subscribe", "t").load().count()
 
 

@@ -331,7 +331,7 @@ def test_update_mode_goes_through_foreach_batch_and_is_written_once(
         (["'x' AS key"], {}, "ConfigError: column 'value' is missing"),
         (["'x' AS value"], {"topic": "no-such-topic"}, "UnknownTopic: unknown topic 'no-such-topic'"),
         (["'x' AS value"], {"topik": "t"}, "ConfigError: unknown option 'topik'"),
-        (["CAST(NULL AS STRING) AS value"], {}, "InvalidMessage: column 'value' holds null"),
+        (["CAST(NULL AS STRING) AS value"], {}, "InvalidMessage: column 'value' contains null"),
         (["'x' AS value", "9 AS partition"], {}, "UnknownTopic: topic .* has no partition 9"),
         (["repeat('x', 2000000) AS value"], {}, "RowTooLarge: a row makes a message of"),
     ],

@@ -326,7 +326,7 @@ def test_only_the_chosen_columns_come_and_schemas_that_cannot_be_are_refused(
     assert read(spark, subscribe=topic, columns="offset,value").columns == ["offset", "value"]
     chosen = spark.read.format("escrowmq").schema("value BINARY, partition INT").option("subscribe", topic)
     assert [tuple(row) for row in chosen.load().collect()] == [(b"a", 0), (b"b", 0)]
-    with pytest.raises(PySparkException, match=r"cannot give the schema .*value:string"):
+    with pytest.raises(PySparkException, match=r"cannot provide the schema .*value:string"):
         spark.read.format("escrowmq").schema("value STRING").option("subscribe", topic).load().count()
 
 
@@ -353,7 +353,7 @@ def test_values_are_decoded_in_batches_and_streams(
     typed = spark.read.format("escrowmq").schema("value STRUCT<id: INT>, offset BIGINT")
     dropped = typed.options(subscribe=topic, valueFormat="json", valueMode="DROPMALFORMED").load()
     assert sorted((row.value.id, row.offset) for row in dropped.collect()) == [(1, 0), (3, 2)]
-    with pytest.raises(PySparkException, match=rf"{topic}/0, offset 1: the value is no json"):
+    with pytest.raises(PySparkException, match=rf"{topic}/0, offset 1: the value is not json"):
         read(spark, **options, valueMode="FAILFAST").collect()
     with pytest.raises(PySparkException, match="valueFormat=json needs option 'valueSchema'"):
         read(spark, subscribe=topic, valueFormat="json")

@@ -103,7 +103,7 @@ def test_modes() -> None:
     values = [b'{"id": 1}', b"bad", b'{"id": 2}']
     assert [row and row["id"] for row in decoded("json", values)] == [1, None, 2]
     assert [row["id"] for row in decoded("json", values, mode="DROPMALFORMED")] == [1, 2]
-    with pytest.raises(InvalidMessage, match=r"no\. 1: the value is no json"):
+    with pytest.raises(InvalidMessage, match=r"no\. 1: the value is not json"):
         decoded("json", values, mode="FAILFAST")
     for format in ("json", "msgpack", "arrow"):
         kind = pa.list_(ROW) if format == "arrow" else ROW
@@ -188,8 +188,8 @@ def test_an_arrow_value_is_a_list_of_rows() -> None:
             "'a.b' is NOT",
         ),
         ("json", pa.struct([("a", pa.duration("us"))]), "'a' has a type"),
-        ("json", pa.struct([("a", pa.int64()), ("a", pa.string())]), "'a' is there twice"),
-        ("arrow", pa.list_(pa.struct([("b", pa.struct([("a", ROW), ("a", ROW)]))])), "'b.a' is there twice"),
+        ("json", pa.struct([("a", pa.int64()), ("a", pa.string())]), "'a' occurs twice"),
+        ("arrow", pa.list_(pa.struct([("b", pa.struct([("a", ROW), ("a", ROW)]))])), "'b.a' occurs twice"),
     ],
 )
 def test_schemas_that_cannot_be_are_refused_by_column(format: str, type: pa.DataType, said: str) -> None:

@@ -90,7 +90,7 @@ def test_too_few_cpus_or_too_little_memory_is_an_error_and_not_a_wait() -> None:
         check([{}])
     with pytest.raises(ConfigError, match=r"cores=6: the largest Ray node has 4 CPUs"):
         check([{"CPU": 4, "memory": 2 * GIB}], cores=6)
-    with pytest.raises(ConfigError, match=r"takes 1024 MiB and the largest Ray node has 512 MiB"):
+    with pytest.raises(ConfigError, match=r"takes 1024 MiB, but the largest Ray node has 512 MiB"):
         check([], total=[{"CPU": 4.0, "memory": GIB / 2}])
 
 

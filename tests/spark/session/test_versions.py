@@ -39,7 +39,7 @@ def test_auto_is_raydp_where_it_has_a_build_and_standalone_elsewhere() -> None:
     ("said", "mode", "spark", "builds"),
     [
         (r"pyspark, which is not installed: pip install 'escrowmq\[spark\]'", "local", None, None),
-        (r"pyspark 3\.5\.7 is installed and 4\.2 is the oldest .*pyspark==4\.2\.1", "auto", "3.5.7", ["3.5"]),
+        (r"pyspark 3\.5\.7 is installed, but 4\.2 or newer .*pyspark==4\.2\.1", "auto", "3.5.7", ["3.5"]),
         (r'raydp, which is not installed.* mode="standalone"', "raydp", "4.2.1", None),
         (
             r'no build for pyspark 4\.3\.0 .*4\.1, 4\.2.*raydp==.*mode="standalone"',

@@ -24,7 +24,7 @@ def test_the_intent_of_another_query_is_not_taken_for_one_of_ours(
         theirs = prepare(gone, former, 0, topic, [batch("theirs")])[0]
         left = store.create(Intent(0, epoch_id_of(former, 0), (theirs,)))
         ours = prepare(link, query, 0, topic, [batch(*ROWS)])[0]
-        said = rf"0\.json is of query {former}, not of {query}.*txn list --app spark-{former}.*delete"
+        said = rf"0\.json belongs to query {former}, not to {query}.*txn list --app spark-{former}.*delete"
         with pytest.raises(ConfigError, match=said):
             commit_epoch(store, link, query, 0, [ours])
         assert readable(brokers, topic) == [] and store.read(0) == left
@@ -36,7 +36,9 @@ def test_the_intent_of_another_query_is_not_taken_for_one_of_ours(
         abort_epoch(store, link, query, 0, [ours])
         found = resolve(store, link)
         assert (
-            found.committed == [] and list(found.stuck) == [0] and f"is of query {former}" in found.stuck[0]
+            found.committed == []
+            and list(found.stuck) == [0]
+            and f"belongs to query {former}" in found.stuck[0]
         )
         assert store.read(0) == left and still_open(brokers, former) > 0, "theirs is theirs"
     store.remove(0)  # what the error says
@@ -50,7 +52,7 @@ def test_intents_of_another_query_are_noticed_at_the_first_epoch_and_not_hours_l
 ) -> None:
     store.create(Intent(400, epoch_id_of("former", 400), ()))
     ours = prepare(link, query, 0, topic, [batch(*ROWS)])[0]
-    with pytest.raises(ConfigError, match=r"400\.json is of query former"):
+    with pytest.raises(ConfigError, match=r"400\.json belongs to query former"):
         commit_epoch(store, link, query, 0, [ours])
     assert store.epochs() == [400] and readable(brokers, topic) == []
 
@@ -79,7 +81,7 @@ def test_an_intent_of_a_batch_that_was_planned_anew_does_not_stand_in_for_it(
         store.create(Intent(7, epoch_id, (first,), store.offsets_digest(7)))
     plan(store, 7, "0 to 41")
     again = prepare(link, query, 7, topic, [batch(*ROWS, "more")])[0]
-    said = r"(?s)other offsets than .*offsets/7.* says now.*sink_resolve .* --discard 7"
+    said = r"(?s)other offsets than .*offsets/7.* has now.*sink_resolve .* --discard 7"
     with pytest.raises(EpochConflict, match=said):
         commit_epoch(store, link, query, 7, [again])
     with pytest.raises(EpochConflict, match=said):

@@ -40,7 +40,7 @@ def test_columns_of_kafkas_sink_are_taken(columns: list[tuple[str, str]]) -> Non
         ([("value", "string"), ("amount", "double")], "t", "column 'amount' cannot be written"),
         ([("Value", "string")], "t", "column 'Value' cannot be written \\(did you mean 'value'\\?\\)"),
         ([("value", "string"), ("value", "string")], "t", "column 'value' stands twice"),
-        ([("value", "string")], None, "no topic: give option 'topic', or a column 'topic'"),
+        ([("value", "string")], None, "no topic; set option 'topic', or add a column 'topic'"),
     ],
 )
 def test_a_wrong_column_is_named(columns: list[tuple[str, str]], topic: str | None, said: str) -> None:

@@ -141,7 +141,7 @@ def test_a_newer_version_and_a_moved_file_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "escrowmq" / "2.json"
     newer = json.loads(path.read_bytes())
     path.rename(tmp_path / "escrowmq" / "5.json")
-    with pytest.raises(CorruptLog, match="holds epoch 2"):
+    with pytest.raises(CorruptLog, match="is the intent of epoch 2"):
         store.read(5)
     newer["intent"]["version"] = 2
     path.write_text(json.dumps(newer))
@@ -162,7 +162,7 @@ def test_sinks_that_share_a_checkpoint_do_not_meet(tmp_path: Path) -> None:
 def test_sparks_part_of_the_checkpoint(tmp_path: Path) -> None:
     store = IntentStore(str(tmp_path))
     assert store.committed_epoch() == -1
-    with pytest.raises(ConfigError, match="no checkpoint of a streaming query"):
+    with pytest.raises(ConfigError, match="not a checkpoint of a streaming query"):
         store.query_id()
     (tmp_path / "metadata").write_text('{"id":"q-1"}')
     (tmp_path / "commits").mkdir()

@@ -127,21 +127,21 @@ def test_pieces_are_bounded_and_a_large_message_is_a_piece_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("columns", "error", "said"),
     [
-        ({"value": pa.array(["a", None])}, InvalidMessage, "column 'value' holds null"),
+        ({"value": pa.array(["a", None])}, InvalidMessage, "column 'value' contains null"),
         (
             {"value": pa.array([b"x" * 2_000])},
             MessageTooLarge,
-            "message of 2014 bytes, and the limit is 1000",
+            "message of 2014 bytes, but the limit is 1000",
         ),
         (
             {"value": pa.array(["a"]), "headers": pa.array([[{"key": "h", "value": b""}] * 2], HEADERS)},
             InvalidMessage,
-            "column 'headers' holds the same name twice",
+            "column 'headers' contains the same name twice",
         ),
         (
             {"value": pa.array(["a"]), "headers": pa.array([[{"key": "h", "value": None}]], HEADERS)},
             InvalidMessage,
-            "column 'headers' holds null",
+            "column 'headers' contains null",
         ),
     ],
 )
@@ -155,7 +155,7 @@ def test_what_cannot_be_a_message_is_told_by_column(
 def test_a_topic_that_does_not_exist_or_is_null_is_an_error() -> None:
     with pytest.raises(UnknownTopic, match="nowhere"):
         encode(encoder(None), value=pa.array(["a"]), topic=pa.array(["nowhere"]))
-    with pytest.raises(InvalidMessage, match="column 'topic' holds null"):
+    with pytest.raises(InvalidMessage, match="column 'topic' contains null"):
         encode(encoder(None), value=pa.array(["a"]), topic=pa.array([None], pa.string()))
 
 

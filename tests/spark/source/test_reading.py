@@ -99,6 +99,6 @@ def test_what_the_leader_has_not_is_lost(
     clusters[0].delete(topic)
     if gone == "messages":
         clusters[0].topic(topic)
-    with pytest.raises(DataLoss, match=rf"{topic}/0: .*(unknown topic|created anew).*failOnDataLoss"):
+    with pytest.raises(DataLoss, match=rf"{topic}/0: .*(unknown topic|created again).*failOnDataLoss"):
         read(topic, 10, True, behind=False)
     assert read(topic, 10, False, behind=False) == 0

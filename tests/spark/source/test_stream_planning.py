@@ -68,20 +68,20 @@ def test_retention_that_overtakes_is_told_and_only_the_rest_is_read() -> None:
 
 def test_a_topic_that_was_created_anew_is_read_from_its_start() -> None:
     start, heads = {A0: 50}, {A0: Bounds(0, 10)}
-    assert "deleted and created anew" in losses(start, heads)[0]
+    assert "deleted and created again" in losses(start, heads)[0]
     assert lags(start, heads) == {A0: 10}
     end = advance(start, heads, {A0: 4})
     assert end == {A0: 4}
     found = batch(start, end, heads)
-    assert found.ranges == [OffsetRange("a", 0, 0, 4)] and "created anew" in found.missing[0]
+    assert found.ranges == [OffsetRange("a", 0, 0, 4)] and "created again" in found.missing[0]
 
 
 def test_what_is_gone_is_told_once_and_then_forgotten() -> None:
     start, heads = {A0: 10, B0: 4}, {A0: Bounds(0, 10)}
-    assert losses(start, heads) == ["b/0: gone, or not subscribed any more"]
+    assert losses(start, heads) == ["b/0: deleted, or no longer subscribed"]
     end = advance(start, heads, None)
     assert end == {A0: 10} and losses(end, heads) == []
-    assert batch(start, end, heads).missing == ["b/0: gone, or not subscribed any more"]
+    assert batch(start, end, heads).missing == ["b/0: deleted, or no longer subscribed"]
 
 
 @settings(deadline=None)
