@@ -58,11 +58,8 @@ _REFUSALS = ("DataDirMismatch", "UnknownVersion", "ConfigError", "NotAuthorized"
 @by_name("shape", "data_dir", "secret", "broker", "settings", "here_only", "adopt", "tls")
 @dataclass(frozen=True, slots=True)
 class SupervisorPlan:
-    """What the supervisor has to run.
-
-    ``here_only``: all replicas on its own node, on the loopback interface. ``driver``: the program with which
-    the cluster ends.
-    """
+    """What the supervisor has to run. ``here_only``: all replicas on its own node, on the loopback interface.
+    ``driver``: the program with which the cluster ends."""
 
     shape: ClusterSettings
     data_dir: Path
@@ -169,17 +166,13 @@ class Supervisor:
             return self._health()
 
     def group_founded(self, gid: int) -> bool | None:
-        """Whether the group has ever had a leader; a replica with an empty directory asks this.
-
-        None: this supervisor has not read it yet.
-        """
+        """Whether the group has ever had a leader; a replica with an empty directory asks this. None: this
+        supervisor has not read it yet."""
         return None if self._dir is None else gid in self._dir.record.founded
 
     def members_of(self, gid: int) -> MembersReport | None:
-        """The newest configuration of a group's members seen so far; None: not known yet.
-
-        Clients that find no leader ask this.
-        """
+        """The newest configuration of a group's members seen so far; None: not known yet. Clients that find
+        no leader ask this."""
         return self._members.get(gid)
 
     def seated(self) -> dict[int, list[int]]:
@@ -213,10 +206,8 @@ class Supervisor:
         self._kept().wish(lambda record: wanted_size(record, gid, replicas))
 
     def move_replica(self, gid: int, rid: int, node: str) -> None:
-        """Request the replacement of a voter by a new replica on ``node``. Recorded when this returns.
-
-        Raises ConfigError, Unavailable.
-        """
+        """Request the replacement of a voter by a new replica on ``node``. Recorded on return. Raises
+        ConfigError, Unavailable."""
         keeper, names = self._kept(), {node.name for node in self._nodes}
         keeper.wish(lambda record: wanted_move(record, keeper.groups(), names, gid, rid, node))
 
@@ -234,10 +225,8 @@ class Supervisor:
         return self._kept().node_uses(self._nodes)
 
     def rebalance(self, apply: bool) -> list[dict[str, Any]]:
-        """The moves that would spread replicas and leaders better (``Shift``). Raises Unavailable.
-
-        ``apply``: these moves are wanted from now on.
-        """
+        """The moves that would spread replicas and leaders better (``Shift``). Raises Unavailable. ``apply``:
+        these moves are wanted from now on."""
         return self._kept().rebalance(self._nodes, apply)
 
     def _kept(self) -> MemberKeeper:
@@ -246,10 +235,8 @@ class Supervisor:
         return self._keeper
 
     def wait_ready(self, timeout_s: float) -> dict[str, Any]:
-        """Wait until all replicas run and all groups have a leader, a start is refused, or time is up.
-
-        Returns ``health``.
-        """
+        """Wait until all replicas run and all groups have a leader, a start is refused, or time is up; returns
+        ``health``."""
         deadline = time.monotonic() + timeout_s
         with self._news:
             while True:

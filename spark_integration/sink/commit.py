@@ -71,8 +71,9 @@ class EpochReplanned(EpochConflict):
             f"two would never be written. Restore {planned} from a copy of the checkpoint. Without a copy, "
             "stop the query and run python -m escrowmq.spark_integration.sink_resolve "
             f"{checkpoint} --discard {epoch_of(epoch_id)}: if nothing of the earlier batch is committed, it "
-            "is given up, and the query writes the new one. If that is refused, the earlier batch is already readable: start the "
-            "query after it with a new checkpoint, or delete the intent, which writes its rows twice"
+            "is given up, and the query writes the new one. If that is refused, the earlier batch is already "
+            "readable: start the query after it with a new checkpoint, or delete the intent, which writes "
+            "its rows twice"
         )
 
 

@@ -123,7 +123,7 @@ class BatchDelay:
         self._last: float | None = None
 
     def waits(self, messages: int, now: float) -> bool:
-        """Whether to wait with this number of messages. Never for the first batch; False restarts the wait."""
+        """Whether to wait with this number of messages; never for the first batch. No restarts the delay."""
         if (
             self._min_offsets is not None
             and messages < self._min_offsets

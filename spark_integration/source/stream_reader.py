@@ -77,7 +77,7 @@ class EscrowMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return to_json(self._initial)
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """One of the limits. If Spark then passes ReadAllAvailable, its trigger (``Once``) wants everything."""
+        """One of the limits. If Spark then passes ReadAllAvailable, the trigger (``Once``) wants all."""
         limits = self._options.limits
         if limits.max_offsets is not None:
             return ReadMaxRows(limits.max_offsets)
