@@ -1,6 +1,6 @@
-"""``make bench``: one broker group of three replicas against the ceiling of the same machine.
+"""``make bench``: one broker group of three replicas, compared with the ceiling of the same machine.
 
-Prints figures and ratios and writes them to a JSON file. It passes or fails nothing.
+It prints figures and ratios and writes them to a JSON file. Nothing passes or fails.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from benchmarks.report import Report
 from escrowmq.actors.producer.config import ProducerConfig
 
 PARTS = ("transactions", "plain", "open", "across", "recovery")
-#: What a lone transaction sends: PREPARE with its message, then COMMIT.
+#: Bytes of each of the two calls of a lone transaction: PREPARE with its message, then COMMIT.
 LONE_CALL_BYTES = 256
 RECOVERY_LOG_MB = (128, 256)
 TITLES = {
@@ -39,18 +39,18 @@ TITLES = {
 
 def main(
     seconds: Annotated[float, typer.Option(help="length of one measurement")] = 4.0,
-    repeat: Annotated[int, typer.Option(help="runs of each, the median counts")] = 3,
+    repeat: Annotated[int, typer.Option(help="runs of each; the median is reported")] = 3,
     open_transactions: Annotated[int, typer.Option("--open", help="transactions to leave open")] = 1_000_000,
     only: Annotated[list[str] | None, typer.Option(help="one of " + ", ".join(PARTS))] = None,
-    directory: Annotated[Path | None, typer.Option("--dir", help="on the disk to measure")] = None,
-    output: Annotated[Path, typer.Option(help="JSON file")] = Path("artifacts/bench.json"),
-    page: Annotated[Path | None, typer.Option(help="Markdown file to put the figures into")] = None,
+    directory: Annotated[Path | None, typer.Option("--dir", help="folder on the disk to measure")] = None,
+    output: Annotated[Path, typer.Option(help="JSON file to write")] = Path("artifacts/bench.json"),
+    page: Annotated[Path | None, typer.Option(help="Markdown file to update with the figures")] = None,
 ) -> None:
-    """One broker group of three replicas, beside the ceiling of this machine."""
+    """Measure one broker group of three replicas and compare it with the ceiling of this machine."""
     parts = only or list(PARTS)
     for part in parts:
         if part not in PARTS:
-            raise typer.BadParameter(f"{part!r} is none of {', '.join(PARTS)}")
+            raise typer.BadParameter(f"{part!r} is not one of {', '.join(PARTS)}")
     console = Console(width=130)
     report = Report(console)
     folder = Path(tempfile.mkdtemp(prefix="escrowmq-bench-", dir=directory))
@@ -79,7 +79,7 @@ def _against_the_cluster(
         return
     ceiling = Ceiling(folder / "ceiling")
     try:
-        # Before, between and after: a machine that others use changes while it is measured.
+        # Before, between and after: a machine that is shared with others changes during the measurement.
         figures = [ceiling.measure(LONE_CALL_BYTES, 1, seconds), _full(ceiling, seconds)]
         rows: dict[str, dict[str, workload.Timed]] = {}
         read = None
@@ -101,7 +101,7 @@ def _against_the_cluster(
 
 
 def _full(ceiling: Ceiling, seconds: float) -> CeilingFigure:
-    """The calls of a producer at work: its request size, its calls in flight."""
+    """The ceiling for a busy producer's calls: its request size, and its number of calls in flight."""
     config = ProducerConfig()
     return ceiling.measure(config.request_bytes, config.channel.calls_in_flight, seconds)
 
@@ -110,7 +110,7 @@ def _transactions(group: GroupUnderTest, seconds: float, repeat: int) -> dict[st
     topic = "transactions"
     group.cluster.admin.create_topic(topic, partitions=workload.PARTITIONS)
     with group.producer() as producer:
-        workload.lone_transactions(group, producer, topic, 0.5)  # warm
+        workload.lone_transactions(group, producer, topic, 0.5)  # warm-up
         rows = {"1 in flight": workload.lone_transactions(group, producer, topic, seconds)}
         for count in (64, 1024):
             rows[f"{count:,} asyncio tasks"] = workload.repeated(

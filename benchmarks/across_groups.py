@@ -1,7 +1,8 @@
-"""Transactions over two broker groups beside the same ones in one group, in one cluster.
+"""Compares transactions over two broker groups with the same transactions in one group, in one cluster.
 
-Each has two messages: either both in partitions of one group, or one in each group. Their ratio is what the
-second group costs: a PREPARE, a decision, and home's memory until the branch has done it.
+Each transaction has two messages, either both in partitions of one group or one in each group. The ratio
+shows the cost of the second group: a PREPARE, a decision, and memory in the home group until the branch has
+followed.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ IN_FLIGHT = 1_024
 
 @dataclass(frozen=True)
 class AcrossFigure:
-    """Transactions of two messages each: a second in bulk, and the median time of a lone one."""
+    """Transactions of two messages each: the rate per second in bulk, and the median time of a lone one."""
 
     one_group_per_s: float
     two_groups_per_s: float
@@ -33,12 +34,12 @@ class AcrossFigure:
 
     @property
     def ratio(self) -> float:
-        """Of the rates in bulk; 1.0: the second group costs nothing."""
+        """The ratio of the rates in bulk; 1.0: the second group costs nothing."""
         return self.two_groups_per_s / self.one_group_per_s
 
 
 def measure_across(folder: Path, seconds: float, repeat: int) -> AcrossFigure:
-    """A cluster of two groups in ``folder``; the kinds take turns, and the medians count."""
+    """Measure a cluster of two groups in ``folder``. Both kinds are measured in turns; reports medians."""
     rates: dict[str, list[float]] = {"one": [], "two": []}
     times: dict[str, list[float]] = {"one": [], "two": []}
     with escrowmq.start_local(groups=GROUPS, replicas=3, data_dir=folder) as cluster:
@@ -48,7 +49,7 @@ def measure_across(folder: Path, seconds: float, repeat: int) -> AcrossFigure:
         kinds = {"one": tuple(places[0][:2]), "two": (places[0][0], places[1][0])}
         with GroupUnderTest(cluster).producer(app="bench-across") as producer:
             for partitions in kinds.values():
-                _lone(producer, partitions, 0.5)  # warm
+                _lone(producer, partitions, 0.5)  # warm-up
             for _ in range(repeat):
                 for kind, partitions in kinds.items():
                     rates[kind].append(_bulk(producer, partitions, seconds))

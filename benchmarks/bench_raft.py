@@ -1,8 +1,8 @@
 """Raft alone: three replicas in three processes, fdatasync on, entries of random bytes.
 
 ``python benchmarks/bench_raft.py --size 65536 --outstanding 16`` prints commits/s, MB/s and
-latency as the leader's proposer sees them, and CPU per 1,000 entries. ``--matrix`` runs the sizes
-that docs/evidence/benchmarks.md reports. The data go to a temporary directory (``--dir`` to choose the disk).
+latency as the leader's proposer sees them, and CPU time per entry. ``--matrix`` runs the sizes
+that docs/evidence/benchmarks.md reports. The data go to a temporary directory (``--dir`` chooses the disk).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ MATRIX = (
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One run, as the leader saw it."""
+    """One run, as seen by the leader."""
 
     size: int
     outstanding: int
@@ -74,7 +74,7 @@ class Figures:
 
 
 def replica(name: str, folder: str, pipe: multiprocessing.connection.Connection) -> None:
-    """One process: a node, its driver, and a proposer that keeps ``outstanding`` entries under way."""
+    """One process: a node, its driver, and a proposer that keeps ``outstanding`` entries in flight."""
     addresses: dict[str, tuple[str, int]] = {}
     journal = SegmentJournal(RealDisk(Path(folder) / name))
 
@@ -113,7 +113,7 @@ def replica(name: str, folder: str, pipe: multiprocessing.connection.Connection)
 
 
 def propose(driver: Driver, size: int, outstanding: int, seconds: float) -> tuple[int, float, list[float]]:
-    """Closed loop: every commit starts the next proposal. Commits, seconds, latencies in ms."""
+    """Closed loop: every commit starts the next proposal. Returns commits, seconds, latencies in ms."""
     body = b"\0" + random.Random(0).randbytes(size - 1)
     latencies: list[float] = []
     finished = threading.Event()
@@ -194,10 +194,10 @@ def find_leader(
 
 def main(
     size: Annotated[int, typer.Option(help="Bytes per entry.")] = 64 << 10,
-    outstanding: Annotated[int, typer.Option(help="Entries under way at a time.")] = 16,
+    outstanding: Annotated[int, typer.Option(help="Entries in flight at a time.")] = 16,
     seconds: Annotated[float, typer.Option(help="Seconds per row.")] = 3.0,
     matrix: Annotated[bool, typer.Option("--matrix", help="All rows of a table.")] = False,
-    folder: Annotated[Path | None, typer.Option("--dir", help="Where the logs go.")] = None,
+    folder: Annotated[Path | None, typer.Option("--dir", help="Folder for the logs.")] = None,
 ) -> None:
     table = Table(title="Raft alone, three replicas on this machine, fdatasync on")
     for column in (

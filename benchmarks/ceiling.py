@@ -1,9 +1,9 @@
-"""The ceiling: what Ray calls, TCP and fdatasync allow here, with no Raft and no logic on top.
+"""The ceiling: what Ray calls, TCP and fdatasync allow on this machine, without Raft or any logic.
 
-A threaded actor takes bytes, appends them to a file, copies them to two other actors that do the
-same, and answers when two of the three have fdatasynced. It groups what arrives while a sync runs,
-as any sensible log does; it keeps no terms, checks nothing, and could not recover. It must stay
-that simple: whatever is added here flatters the broker.
+A threaded actor accepts bytes, appends them to a file, copies them to two other actors that do the same, and
+answers when two of the three have called fdatasync. It groups what arrives during a sync, as any log should.
+It has no terms, checks nothing, and could not recover. It must stay that simple: anything added here lowers
+the ceiling and so makes the broker look better.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _write_all(file: int, parts: list[bytes]) -> None:
 
 
 class CopyFollower:
-    """Receives a stream, writes it, syncs it, and answers with how many bytes are safe."""
+    """Receives a stream, writes and syncs it, and answers with the number of bytes that are durable."""
 
     def __init__(self, path: str) -> None:
         self._file = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
@@ -57,7 +57,7 @@ class CopyFollower:
 
 
 class CopyLeader:
-    """Takes bytes from clients and answers when a majority of the three files holds them."""
+    """Accepts bytes from clients and answers when a majority of the three files has them."""
 
     def __init__(self, path: str, ports: list[int]) -> None:
         self._file = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
@@ -78,7 +78,7 @@ class CopyLeader:
         return os.getpid()
 
     def put(self, data: bytes) -> int:
-        """Returns the position behind ``data`` once two of three files hold it."""
+        """Returns the position after ``data``, once two of the three files have it."""
         done = threading.Event()
         with self._work:
             self._queue.append(data)
@@ -87,7 +87,7 @@ class CopyLeader:
             self._waiting.append((end, done))
             self._work.notify()
         if not done.wait(60):
-            raise TimeoutError("no majority for 60 s: a follower of the ceiling is gone")
+            raise TimeoutError("no majority for 60 s: a follower of the ceiling has ended")
         return end
 
     def _write(self) -> None:
@@ -165,9 +165,9 @@ class Ceiling:
         }
 
     def measure(self, call_bytes: int, in_flight: int, seconds: float) -> CeilingFigure:
-        """Keeps ``in_flight`` calls going for ``seconds``; the bytes are random, so nothing compresses."""
+        """Keep ``in_flight`` calls going for ``seconds``. The bytes are random, so they do not compress."""
         data = os.urandom(call_bytes)
-        self._drive(data, in_flight, min(0.5, seconds))  # warm connections and files
+        self._drive(data, in_flight, min(0.5, seconds))  # warms up connections and files
         meter = CpuMeter(self._pids)
         calls, elapsed, latency = self._drive(data, in_flight, seconds)
         return CeilingFigure(call_bytes, in_flight, elapsed, calls, latency.summary(), meter.stop(calls))

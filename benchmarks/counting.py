@@ -1,9 +1,10 @@
-"""What a broker's counters cost: their processor time, beside that of the work which they count.
+"""The cost of a broker's counters: their CPU time, compared with that of the work that they count.
 
-``python -m benchmarks.counting`` has one replica prepare and commit transactions as a busy producer sends
-them, and then does for as many requests nothing but the counting. The ratio of both is the share of a core
-that counting takes at a replica which keeps a core busy; it hardly depends on what else the machine does.
-Beside it: one report of all counters, which an exporter asks for every five seconds, with many topics.
+``python -m benchmarks.counting`` first lets one replica prepare and commit transactions as a busy producer
+sends them, and then does only the counting for the same number of requests. The ratio of the two is the share
+of a core that counting takes in a replica that keeps one core busy; it hardly depends on other load on the
+machine. It also measures one report of all counters, which an exporter requests every five seconds, with many
+topics.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ EXPORT_EVERY_S = 5.0
 
 
 def working(group: BrokerGroup, round_: int, requests: int, size: int) -> float:
-    """Processor seconds of so many pairs of PREPARE and COMMIT, of ``size`` transactions each."""
+    """CPU seconds of ``requests`` pairs of PREPARE and COMMIT with ``size`` transactions each."""
     ids = [[f"{round_}-{number}-{i}" for i in range(size)] for number in range(requests)]
     frames = [(prepare(names), ops.commit("app", names)) for names in ids]
     submit = group.leader().parts.requests.submit
@@ -37,8 +38,11 @@ def working(group: BrokerGroup, round_: int, requests: int, size: int) -> float:
 
 
 def counting(requests: int, size: int) -> float:
-    """Processor seconds of what is counted on the way of as many: of each request its latency, a sync of the
-    disk, what was opened or decided, and the bytes of each run that a partition grows by."""
+    """CPU seconds of counting alone, for the same number of requests.
+
+    Counted are each request's latency, a sync of the disk, what was opened or decided, and the bytes of each
+    run that is appended to a partition.
+    """
     names = [f"x{i}" for i in range(size)]
     both = [decode_ops(prepare(names)), decode_ops(ops.commit("app", names))]
     cells, counts, fsync, index = RequestCounts(), Counts(), Histogram(LATENCY_S), PartitionIndex()
@@ -55,7 +59,7 @@ def counting(requests: int, size: int) -> float:
 
 
 def reporting(group: BrokerGroup, topics: int, apps: int) -> float:
-    """Processor seconds of one report, where there are so many topics and apps."""
+    """CPU seconds of one report with this number of topics and apps."""
     for number in range(0, topics, 100):
         group.submit(*(ops.create_topic(f"t{number + i}", {"partitions": 4}) for i in range(100)))
     for number in range(0, apps, 100):

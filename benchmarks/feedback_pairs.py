@@ -1,8 +1,9 @@
-"""What hosting the feedback of many apps and topics costs: memory of a pair, and processor time when idle.
+"""The cost of feedback for many apps and topics: memory per pair of app and topic, and CPU time when idle.
 
-``python -m benchmarks.feedback_pairs``: ten thousand pairs at as many processes as production would have, all
-in this one, over broker groups in memory, without Ray. ``--ray 300``: so many topics of one app on a real
-cluster of one group; how long after their time-out are all of them settled, and what do the processes take?
+``python -m benchmarks.feedback_pairs``: ten thousand pairs in as many feedback shards as production would
+have, all in this process, with broker groups in memory and without Ray. ``--ray 300``: 300 topics of one app
+on a real cluster of one group; it measures how long after their time-out all transactions are settled, and
+the memory and CPU time of the processes.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from tests.support.feedback_producers import AppPort, Producer, always
 from tests.support.memory_groups import BrokersDouble
 
 APPS = 10
-#: Longer than any test waits: the pairs must stay.
+#: Longer than any measurement, so that no pair is given up.
 STAY_S = 86_400.0
 TIMEOUT_S = 6.0
 
@@ -45,7 +46,7 @@ class Committed(TxStatusQuerier):
 
 
 async def hosted(pairs: int, seconds: float) -> dict[str, Any]:
-    """So many pairs, each of which was asked once: their memory, and processor time when nothing is due."""
+    """Memory of ``pairs`` pairs, each of which was checked once, and their CPU time when nothing is due."""
     config = FeedbackConfig(idle_exit_s=STAY_S)
     brokers = BrokersDouble(1)
     (group,) = brokers.groups
@@ -91,7 +92,7 @@ async def hosted(pairs: int, seconds: float) -> dict[str, Any]:
 
 
 def on_ray(folder: Path, topics: int, seconds: float) -> dict[str, Any]:
-    """Open transactions of one app in so many topics, left by a producer that can be asked."""
+    """Measure open transactions of one app in ``topics`` topics, left by a producer that answers checks."""
     with escrowmq.start_local(groups=1, replicas=3, data_dir=folder, namespace="pairs") as cluster:
         names = [f"topic-{n}" for n in range(topics)]
         for name in names:
@@ -149,8 +150,8 @@ def main() -> None:
     """Prints the figures as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=10_000)
-    parser.add_argument("--ray", type=int, default=0, help="topics on a real cluster, instead")
-    parser.add_argument("--seconds", type=float, default=30.0, help="for which it is idle")
+    parser.add_argument("--ray", type=int, default=0, help="instead: this many topics on a real cluster")
+    parser.add_argument("--seconds", type=float, default=30.0, help="length of the idle phase")
     arguments = parser.parse_args()
     if arguments.ray:
         with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""The broker group under test, and how its work is counted: requests, bytes, processor time by process."""
+"""The broker group under test, and how its work is measured: requests, bytes, CPU time by process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GROUP = 0
 
 
 class CountingCalls(RayCalls):
-    """Ray calls as ever, with the submits and their bytes counted."""
+    """Ray calls that also count the submits and their bytes."""
 
     submits = 0
     request_bytes = 0
@@ -36,7 +36,7 @@ class CountingCalls(RayCalls):
 
 @dataclass(frozen=True)
 class Traffic:
-    """What a measurement sent, and what it cost."""
+    """What a measurement sent, and its cost."""
 
     items: int
     seconds: float
@@ -69,13 +69,13 @@ class GroupUnderTest:
         self._calls: list[CountingCalls] = []
 
     def producer(self, config: ProducerConfig | None = None, app: str = "bench") -> Producer:
-        """Without a querier: nobody asks back while figures are taken."""
+        """A producer without a querier, so that no checks disturb the measurement."""
         calls = CountingCalls(self.cluster.info)
         self._calls.append(calls)
         return Producer(self.cluster.info, app=app, config=config, calls=calls)
 
     def pids(self) -> dict[str, int]:
-        """Process ids by role, as of now."""
+        """The present process ids, by role."""
         replicas = self.cluster.admin.status(wait_s=10.0).groups[GROUP].replicas
         named: dict[str, int] = {}
         followers = 0
@@ -97,7 +97,7 @@ class GroupUnderTest:
         return max(int(replica.details.get("log_bytes", 0)) for replica in replicas)
 
     def measure(self, work: Callable[[], tuple[int, float]]) -> Traffic:
-        """Runs ``work``, which returns (items done, seconds), and counts what it sent."""
+        """Run ``work``, which returns (items done, seconds), and count what it sent."""
         calls = sum(c.submits for c in self._calls)
         sent = sum(c.request_bytes for c in self._calls)
         meter = CpuMeter(self.pids())
@@ -113,7 +113,7 @@ class GroupUnderTest:
 
 
 def side_by_side(workers: int, work: Callable[[int], int]) -> int:
-    """Runs ``work(number)`` in that many threads at once; the sum of what they return."""
+    """Run ``work(number)`` in ``workers`` threads at once; returns the sum of their results."""
     done = [0] * workers
     failures: list[BaseException] = []
 

@@ -1,4 +1,4 @@
-"""Instruments: latencies, processor time by process, and what machine this is. No figures of its own."""
+"""Measuring instruments: latencies, CPU time by process, and facts about the machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import psutil
 
 
 class Latencies:
-    """Times of single calls in seconds; summarised in milliseconds."""
+    """Durations of single calls in seconds; summarised in milliseconds."""
 
     def __init__(self) -> None:
         self._samples: list[float] = []
@@ -38,7 +38,7 @@ class Latencies:
         return [round(1000 * seconds) for seconds in self._samples]
 
     def summary(self) -> dict[str, float]:
-        """p50, p99 and max in ms, and how many samples stand behind them."""
+        """p50, p99 and max in ms, and the number of samples."""
         return {
             "p50_ms": self.quantile_ms(0.5),
             "p99_ms": self.quantile_ms(0.99),
@@ -49,14 +49,14 @@ class Latencies:
 
 @dataclass(frozen=True)
 class CpuUse:
-    """Processor seconds per process over one measurement of ``seconds``, and the work done in it."""
+    """CPU seconds by process in one measurement of ``seconds``, and the number of items of work done."""
 
     seconds: float
     work: int
     by_process: dict[str, float]
 
     def us_per_item(self) -> dict[str, float]:
-        """Microseconds of processor time per item of work, by process."""
+        """Microseconds of CPU time per item of work, by process."""
         return {name: used * 1e6 / max(1, self.work) for name, used in self.by_process.items()}
 
     def busy(self) -> dict[str, float]:
@@ -73,7 +73,7 @@ def _processor_seconds(pid: int) -> float:
 
 
 class CpuMeter:
-    """Reads the kernel's counters of the given processes at the start and at :meth:`stop`."""
+    """Reads the kernel's CPU counters of the given processes at the start and at :meth:`stop`."""
 
     def __init__(self, pids: Mapping[str, int]) -> None:
         self._pids = dict(pids)
@@ -88,7 +88,7 @@ class CpuMeter:
 
 
 def fdatasync_ms(folder: Path, rounds: int = 200) -> dict[str, float]:
-    """What one append of 4 KiB + fdatasync costs on this disk."""
+    """The latency of appending 4 KiB and fdatasync on this disk."""
     latency = Latencies()
     path = folder / "fdatasync-probe"
     file = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
@@ -106,7 +106,7 @@ def fdatasync_ms(folder: Path, rounds: int = 200) -> dict[str, float]:
 
 
 def machine(folder: Path) -> dict[str, Any]:
-    """What the figures were measured on."""
+    """Facts about the machine on which the figures were measured."""
     model = "unknown"
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):

@@ -1,7 +1,7 @@
-"""Do open transactions slow the others down? The same work with none open, and with a million.
+"""Do open transactions slow down others? Measures the same work with none open and with a million open.
 
-They are opened by whole requests of a thousand, as a producer's own encoder would write them, under the
-app and topic that the measured transactions use: that is the hardest case, one table and one counter.
+They are opened with requests of a thousand each, as a producer's encoder would write them, with the app and
+topic that the measured transactions use. That is the hardest case: one table and one counter.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ class OpenFigure:
 def measure_open(
     group: GroupUnderTest, producer: Producer, topic: str, opened: int, seconds: float, times: int
 ) -> OpenFigure:
-    """Leaves the transactions open: throw the cluster away afterwards."""
+    """Measure; this leaves the transactions open, so discard the cluster afterwards."""
 
     def run() -> Traffic:
         one = partial(bulk_transactions, group, producer, topic, IN_FLIGHT, seconds)
         return repeated(times, one).traffic
 
-    run()  # warm
+    run()  # warm-up
     without = run()
     before, begin = _leader_memory(group), time.perf_counter()
     open_many(group.cluster.info, producer.app, topic, opened)
@@ -78,7 +78,7 @@ def measure_open(
 def open_many(
     info: ClusterInfo, app: str, topic: str, wanted: int, *, timeout_ms: int = HOUR_MS, prefix: str = "open-"
 ) -> None:
-    """Leaves ``wanted`` transactions of one message each open, as a producer that vanished would."""
+    """Leave ``wanted`` transactions of one message each open, as a producer that vanished would."""
     router = Router(info, name="bench-open")
     waiting: deque[Future[Any]] = deque()
     try:

@@ -17,7 +17,7 @@ PROCESSES = ("client", "leader", "follower 1", "follower 2", "raylet", "gcs_serv
 
 
 def write_page(figures: dict[str, Any], page: Path) -> None:
-    """Replaces what stands between the marks."""
+    """Replace the text between the marks. Raises ValueError if the page lacks them."""
     text = page.read_text()
     before, mark, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
@@ -27,7 +27,7 @@ def write_page(figures: dict[str, Any], page: Path) -> None:
 
 
 def render(figures: dict[str, Any]) -> str:
-    """All parts that the run measured, as Markdown."""
+    """The figures of the run as Markdown."""
     parts = [_machine(figures["machine"])]
     if "ceiling" in figures:
         parts.append(_ceiling(figures["ceiling"]))
@@ -87,7 +87,7 @@ def _traffic(title: str, figures: dict[str, Any]) -> str:
     return (
         f"### {title}\n\n"
         + table(head, speed)
-        + "\nProcessor time in µs for each, by process (cores kept busy):\n\n"
+        + "\nCPU time in µs for each, by process (cores kept busy):\n\n"
         + table(("", *PROCESSES), cost)
     )
 
@@ -96,7 +96,7 @@ def _reading(row: dict[str, Any]) -> str:
     size = row["message_bytes"]
     return (
         "### Reading\n\n"
-        f"One consumer reads {row['per_s']:,.0f} messages of {size} B a second "
+        f"One consumer reads {row['per_s']:,.0f} messages of {size} B per second "
         f"({row['per_s'] * size / 1e6:.0f} MB/s).\n"
     )
 
@@ -104,10 +104,10 @@ def _reading(row: dict[str, Any]) -> str:
 def _open(row: dict[str, Any]) -> str:
     return (
         "### Open transactions\n\n"
-        f"{row['per_s_without']:,.0f} transactions a second are committed with none open, and "
+        f"{row['per_s_without']:,.0f} transactions per second are committed with none open, and "
         f"{row['per_s_with']:,.0f} with {row['opened']:,}\nopen: a ratio of {row['ratio']:.2f}. Opening them "
         f"took {row['opening_s']:.0f} s and {row['leader_memory_mb']:,.0f} MB of the leader's memory. Its "
-        f"processor time for each goes\nfrom {row['cpu_us_without']['leader']:.1f} to "
+        f"CPU time per transaction changes\nfrom {row['cpu_us_without']['leader']:.1f} to "
         f"{row['cpu_us_with']['leader']:.1f} µs.\n"
     )
 
@@ -115,7 +115,7 @@ def _open(row: dict[str, Any]) -> str:
 def _across(row: dict[str, Any]) -> str:
     return (
         "### Over two broker groups\n\n"
-        f"Transactions of two messages each, in bulk: {row['two_groups_per_s']:,.0f} a second with one "
+        f"Transactions of two messages each, in bulk: {row['two_groups_per_s']:,.0f} per second with one "
         f"message in each group,\n{row['one_group_per_s']:,.0f} with both in one: a ratio of "
         f"{row['ratio']:.2f}. A lone one takes {row['two_groups_p50_ms']:.2f} ms and "
         f"{row['one_group_p50_ms']:.2f} ms (p50).\n"
@@ -139,7 +139,7 @@ def _recovery(rows: list[dict[str, Any]]) -> str:
 
 
 def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
-    """A Markdown table; all columns but the first to the right."""
+    """A Markdown table; all columns but the first are aligned right."""
     rule = ["---", *("---:" for _ in head[1:])]
     return "".join("| " + " | ".join(line) + " |\n" for line in (head, rule, *rows))
 

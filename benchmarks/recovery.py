@@ -1,8 +1,8 @@
-"""Recovery: how much of a log a replica reads when it starts, and how long that takes.
+"""Recovery: how much of its log a replica reads when it starts, and how long that takes.
 
-A replica of a group of one writes a log of many segments with one message of 1 KiB after the other, is
-stopped, and is started again. It must read what follows its newest snapshot, however long the log is: so
-the same is done with a log of twice the size. No Ray; this is the replica alone, in this process.
+The single replica of a group writes a log of many segments with messages of 1 KiB, is stopped, and is
+restarted. It must read only what follows its newest snapshot, however long the log is. To show this, the same
+is done with a log of twice the size. It runs without Ray, as the replica alone in this process.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SEGMENT_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class RecoveryFigure:
-    """One restart."""
+    """The figures of one restart."""
 
     log_mb: float
     entries: int
@@ -41,7 +41,7 @@ class RecoveryFigure:
 
 
 def measure_recovery(folder: Path, log_megabytes: int) -> RecoveryFigure:
-    """Writes a log of that size into ``folder``, restarts the replica, and removes the folder."""
+    """Write a log of that size into ``folder``, restart the replica, and remove the folder."""
     shutil.rmtree(folder, ignore_errors=True)
     try:
         written = _fill(folder, log_megabytes * 1_000_000)
@@ -51,7 +51,7 @@ def measure_recovery(folder: Path, log_megabytes: int) -> RecoveryFigure:
 
 
 def results(figures: list[RecoveryFigure]) -> list[dict[str, Any]]:
-    """For the artefact."""
+    """The figures for the JSON file."""
     return [asdict(figure) for figure in figures]
 
 
@@ -71,7 +71,7 @@ def _leader(folder: Path) -> Parts:
     deadline = time.monotonic() + 60
     while not running.whoami()[0]:
         if time.monotonic() > deadline:
-            raise TimeoutError("the replica does not become the leader of its group of one")
+            raise TimeoutError("the replica did not become the leader of its group of one")
         time.sleep(0.002)
     return Parts(running)
 
@@ -99,7 +99,7 @@ def _restart(folder: Path, written: int) -> RecoveryFigure:
     ends = [leader.reads.partition_bounds("bench")[p][1] for p in range(4)]
     leader.running.close()
     if sum(ends) != written:
-        raise RuntimeError(f"{written} messages were written and {sum(ends)} recovered")
+        raise RuntimeError(f"{written} messages were written, but {sum(ends)} recovered")
     return RecoveryFigure(
         log_bytes / 1e6,
         report.last_index,
@@ -111,7 +111,7 @@ def _restart(folder: Path, written: int) -> RecoveryFigure:
 
 
 def _bytes_read() -> int:
-    """By system calls of this process; mapped files are not read at start."""
+    """Bytes read by system calls of this process. (Mapped files are not read at the start.)"""
     for line in Path("/proc/self/io").read_text().splitlines():
         if line.startswith("rchar:"):
             return int(line.split()[1])

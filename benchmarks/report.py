@@ -1,4 +1,4 @@
-"""Tables for people, one JSON file for machines. Formats figures; computes nothing but ratios."""
+"""Prints tables for people and writes a JSON file for programs. It formats figures and computes ratios."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Report:
         ]
 
     def traffic(self, title: str, what: str, rows: dict[str, Timed], ceiling_bytes_per_s: float) -> None:
-        """``what``: the unit of work, in the singular."""
+        """Report a table of rates. ``what``: the unit of work, in the singular."""
         table = _table(title)
         table.add_column("")
         for name in (f"{what}s/s", "MB/s", "of ceiling", "p50 ms", "p99 ms", "KB per call"):
@@ -94,7 +94,7 @@ class Report:
             f"\n[bold]Open transactions:[/bold] {row.per_s_without:,.0f} committed/s with none open, "
             f"{row.per_s_with:,.0f}/s with {row.opened:,} open: ratio {row.ratio:.2f}. Opening them took "
             f"{row.opening_s:.0f} s and {row.leader_memory_mb:,.0f} MB in the leader, whose "
-            f"time for each goes from {without:.1f} to {having:.1f} µs."
+            f"CPU time per transaction changes from {without:.1f} to {having:.1f} µs."
         )
         self.figures["open_transactions"] = {**vars(row), "ratio": row.ratio}
 
@@ -129,7 +129,7 @@ class Report:
 
     def _cpu(self, what: str, rows: dict[str, Traffic]) -> None:
         names = sorted({name for row in rows.values() for name in row.cpu.by_process})
-        table = _table(f"Processor time, µs per {what} (cores kept busy)")
+        table = _table(f"CPU time, µs per {what} (cores kept busy)")
         table.add_column("")
         for name in names:
             table.add_column(name, justify="right")

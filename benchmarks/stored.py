@@ -1,8 +1,8 @@
-"""How long what is stored holds up the thread that sends heartbeats: ``python -m benchmarks.stored``.
+"""How long stored data block the thread that sends heartbeats: ``python -m benchmarks.stored``.
 
-A state by itself, without log or network: 10,000 topics of 4 partitions, ten million runs, and consumer
-groups. Each piece of work that a replica's thread does in one go is timed by that thread's processor time,
-which other processes hardly change; the longest one is what keeps a heartbeat waiting.
+It uses a state alone, without log or network: 10,000 topics of 4 partitions, ten million runs, and consumer
+groups. Each piece of work that a replica's thread does without a break is measured in CPU time of that
+thread, which other processes hardly influence. The longest piece is the longest delay of a heartbeat.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from escrowmq.replication.state.runs_file import encode_runs, map_tables
 from escrowmq.replication.state.snapshot import adopt
 
 T = TypeVar("T")
-#: Runs that are sealed together: those of a segment of 64 MiB in batches of a kilobyte.
+#: Runs that are sealed together: those in a segment of 64 MiB with batches of a kilobyte.
 RUNS_PER_TABLE = 65_536
 MS_PER_RUN = 50
 
 
 @dataclass
 class Meter:
-    """Processor time of the calls of one kind, in ms."""
+    """CPU time of the calls of one kind, in ms."""
 
     longest: float = 0.0
     total: float = 0.0
@@ -55,7 +55,7 @@ class Meter:
 
 
 def state_of(topics: int, partitions: int, groups: int, runs: int) -> StateMachine:
-    """All partitions have some runs, and the first one nearly all of them, as in a topic that is busy."""
+    """A state in which all partitions have some runs and the first one has nearly all, as in a busy topic."""
     state = StateMachine(0, 1)
     for n in range(topics):
         state.topics.create(f"topic-{n}", {"partitions": partitions, "retention_ms": 1 << 50})
@@ -72,7 +72,7 @@ def state_of(topics: int, partitions: int, groups: int, runs: int) -> StateMachi
 
 
 def _fill(partition: PartitionIndex, runs: int, index: int) -> None:
-    """As after checkpoints: mapped tables, the last one still on the heap."""
+    """Fill a partition as after checkpoints: with mapped tables, the last one still on the heap."""
     for first in range(0, runs, RUNS_PER_TABLE):
         for n in range(first, min(first + RUNS_PER_TABLE, runs)):
             partition.append(index + 1 + n, 40, 1_000, 1, (index + 1 + n) * MS_PER_RUN)
@@ -82,7 +82,7 @@ def _fill(partition: PartitionIndex, runs: int, index: int) -> None:
 
 
 def retention(state: StateMachine) -> dict[str, Any]:
-    """A leader's round, and what it proposes as every replica applies it."""
+    """A leader's round of retention, and the cost of applying what it proposes on every replica."""
     visits = Limits().slice_visits
     slices, applied, readers = Meter(), Meter(), Meter()
     look = slices.time(lambda: RetentionRound(state, state.now_ms, state.applied_index - 1))
@@ -103,7 +103,7 @@ def retention(state: StateMachine) -> dict[str, Any]:
 
 
 def snapshot(state: StateMachine) -> dict[str, Any]:
-    """From its beginning until mapped runs are in place. Between two slices every partition may change."""
+    """A snapshot from its start until the mapped runs are in place; partitions may change between slices."""
     visits = Limits().slice_visits
     begin, slices, swaps, appends = Meter(), Meter(), Meter(), Meter()
     taken = begin.time(lambda: Capture(state, 1, []))
@@ -129,7 +129,7 @@ def _adopt(state: StateMachine, tables: list[tuple[int, RunTable]]) -> None:
 
 
 def catalog(state: StateMachine) -> dict[str, Any]:
-    """In the threads of those who ask; the driver's has no part in it."""
+    """The catalog of topics, which is made in the threads of requests and not in the driver's thread."""
     first, later = Meter(), Meter()
     topics = first.time(lambda: PackedTopics([topic.info for topic in state.topics.topics.values()]))
     size = len(first.time(lambda: pickle.dumps(topics, protocol=5)))
@@ -139,10 +139,10 @@ def catalog(state: StateMachine) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Prints the figures as JSON."""
+    """Print the figures as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--topics", type=int, default=10_000)
-    parser.add_argument("--partitions", type=int, default=4, help="of each topic")
+    parser.add_argument("--partitions", type=int, default=4, help="partitions of each topic")
     parser.add_argument("--groups", type=int, default=20_000, help="consumer groups of 100 partitions")
     parser.add_argument("--runs", type=int, default=10_000_000)
     arguments = parser.parse_args()

@@ -1,9 +1,9 @@
-"""What TLS between replicas costs: one Raft group with it and one without, in turns, in the same process.
+"""The cost of TLS between replicas: a Raft group with TLS and one without, in turns, in the same process.
 
-``python -m benchmarks.tls_cost`` prints entries per second, the processor time of one (all three replicas and
-the proposing thread together), and the latency of one at a time, for both, and their ratio: the median of the
-rounds' own ratios, with the quartiles, since the two of a round ran one right after the other. The ratio
-of processor time hardly depends on what else the machine does; that of the rates does.
+``python -m benchmarks.tls_cost`` prints for both groups the entries per second, the CPU time per entry (all
+three replicas and the proposing thread together), and the latency of single entries. It also prints their
+ratio: the median and the quartiles of the ratios within rounds, since the two groups of a round run directly
+after each other. The ratio of CPU times hardly depends on other load on the machine; the ratio of rates does.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from escrowmq.replication.raft.node import RaftConfig
 from tests.support.certificates import Authority
 from tests.support.raft_group import RaftGroup, RaftReplica
 
-#: Three replicas on one interpreter lock are late for each other now and then; that is not measured here.
+#: Three replicas that share one interpreter lock sometimes delay each other; that is not measured here.
 PATIENT = RaftConfig(election_min_s=5.0, election_max_s=6.0)
 
 
 def flood(leader: RaftReplica, size: int, count: int, window: int) -> tuple[float, float]:
-    """Entries of ``size`` bytes a second, ``window`` under way at a time; processor ms of one."""
+    """(entries of ``size`` bytes per second, CPU ms per entry), with ``window`` entries in flight."""
     places, done = threading.Semaphore(window), threading.Semaphore(0)
     command, lost = b"\0" + bytes(size), list[object]()
 
     def settled(result: object, applied: bool | None) -> None:
-        if applied is not True:  # a machine too busy to hold a leader measures nothing
+        if applied is not True:  # the machine is too busy: the leader lost its leadership
             lost.append(result)
         places.release()
         done.release()
@@ -49,7 +49,7 @@ def flood(leader: RaftReplica, size: int, count: int, window: int) -> tuple[floa
 
 
 def one_by_one(leader: RaftReplica, count: int) -> float:
-    """Median milliseconds of an entry that waits for the one before."""
+    """Median milliseconds of an entry, each proposed after the one before."""
     times = []
     for _ in range(count):
         started = time.perf_counter()
@@ -73,10 +73,10 @@ def main() -> None:
         ):
             for number in range(rounds):
                 turns = [plain.leader(), sealed.leader()]
-                order = (0, 1) if number % 2 == 0 else (1, 0)  # whatever else runs hits both alike
+                order = (0, 1) if number % 2 == 0 else (1, 0)  # other load affects both alike
                 for what, size, count in (("1 KiB", 1 << 10, 4_000), ("256 KiB", 256 << 10, 150)):
                     rates = {which: flood(turns[which], size, count, 64) for which in order}
-                    for place, name in enumerate(("entries/s of", "processor ms per")):
+                    for place, name in enumerate(("entries/s of", "CPU ms per")):
                         pair = (rates[0][place], rates[1][place])
                         figures.setdefault(f"{name} {what}", []).append(pair)
                 waits = {which: one_by_one(turns[which], 100) for which in order}

@@ -1,7 +1,7 @@
-"""What is measured: transactions one by one, side by side and in bulk, plain messages, reading.
+"""The workloads: transactions one by one, concurrently and in bulk, plain messages, reading.
 
-Every function returns figures only. One message of 256 bytes per transaction, with a key, over four
-partitions; the values are random, so nothing compresses.
+Every function only returns figures. A transaction has one message of 256 bytes with a key, in one of four
+partitions. The values are random, so nothing compresses them.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from escrowmq.actors.producer.results import TransactionResult
 
 TX_BYTES = 256
 PARTITIONS = 4
-#: Threads that hand in bulk transactions, so that one's batch is under way while the other's is built.
+#: Threads that send bulk transactions, so that one's batch is in flight while the other's is built.
 BULK_THREADS = 2
-#: How often arrivals are looked at; it adds half of itself to the latency.
+#: How often arrivals are checked; this adds half of it to the latency.
 PACE_S = 0.001
 
 
 @dataclass(frozen=True)
 class Timed:
-    """Traffic and the latencies of single items (empty where items have none of their own)."""
+    """Traffic, and the latencies of single items (empty if single items have none)."""
 
     traffic: Traffic
     latency: dict[str, float]
 
 
 def messages(topic: str, size: int, count: int = 1024) -> Iterator[Message]:
-    """Messages without end. They are made beforehand: making them is not what is measured."""
+    """An endless sequence of messages. They are made beforehand, because making them is not measured."""
     ready = [Message(topic, os.urandom(size), key=b"%08d" % n) for n in range(count)]
     while True:
         yield from ready
 
 
 def lone_transactions(group: GroupUnderTest, producer: Producer, topic: str, seconds: float) -> Timed:
-    """One after the other, each prepared and committed before the next."""
+    """Transactions one by one, each prepared and committed before the next."""
     source = messages(topic, TX_BYTES)
     latency = Latencies()
 
@@ -62,7 +62,7 @@ def _commit() -> TransactionState:
 
 
 def tasks(group: GroupUnderTest, producer: Producer, topic: str, in_flight: int, seconds: float) -> Timed:
-    """``in_flight`` asyncio tasks, each with one transaction at a time."""
+    """Transactions of ``in_flight`` asyncio tasks, one at a time in each."""
     source = messages(topic, TX_BYTES)
     latency = Latencies()
 
@@ -89,7 +89,7 @@ def tasks(group: GroupUnderTest, producer: Producer, topic: str, in_flight: int,
 def paced_tasks(
     group: GroupUnderTest, producer: Producer, topic: str, rate_per_s: float, seconds: float
 ) -> Timed:
-    """Transactions that arrive at a fixed rate whatever happens; latency counts from their arrival."""
+    """Transactions that arrive at a fixed rate (open loop); latency is measured from their arrival."""
     source = messages(topic, TX_BYTES)
     latency = Latencies()
 
@@ -102,7 +102,7 @@ def paced_tasks(
         wanted, started = int(rate_per_s * seconds), 0
         running: set[asyncio.Task[None]] = set()
         while started < wanted:
-            # All that have arrived by now; a timer for each would measure the timers.
+            # Start all that have arrived by now. A timer for each would measure the timers.
             arrived = min(wanted, int((time.perf_counter() - begin) * rate_per_s) + 1)
             for number in range(started, arrived):
                 task = asyncio.create_task(one(begin + number / rate_per_s))
@@ -124,7 +124,7 @@ def paced_tasks(
 def bulk_transactions(
     group: GroupUnderTest, producer: Producer, topic: str, in_flight: int, seconds: float
 ) -> Timed:
-    """``send_transactions`` in batches, two threads with half of ``in_flight`` each."""
+    """``send_transactions`` in batches, by two threads with half of ``in_flight`` each."""
     workers = min(BULK_THREADS, in_flight)
     size = max(1, in_flight // workers)
     latency = Latencies()
@@ -149,7 +149,7 @@ def bulk_transactions(
 
 
 def check_committed(results: Sequence[TransactionResult]) -> None:
-    """A figure that counts failures as work would lie."""
+    """Raise RuntimeError unless all are committed: a failure must not count as work done."""
     wrong = [r for r in results if r.state is not TransactionState.COMMITTED]
     if wrong:
         raise RuntimeError(f"{len(wrong)} of {len(results)} transactions were not committed: {wrong[0]}")
@@ -175,7 +175,7 @@ def plain_messages(group: GroupUnderTest, producer: Producer, topic: str, size: 
 
 
 def reading(group: GroupUnderTest, topic: str, limit_s: float) -> Traffic:
-    """One consumer reads the topic from its beginning, in a group, committing once a second."""
+    """One consumer in a group reads the topic from its start and commits once per second."""
     with group.cluster.consumer(
         group=f"reading-{time.time_ns()}", topics=[topic], auto_offset_reset="earliest"
     ) as consumer:
@@ -199,6 +199,6 @@ def reading(group: GroupUnderTest, topic: str, limit_s: float) -> Traffic:
 
 
 def repeated(times: int, measure: Callable[[], Timed]) -> Timed:
-    """The run with the median rate: one on a shared machine says little."""
+    """The run with the median rate of several, since a single run on a shared machine says little."""
     runs = sorted((measure() for _ in range(times)), key=lambda run: run.traffic.per_s)
     return runs[len(runs) // 2]

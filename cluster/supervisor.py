@@ -235,8 +235,8 @@ class Supervisor:
         return self._keeper
 
     def wait_ready(self, timeout_s: float) -> dict[str, Any]:
-        """Wait until all replicas run and all groups have a leader, a start is refused, or time is up; returns
-        ``health``."""
+        """Wait until all replicas run and all groups have a leader, a start is refused, or time is up;
+        returns ``health``."""
         deadline = time.monotonic() + timeout_s
         with self._news:
             while True:

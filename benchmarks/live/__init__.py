@@ -1,1 +1,1 @@
-"""A cluster of real processes that holds much: lost nodes, fail-overs, and work beside clients."""
+"""Measures a cluster of real processes with much data: lost nodes, fail-overs, background work under load."""

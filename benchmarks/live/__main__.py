@@ -1,4 +1,4 @@
-"""``make live``: figures of a cluster of real processes that holds much. No test: it prints them."""
+"""``make live``: measures a cluster of real processes with much data, and prints the figures."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ PARTS = ("topics", "node")
 
 
 def main(
-    topics: Annotated[int, typer.Option(help="of four partitions")] = 10_000,
-    runs: Annotated[int, typer.Option(help="of partition indexes, half of them in one topic")] = 10_000_000,
-    kills: Annotated[int, typer.Option(help="of the leader")] = 20,
-    catalogs: Annotated[int, typer.Option(help="asked for at once")] = 200,
-    log_mb: Annotated[int, typer.Option(help="of the replica whose node is lost")] = 1_024,
+    topics: Annotated[int, typer.Option(help="topics of four partitions")] = 10_000,
+    runs: Annotated[int, typer.Option(help="runs in all partitions, half in one topic")] = 10_000_000,
+    kills: Annotated[int, typer.Option(help="how often to kill the leader")] = 20,
+    catalogs: Annotated[int, typer.Option(help="simultaneous requests for all topics")] = 200,
+    log_mb: Annotated[int, typer.Option(help="log size of the replica whose node is lost")] = 1_024,
     only: Annotated[list[str] | None, typer.Option(help="one of " + ", ".join(PARTS))] = None,
-    directory: Annotated[Path | None, typer.Option("--dir", help="on the disk to use")] = None,
-    stored: Annotated[Path | None, typer.Option(help="the topics' log, kept for other runs")] = None,
-    output: Annotated[Path, typer.Option(help="where the figures go")] = Path("artifacts/live.json"),
+    directory: Annotated[Path | None, typer.Option("--dir", help="folder on the disk to use")] = None,
+    stored: Annotated[Path | None, typer.Option(help="the topics' log, to keep for other runs")] = None,
+    output: Annotated[Path, typer.Option(help="JSON file to write")] = Path("artifacts/live.json"),
 ) -> None:
-    """Ten thousand topics and ten million runs under way; a node with a gigabyte lost for good."""
+    """Measure ten thousand topics with ten million runs under load, and losing a node with a gigabyte."""
     wanted = only or list(PARTS)
     for name in wanted:
         if name not in PARTS:
-            raise typer.BadParameter(f"{name!r} is none of {', '.join(PARTS)}")
+            raise typer.BadParameter(f"{name!r} is not one of {', '.join(PARTS)}")
     folder = Path(tempfile.mkdtemp(prefix="emq-live-", dir=directory))
     begin = time.monotonic()
 

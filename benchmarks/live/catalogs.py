@@ -1,7 +1,7 @@
-"""One process that asks a leader for all topics many times at once: ``python -m benchmarks.live.catalogs``.
+"""A process that sends a leader many requests for all topics at once: ``python -m benchmarks.live.catalogs``.
 
-As 200 consumers do that are made in one process. Prints the seconds until the last answer, how long it used a
-processor, and how many topics there are.
+200 consumers that are made in one process do the same. It prints the seconds until the last answer, its CPU
+time, and the number of topics.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def main() -> None:
     with escrowmq.connect(address, namespace) as cluster:
         router = Router(cluster.info)
         try:
-            router.leader_call(0, "whoami", timeout_s=30.0).result(40)  # who leads is known
+            router.leader_call(0, "whoami", timeout_s=30.0).result(40)  # afterwards the leader is known
             sys.stdin.readline()
             begin, spent = time.monotonic(), time.process_time()
             asked = [router.leader_call(0, "topics", True, timeout_s=60.0) for _ in range(count)]

@@ -1,8 +1,8 @@
-"""Data directories as a group would have left them, written by one process without Raft, network or clients.
+"""Writes data directories as a group would have left them, in one process, without Raft, network or clients.
 
-To send ten million batches takes an hour; to write what they leave takes two minutes. Everything goes through
-the product's own log, state and checkpoints, so a replica that opens such a directory finds what it would
-have written itself.
+Sending ten million batches takes an hour; writing the data that they leave takes two minutes. Everything is
+written with the product's own log, state and checkpoints, so a replica that opens such a directory finds what
+it would have written itself.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.replica.checkpoints import Checkpoints
 from escrowmq.replication.state.machine import LEVEL_MAX, StateMachine
 
-#: Of each entry but those that create topics.
+#: Frames in each entry, except the entries that create topics.
 FRAMES_PER_ENTRY = 100
-#: Time between two entries; the last one was written now.
+#: Time between two entries in ms; the last one has the present time.
 MS_PER_ENTRY = 1_000
 VISITS = 10_000
 TERM = 1
@@ -34,8 +34,11 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Content:
-    """``busy``: runs of the partitions of the first topic; ``spread``: runs of all partitions alike, whole
-    rounds of them. Each run is one message of ``row_bytes``."""
+    """What to write.
+
+    ``busy``: runs in the partitions of the first topic. ``spread``: runs spread evenly over all partitions,
+    in whole rounds. Each run is one message of ``row_bytes``.
+    """
 
     topics: int
     partitions: int
@@ -55,7 +58,7 @@ def topic_name(number: int) -> str:
 
 
 def fill(log: Path, content: Content, now_ms: int, say: Say) -> None:
-    """Write a log and its checkpoints into the empty folder ``log``; the last entry is of ``now_ms``."""
+    """Write a log and its checkpoints into the empty folder ``log``; the last entry has time ``now_ms``."""
     writer = _Writer(log, content)
     entries = list(_entries(content))
     first_ms = now_ms - MS_PER_ENTRY * sum(count for count, _ in entries)
@@ -63,7 +66,7 @@ def fill(log: Path, content: Content, now_ms: int, say: Say) -> None:
 
 
 def _entries(content: Content) -> Iterator[tuple[int, Sequence[bytes]]]:
-    """(how often, frames) of the entries in their order, the same ones in a row together."""
+    """(count, frames) of the entries in order; equal consecutive entries are combined."""
     for level in range(2, LEVEL_MAX + 1):
         yield 1, [ops.level(level)]
     settings = topic_settings(content.partitions, retention_ms=content.retention_ms)
@@ -135,7 +138,7 @@ class _Writer:
 
 
 def install(log: Path, data_dir: Path, replicas: int) -> None:
-    """Give that log to every replica of a cluster that was founded in ``data_dir``, and is down."""
+    """Copy that log to every replica of a stopped cluster that was founded in ``data_dir``."""
     for replica in range(replicas):
         target = data_dir / Seat(0, replica, "").directory / "log"
         shutil.rmtree(target)

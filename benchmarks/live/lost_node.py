@@ -1,8 +1,8 @@
-"""A node with a large replica is lost for good: how long until another node has it, and what clients notice.
+"""A node with a large replica is lost for good: time until another node has the replica, effect on clients.
 
-Four Ray nodes on this machine, three of them with a replica. The node that is lost is the leader's: the worst
-case. It never comes back, so the supervisor builds the replica anew on the fourth node, once it has been away
-for ``replace_after_s``. All replicas share one disk and the processors here.
+There are four Ray nodes on this machine, three of them with a replica. The lost node is the leader's, the
+worst case. It does not come back, so after ``replace_after_s`` the supervisor rebuilds the replica on the
+fourth node. All replicas share one disk and this machine's processors.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from escrowmq import Cluster
 
 REPLACE_AFTER_S = 5.0
-#: A hundred of them are an entry.
+#: Bytes of a row; a hundred rows are one entry.
 ROW_BYTES = 10_000
 QUIET_S = 10.0
 HEAD = "n0"
 
 
 def measure(folder: Path, log_mb: int, say: Say) -> dict[str, Any]:
-    """The figures. ``folder`` does not exist yet."""
+    """Run the experiment; returns its figures. ``folder`` must not exist yet."""
     data_dir = folder / "data"
     data_dir.mkdir(parents=True)
     (folder / "escrowmq.yaml").write_text(f"supervisor: {{replace_after_s: {REPLACE_AFTER_S}}}\n")
@@ -53,7 +53,7 @@ def measure(folder: Path, log_mb: int, say: Say) -> dict[str, Any]:
         _command(*up, "--config", str(folder / "escrowmq.yaml"))
         say("three replicas on three of four nodes")
         with escrowmq.connect(machines.address) as cluster, senders(cluster) as clients:
-            until(lambda: cluster.status().healthy, "that all replicas are well")
+            until(lambda: cluster.status().healthy, "all replicas to be healthy")
             _lead_elsewhere(cluster)
             time.sleep(QUIET_S)
             found = _lose(cluster, machines, nodes, clients, say)
@@ -67,11 +67,11 @@ def _lose(
     seat = _seat(cluster, leader.replica)
     begin = time.monotonic()
     before = clients.gaps_ms(begin - QUIET_S, begin)
-    send_signal(pid_of(leader), SIGKILL)  # with its node: workers outlive their raylet for a moment
+    send_signal(pid_of(leader), SIGKILL)  # together with its node: workers outlive their raylet for a moment
     machines.remove_node(nodes.pop(seat["node"]), allow_graceful=False)
     until(lambda: _seat(cluster, leader.replica)["node"] != seat["node"], "another node for the replica")
     moved = time.monotonic() - begin
-    until(lambda: _is_well(cluster), "that the replica is built anew", every_s=0.1)
+    until(lambda: _is_well(cluster), "the replica to be rebuilt", every_s=0.1)
     well = time.monotonic() - begin
     time.sleep(2.0)
     end = time.monotonic()
@@ -88,7 +88,7 @@ def _lose(
 
 
 def _lead_elsewhere(cluster: Cluster) -> None:
-    """Than on the head, whose loss is Ray's."""
+    """Move leadership away from the head: losing the head would be a loss of Ray itself."""
     cluster.admin.begin_maintenance(HEAD)
     until(lambda: _seat(cluster, Replicas(cluster).leader().replica)["node"] != HEAD, "another leader")
     cluster.admin.open_node(HEAD)
@@ -100,7 +100,7 @@ def _seat(cluster: Cluster, replica: int) -> dict[str, Any]:
 
 
 def _is_well(cluster: Cluster) -> bool:
-    """Every replica answers as a full member, and none is far behind."""
+    """Whether every replica answers as a full member and none is far behind."""
     status = cluster.status()
     applied = [replica.applied_index for replica in status.groups[0].replicas]
     return bool(status.healthy and cluster.health()["ready"] and max(applied) - min(applied) < 100)
@@ -108,7 +108,7 @@ def _is_well(cluster: Cluster) -> bool:
 
 @contextmanager
 def _nodes() -> Iterator[tuple[RayCluster, dict[str, Any]]]:
-    """Ray on four nodes of this machine, and those beside the head, by name."""
+    """Ray with four nodes on this machine; yields it and the nodes other than the head, by name."""
     head = {
         "num_cpus": 1,
         "node_name": HEAD,
@@ -127,6 +127,6 @@ def _nodes() -> Iterator[tuple[RayCluster, dict[str, Any]]]:
 
 
 def _command(*arguments: str) -> None:
-    """``escrowmq ...`` in a process of its own."""
+    """Run ``escrowmq ...`` as a process."""
     command = [sys.executable, "-c", "from escrowmq.cluster.cli import main; main()", *arguments]
     subprocess.run(command, check=True, timeout=180, stdout=subprocess.DEVNULL)

@@ -1,9 +1,9 @@
-"""What clients notice of retention, snapshots, catalogs and fail-overs in a group that holds much.
+"""How retention, snapshots, catalog requests and fail-overs affect clients of a group with much data.
 
 A group of three replicas opens directories with ten thousand topics of four partitions and ten million runs
-(generated.py). While two clients send one thing after the other: segments fill until every replica has taken
-a snapshot; retention lets most of the runs go, and their segments; another process asks for all topics
-200 times at once; the leader is killed, again and again.
+(generated.py). While two clients keep sending one message at a time, these happen in turn: segments fill
+until every replica has written a snapshot; retention removes most of the runs and their segments; another
+process sends 200 requests for all topics at once; the leader is killed repeatedly.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from benchmarks.measure import Latencies
 if TYPE_CHECKING:
     from escrowmq import Cluster
 
-#: Small segments, so that each replica takes a snapshot soon.
+#: Small segments, so that each replica soon writes a snapshot.
 SEGMENT_BYTES = 16 << 20
 QUIET_S = 15.0
 #: A leader's round of retention begins every ten seconds.
@@ -39,8 +39,11 @@ RETENTION_S = 60.0
 def measure(
     folder: Path, content: Content, kills: int, catalogs: int, say: Say, stored: Path | None = None
 ) -> dict[str, Any]:
-    """The figures, by phase. ``folder`` is empty. ``stored``: a log of that content, which is written where
-    it is missing; None: it is not kept."""
+    """Run the experiment; returns its figures by phase.
+
+    ``folder`` must be empty. ``stored``: a log with that content, which is written if it is missing; None: it
+    is not kept.
+    """
     data_dir = folder / "data"
     broker = {"segment_bytes": SEGMENT_BYTES}
     escrowmq.start_local(1, 3, data_dir, broker=broker).close()
@@ -50,7 +53,7 @@ def measure(
     install(log, data_dir, 3)
     begin = time.monotonic()
     with escrowmq.start_local(1, 3, data_dir, broker=broker) as cluster:
-        until(lambda: cluster.status().healthy, "that all replicas are well")
+        until(lambda: cluster.status().healthy, "all replicas to be healthy")
         started = time.monotonic() - begin
         say(f"three replicas opened {content.runs:,} runs in {started:.1f} s")
         with senders(cluster) as clients:
@@ -76,7 +79,7 @@ class _Story:
             self._retention()
         asked = self._catalogs(catalogs)
         changes = self._replicas.leader().term - term
-        self._say(f"{changes} changes of leader")
+        self._say(f"{changes} leader changes")
         return {
             "worst_gap_ms": self._phases,
             "changes_of_leader": changes,
@@ -100,7 +103,7 @@ class _Story:
                 lambda: all(new > old for new, old in zip(self._newest_snapshots(), before, strict=True)),
                 "a snapshot of each replica",
             )
-            time.sleep(2.0)  # what it supersedes is removed
+            time.sleep(2.0)  # files that it supersedes are removed
 
     def _newest_snapshots(self) -> list[str]:
         return [
@@ -112,10 +115,10 @@ class _Story:
         entries = self._content.spread // FRAMES_PER_ENTRY
         self._cluster.admin.alter_topic(topic_name(0), retention_ms=entries * MS_PER_ENTRY)
         firsts = {replica.replica: replica.first_index for replica in self._replicas.all()}
-        gone = self._content.busy // (2 * FRAMES_PER_ENTRY)  # the rest lies in a segment with others
+        gone = self._content.busy // (2 * FRAMES_PER_ENTRY)  # the rest shares a segment with others
         until(
             lambda: all(r.first_index > firsts[r.replica] + gone for r in self._replicas.all()),
-            "that segments are dropped everywhere",
+            "segments to be dropped on all replicas",
         )
         time.sleep(5.0)
 
@@ -128,7 +131,7 @@ class _Story:
             stdout=subprocess.PIPE,
             text=True,
         ) as process:
-            time.sleep(8.0)  # it has joined Ray, and waits
+            time.sleep(8.0)  # until it has joined Ray and waits
             with self._phase(f"{count} catalogs"):
                 told, _ = process.communicate("\n", timeout=120)
         found: dict[str, Any] = json.loads(told)
@@ -146,7 +149,7 @@ class _Story:
             terms = self._replicas.leader().term - victim.term
             self._say(f"replica {victim.replica} led and was killed: {away.each_ms()[-1]} ms, terms {terms}")
             self._replicas.restarted(victim)
-            until(lambda: self._cluster.status().healthy, "that all replicas are well")
+            until(lambda: self._cluster.status().healthy, "all replicas to be healthy")
             back.add(time.monotonic() - begin)
         found = {
             "kills": kills,

@@ -1,4 +1,4 @@
-"""Clients that send one thing after the other, and remember when each was acknowledged."""
+"""Clients that send one message or transaction at a time and record when each was acknowledged."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from escrowmq import Message
 if TYPE_CHECKING:
     from escrowmq import Cluster
 
-#: What one message may take, with a fail-over in it.
+#: Longest time for one message, including a fail-over.
 PATIENCE_S = 60.0
 KINDS = ("plain", "transactions")
 
 
 class Sender:
-    """One thread: plain messages, or transactions of one message. ``errors``: what its caller would see."""
+    """A thread that sends plain messages or transactions of one message. ``errors``: what it raised."""
 
     def __init__(self, cluster: Cluster, kind: str) -> None:
         self.kind, self.errors = kind, list[str]()
@@ -54,12 +54,12 @@ class Sender:
         return len(self._moments)
 
     def worst_gap(self, begin: float, end: float) -> float:
-        """The longest time without an acknowledgement between two moments (seconds)."""
+        """The longest time in seconds without an acknowledgement between two moments."""
         within = [moment for moment in list(self._moments) if begin < moment < end]
         return max(later - earlier for earlier, later in pairwise([begin, *within, end]))
 
     def next_after(self, moment: float) -> float:
-        """The first acknowledgement after a moment; waits for it."""
+        """The time of the first acknowledgement after a moment; waits for it."""
         deadline = time.monotonic() + PATIENCE_S
         while not self._moments or self._moments[-1] <= moment:
             if time.monotonic() >= deadline:
@@ -74,13 +74,13 @@ class Sender:
 
 
 class Senders:
-    """One of each kind."""
+    """One Sender of each kind."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.all: Sequence[Sender] = [Sender(cluster, kind) for kind in KINDS]
 
     def go_on(self, more: int = 20) -> None:
-        """Wait until each has so many more acknowledged."""
+        """Wait until each Sender has ``more`` further acknowledgements."""
         wanted = [sender.acknowledged + more for sender in self.all]
         deadline = time.monotonic() + PATIENCE_S
         while any(sender.acknowledged < count for sender, count in zip(self.all, wanted, strict=True)):
@@ -89,11 +89,11 @@ class Senders:
             time.sleep(0.02)
 
     def gaps_ms(self, begin: float, end: float) -> dict[str, int]:
-        """The worst one of each kind."""
+        """The worst gap of each kind, in ms."""
         return {sender.kind: round(1000 * sender.worst_gap(begin, end)) for sender in self.all}
 
     def worst_gap(self, begin: float, end: float) -> float:
-        """Of all kinds (seconds)."""
+        """The worst gap of all kinds, in seconds."""
         return max(sender.worst_gap(begin, end) for sender in self.all)
 
     def errors(self) -> list[str]:
@@ -106,7 +106,7 @@ class Senders:
 
 @contextmanager
 def senders(cluster: Cluster) -> Iterator[Senders]:
-    """Running, until the block ends."""
+    """Senders that run until the block ends."""
     running = Senders(cluster)
     try:
         running.go_on()

@@ -1,4 +1,4 @@
-"""Waiting for what a running cluster comes to by itself."""
+"""Waits until a running cluster reaches a state."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from escrowmq import EscrowMQError
 
 
 def until(condition: Callable[[], bool], what: str, timeout_s: float = 180.0, every_s: float = 0.2) -> None:
-    """Until it holds; an error of the cluster means that it does not. Raises TimeoutError."""
+    """Wait until ``condition()`` is true; an EscrowMQError counts as false. Raises TimeoutError.
+
+    ``what``: the state that is waited for, for the error.
+    """
     deadline = time.monotonic() + timeout_s
     last: object = None
     while time.monotonic() < deadline:
@@ -19,4 +22,4 @@ def until(condition: Callable[[], bool], what: str, timeout_s: float = 180.0, ev
         except EscrowMQError as error:
             last = error
         time.sleep(every_s)
-    raise TimeoutError(f"not within {timeout_s:g} s: {what} {last or ''}")
+    raise TimeoutError(f"waited {timeout_s:g} s in vain for {what} {last or ''}")

@@ -1,6 +1,6 @@
-"""Under load: what happens beyond the sustainable rate, with very many waiting, and with a replica behind.
+"""Experiments under load: beyond the sustainable rate, with very many waiting clients, with a slow replica.
 
-``python -m benchmarks.load`` (``make load``). Each experiment checks at its end that nothing was lost,
-nothing is there twice, and no bound was passed; it fails the run if one was. The figures beside that
-pass or fail nothing.
+``python -m benchmarks.load`` (``make load``) runs them. At its end, each experiment checks that no message
+was lost or duplicated and no limit was exceeded; otherwise it fails the run. The other figures pass or fail
+nothing.
 """

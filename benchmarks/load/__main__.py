@@ -1,4 +1,4 @@
-"""``make load``: the experiments one after the other, with progress, a JSON file and a Markdown page."""
+"""``make load``: runs the experiments one after another; writes a JSON file and a Markdown page."""
 
 from __future__ import annotations
 
@@ -26,32 +26,32 @@ EXPERIMENTS = ("overload", "open", "polls", "crowd", "slow", "dead")
 
 
 def main(
-    minutes: Annotated[float, typer.Option(help="of overload")] = 10.0,
+    minutes: Annotated[float, typer.Option(help="minutes of overload")] = 10.0,
     open_transactions: Annotated[int, typer.Option("--open", help="transactions to leave open")] = 1_000_000,
-    parked: Annotated[int, typer.Option(help="producers' polls that are parked")] = 10_000,
+    parked: Annotated[int, typer.Option(help="number of parked polls of producers")] = 10_000,
     apps: Annotated[int, typer.Option(help="apps that the parked producers belong to")] = 200,
     poll_seconds: Annotated[
-        float, typer.Option(help="how long a poll at a real feedback actor is parked at most")
+        float, typer.Option(help="longest time that a real feedback actor parks a poll")
     ] = 60.0,
-    log_mb: Annotated[int, typer.Option(help="log that a dead follower misses")] = 1_000,
+    log_mb: Annotated[int, typer.Option(help="MB of log that a dead follower misses")] = 1_000,
     seconds: Annotated[float, typer.Option(help="length of the other measurements")] = 10.0,
     only: Annotated[list[str] | None, typer.Option(help="one of " + ", ".join(EXPERIMENTS))] = None,
-    directory: Annotated[Path | None, typer.Option("--dir", help="on the disk to use")] = None,
-    output: Annotated[Path, typer.Option(help="folder of figures: JSON, SVG, Markdown")] = Path(
+    directory: Annotated[Path | None, typer.Option("--dir", help="folder on the disk to use")] = None,
+    output: Annotated[Path, typer.Option(help="folder for the figures: JSON, SVG, Markdown")] = Path(
         "artifacts/load"
     ),
 ) -> None:
-    """Overload, a million open transactions, ten thousand parked polls, slow and dead followers."""
+    """Measure overload, a million open transactions, ten thousand parked polls, slow and dead followers."""
     wanted = only or list(EXPERIMENTS)
     for name in wanted:
         if name not in EXPERIMENTS:
-            raise typer.BadParameter(f"{name!r} is none of {', '.join(EXPERIMENTS)}")
+            raise typer.BadParameter(f"{name!r} is not one of {', '.join(EXPERIMENTS)}")
     console = Console(width=140)
     output.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="escrowmq-load-", dir=directory))
     figures: dict[str, Any] = {"machine": machine(folder)}
 
-    def run(name: str, say: Callable[[str], None]) -> dict[str, Any]:  # in a folder of its own
+    def run(name: str, say: Callable[[str], None]) -> dict[str, Any]:  # each in its own folder
         where = folder / name
         if name == "overload":
             with escrowmq.start_local(groups=1, replicas=3, data_dir=where) as cluster:
@@ -85,13 +85,13 @@ def main(
 
 
 def brokers(group: GroupUnderTest) -> dict[str, int]:
-    """Processes of the three replicas, by role."""
+    """Process ids of the three replicas, by role."""
     return {name: pid for name, pid in group.pids().items() if name.startswith(("leader", "follower"))}
 
 
 @contextmanager
 def progress(console: Console, name: str) -> Iterator[Callable[[str], None]]:
-    """A line that lives while an experiment runs; what it says stays above it."""
+    """A progress line while an experiment runs; its messages are printed above it."""
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as bar:
         bar.add_task(name, total=None)

@@ -1,8 +1,8 @@
-"""Client processes that offer work at a given rate, whatever becomes of it: an open loop.
+"""Client processes that offer work at a given rate, whether or not it succeeds: an open loop.
 
-Each process has several producers; each producer is one client of the broker, with its own calls. What is
-refused is not offered again: a client that comes back when told to is kinder than these. The parent
-sets the rate and collects counters through a pipe, and in the end the ledger of every producer.
+Each process has several producers; each producer is one client of the broker with its own calls. Refused
+messages are not offered again, which is harder on the broker than clients that retry when told to. Through a
+pipe, the parent sets the rate and collects counters, and at the end the ledger of every producer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from escrowmq.actors.producer.producer import Producer
 
 
 def run_clients(plan: ClientPlan, pipe: Connection) -> None:
-    """The process: orders come through the pipe, ``("rate", per_s)``, ``("look",)``, ``("end",)``."""
+    """The process. It receives orders through the pipe: ``("rate", per_s)``, ``("look",)``, ``("end",)``."""
     with escrowmq.connect(plan.address, plan.namespace) as cluster:
         config = escrowmq.ProducerConfig(
             buffer_bytes=plan.buffer_bytes,
@@ -58,7 +58,7 @@ def run_clients(plan: ClientPlan, pipe: Connection) -> None:
         thread.join()
         for producer in producers:
             producer.close()
-        time.sleep(0.2)  # the last callbacks
+        time.sleep(0.2)  # for the last callbacks
         ledgers = {
             plan.first_client + n: bytes(ledger[: tally.numbers[n]]) for n, ledger in enumerate(tally.ledgers)
         }
@@ -66,7 +66,7 @@ def run_clients(plan: ClientPlan, pipe: Connection) -> None:
 
 
 class ClientProcess:
-    """The parent's end of one process."""
+    """The parent's handle of one process."""
 
     def __init__(self, plan: ClientPlan) -> None:
         context = multiprocessing.get_context("spawn")
@@ -82,7 +82,7 @@ class ClientProcess:
 
     def wait_ready(self, timeout_s: float = 120.0) -> None:
         if not self._pipe.poll(timeout_s) or self._pipe.recv() != "ready":
-            raise TimeoutError("a client process does not start")
+            raise TimeoutError("a client process did not start")
 
     def set_rate(self, per_s: float) -> None:
         self._pipe.send(("rate", per_s))
@@ -104,5 +104,5 @@ class ClientProcess:
 
     def _answer(self, timeout_s: float) -> Any:
         if not self._pipe.poll(timeout_s):
-            raise TimeoutError("a client process does not answer")
+            raise TimeoutError("a client process did not answer")
         return self._pipe.recv()

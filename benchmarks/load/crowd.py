@@ -1,8 +1,8 @@
-"""Ten thousand parked polls of two hundred apps at one feedback process: what it and the leader have of it.
+"""Ten thousand parked polls of two hundred apps at one feedback process: the cost for it and for the leader.
 
-The real ``FeedbackShard`` shares a process with a group of three real replicas (files, ``fdatasync``, TCP);
-calls go through thread pools of the brokers' sizes instead of Ray. So memory per poll and the time until a
-check arrives are those of the code; the processor time is one interpreter's.
+The real ``FeedbackShard`` shares a process with a group of three real replicas (files, ``fdatasync``, TCP).
+Calls go through thread pools with the brokers' sizes instead of Ray. So memory per poll and the time until a
+check arrives are those of the real code; the CPU time is that of all in one interpreter.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tests.support.broker_group import BrokerGroup
 TOPIC = "polls"
 POLL_S = 5.0
 CHECKS, TIMEOUT_MS, SETTLE_S = 200, 1_000, 10.0
-#: Which part of a broker answers what feedback asks.
+#: Method that feedback calls -> the part of a broker that answers it.
 PART_OF = {
     "submit": "requests",
     "whoami": "running",
@@ -43,7 +43,7 @@ PART_OF = {
 
 
 class PooledBrokers:
-    """``feedback.brokers.Brokers``: each replica's methods in pools as large as its actor's."""
+    """``feedback.brokers.Brokers`` that calls each replica in thread pools of its actor's sizes."""
 
     def __init__(self, group: BrokerGroup, config: BrokerConfig) -> None:
         self._group, self.calls = group, Counter[str]()
@@ -69,7 +69,7 @@ class PooledBrokers:
 
 
 class Producers:
-    """All producers of all apps: each has one poll parked, always, and commits whatever it is asked about."""
+    """All producers of all apps. Each always has one parked poll, and answers every check with COMMITTED."""
 
     def __init__(self, feedback: FeedbackShard, apps: list[str], each: int) -> None:
         self.arrived: dict[str, float] = {}
@@ -79,7 +79,7 @@ class Producers:
         ]
 
     async def _one(self, feedback: FeedbackShard, app: str, instance: str) -> None:
-        await asyncio.sleep(random.random() * POLL_S)  # not all in step
+        await asyncio.sleep(random.random() * POLL_S)  # so that they do not run in step
         while True:
             status, value = await feedback.poll(app, instance, 16, [], POLL_S)
             self.polls += 1
@@ -99,7 +99,7 @@ class Producers:
 def measure(
     folder: Path, parked: int, apps: int, seconds: float, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """All of it; the figures, with ``violations`` that must be empty."""
+    """Run the experiment; returns its figures, with ``violations``, which must be empty."""
     config = BrokerConfig()
     group = BrokerGroup(folder, config)
     try:
@@ -161,12 +161,12 @@ async def _measure(
     if held < 0.9 * apps * each:
         figures["violations"].append(f"only {held} of {apps * each} polls were parked")
     if leader is not group.leader():
-        say("the leader changed on the way")
+        say("the leader changed during the measurement")
     return figures
 
 
 async def _checks(group: BrokerGroup, apps: list[str], producers: Producers) -> dict[str, float]:
-    """From a check being due to the poll that brings it; twenty a second, each of a random app."""
+    """Latency from the time when a check is due to the poll that delivers it; 20 checks/s of random apps."""
     rng, due = random.Random(1), {}
     for number in range(CHECKS):
         tx_id = f"check-{number}"

@@ -1,8 +1,8 @@
-"""A follower that is slow, and one that was dead for long: nobody waits for it, and it comes back.
+"""A slow follower, and one that was dead for long: clients must not wait for it, and it must catch up.
 
 ``slow``: one follower is stopped and continued in turns. ``dead``: one is stopped while the others write a
-gigabyte, then killed and started anew, under load. With everything retained it reads the leader's log;
-where retention has removed what it lacks it copies the leader's files.
+gigabyte, and then killed and restarted under load. If everything is retained, it reads the leader's log; if
+retention has removed entries that it lacks, it copies the leader's files.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from benchmarks.load.replicas import Replicas, pid_of, send_signal
 from benchmarks.load.series import Sampler
 from benchmarks.measure import Latencies
 
-#: What goes to ``EARLY`` is not kept: a topic that keeps everything would keep the whole log.
+#: Messages of topic ``EARLY`` are not retained: a topic that retains everything would retain the whole log.
 TOPIC, EARLY, PARTITIONS = "followers", "early", 4
 BULK_BYTES, PACED_BYTES, PACED_PER_S = 16_000, 1_000, 200.0
 STOPPED_S, RUNNING_S = 2.0, 1.0
 SEGMENT_BYTES = 16 << 20
-#: What others write while a follower catches up.
+#: Rate at which other clients write while a follower catches up.
 BESIDE_MB_PER_S = 5.0
 
 
 class Paced:
-    """Plain messages at a gentle rate from their own thread; how long each takes, by phase."""
+    """Sends plain messages at a low rate from a thread, and records their latency by phase."""
 
     def __init__(self, cluster: Any, client: int, topic: str = TOPIC) -> None:
         self._topic = topic
@@ -79,7 +79,7 @@ class Paced:
 
 
 class Beside:
-    """Load on the group while something else is measured: so many megabytes a second, into ``bulk``."""
+    """Load on the group while something else is measured: BESIDE_MB_PER_S into topic ``bulk``."""
 
     def __init__(self, producer: Any) -> None:
         self._producer = producer
@@ -118,7 +118,7 @@ def _cluster(folder: Path) -> Any:
 
 
 def slow(folder: Path, seconds: float, say: Callable[[str], None]) -> dict[str, Any]:
-    """One follower runs a third of the time."""
+    """Run ``slow``: one follower runs only a third of the time."""
     with _cluster(folder) as cluster:
         cluster.admin.create_topic(TOPIC, partitions=PARTITIONS)
         replicas = Replicas(cluster)
@@ -161,7 +161,7 @@ def dead(
     say: Callable[[str], None],
     ways: tuple[str, ...] = ("log", "copy"),
 ) -> dict[str, Any]:
-    """Both ways back: by the log, and by a copy."""
+    """Run ``dead`` with both ways to catch up: from the log, and by copying files."""
     figures: dict[str, Any] = {}
     problems: list[str] = []
     for name in ways:
@@ -173,9 +173,9 @@ def dead(
             found = _dead(cluster, log_mb, seconds, say)
             problems += [f"by {name}: {p}" for p in found.pop("violations")]
             if name == "copy" and not found["leader_first_index"] > found["follower_last_index"]:
-                problems.append("retention had not removed what the follower lacked: no copy was needed")
+                problems.append("retention had not removed what the follower lacked, so no copy was needed")
             figures[name] = found
-            say(f"that was by {name}")
+            say(f"done: by {name}")
     return {"log_mb": log_mb, **figures, "violations": problems}
 
 
@@ -186,7 +186,7 @@ def _dead(cluster: Any, log_mb: int, seconds: float, say: Callable[[str], None])
     sampler = Sampler({"leader": pid_of(leader)}).start()
     with Paced(cluster, 1, EARLY) as early, GroupUnderTest(cluster).producer(app="bulk") as bulk:
         time.sleep(seconds)
-        send_signal(pid_of(victim), SIGSTOP)  # for the others: dead
+        send_signal(pid_of(victim), SIGSTOP)  # dead from the others' point of view
         try:
             early.phase = "writing without it"
             wrote_s = _write(bulk, log_mb)

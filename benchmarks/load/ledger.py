@@ -1,7 +1,7 @@
-"""What clients sent and were told, against what can be read in the end. One byte for each message.
+"""Compares what clients sent and were told with what can be read at the end. One byte per message.
 
-A value begins with its client's number and its own within the client, and ends with a checksum of all of
-it. So millions of messages are checked in one pass, with a few bytes of memory for each.
+A value starts with the client's number and the message's number within the client, and ends with a checksum.
+So millions of messages are checked in one pass, with a few bytes of memory each.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ NOT_SENT, SENT, ACCEPTED, REFUSED, UNKNOWN = range(5)
 
 
 def value_of(client: int, number: int, size: int) -> bytes:
-    """A value of ``size`` bytes that names its message and proves itself whole."""
+    """A value of ``size`` bytes that contains its message's numbers and a checksum."""
     body = _HEAD.pack(client, number) + bytes(max(0, size - _HEAD.size - _CRC.size))
     return body + _CRC.pack(google_crc32c.value(body))
 
 
 def name_of(value: bytes) -> tuple[int, int] | None:
-    """(client, number), or None for bytes that ``value_of`` did not make."""
+    """(client, number) of a value; None for bytes that ``value_of`` did not make."""
     if len(value) < _HEAD.size + _CRC.size or _CRC.unpack(value[-4:])[0] != google_crc32c.value(value[:-4]):
         return None
     client, number = _HEAD.unpack_from(value)
@@ -37,7 +37,7 @@ def name_of(value: bytes) -> tuple[int, int] | None:
 
 @dataclass
 class Verdict:
-    """Counts of one complete comparison. The first five must be 0."""
+    """The counts of one comparison. The first five must be 0."""
 
     lost: int = 0
     twice: int = 0
@@ -60,7 +60,7 @@ class Verdict:
 
 
 def read_all(info: ClusterInfo, topic: str, bounds: Sequence[tuple[int, int]]) -> Iterable[tuple[int, bytes]]:
-    """(partition, value) of everything in the topic, each partition in order."""
+    """(partition, value) of all messages in the topic, in order within each partition."""
     for partition, (start, end) in enumerate(bounds):
         with PartitionReader(info, topic, partition, start, end) as reader:
             for block in reader:
@@ -71,8 +71,11 @@ def read_all(info: ClusterInfo, topic: str, bounds: Sequence[tuple[int, int]]) -
 def compare(
     told: dict[int, bytes], found: Iterable[tuple[int, bytes]], *, ordered: frozenset[int] = frozenset()
 ) -> Verdict:
-    """``told``: client -> one byte per message, NOT_SENT to UNKNOWN. ``ordered``: clients whose messages
-    must stand in the order of their numbers within each partition."""
+    """Compare the clients' ledgers with the messages that were read.
+
+    ``told``: client -> one byte per message, NOT_SENT to UNKNOWN. ``found``: (partition, value). ``ordered``:
+    clients whose messages must be in the order of their numbers within each partition.
+    """
     verdict = Verdict()
     seen = {client: bytearray(len(states)) for client, states in told.items()}
     last: dict[tuple[int, int], int] = {}
@@ -81,7 +84,7 @@ def compare(
         name = name_of(value)
         if name is None or name[0] not in seen or name[1] >= len(seen[name[0]]):
             verdict.corrupt += 1
-            verdict.note(f"nobody sent {value[:24]!r} in partition {partition}")
+            verdict.note(f"no client sent {value[:24]!r} in partition {partition}")
             continue
         client, number = name
         marks = seen[client]
@@ -89,7 +92,7 @@ def compare(
         if client in ordered:
             if number < last.get((client, partition), -1):
                 verdict.out_of_order += 1
-                verdict.note(f"message {number} of client {client} comes late in partition {partition}")
+                verdict.note(f"message {number} of client {client} is out of order in partition {partition}")
             last[client, partition] = number
     for client, states in told.items():
         _judge(verdict, client, states, seen[client])
@@ -100,22 +103,22 @@ def _judge(verdict: Verdict, client: int, states: bytes, seen: bytearray) -> Non
     for number, (state, times) in enumerate(zip(states, seen, strict=True)):
         if times > 1:
             verdict.twice += 1
-            verdict.note(f"message {number} of client {client} is there twice")
+            verdict.note(f"message {number} of client {client} is a duplicate")
         if state == ACCEPTED:
             verdict.accepted += 1
             if not times:
                 verdict.lost += 1
-                verdict.note(f"message {number} of client {client} was acknowledged and is not there")
+                verdict.note(f"message {number} of client {client} was acknowledged but is missing")
         elif state == REFUSED:
             verdict.refused += 1
             if times:
                 verdict.refused_but_there += 1
-                verdict.note(f"message {number} of client {client} was refused and is there")
+                verdict.note(f"message {number} of client {client} was refused but can be read")
         elif state in (SENT, UNKNOWN):
             verdict.unknown += 1
             verdict.unknown_but_there += times > 0
 
 
 def as_dict(verdict: Verdict) -> dict[str, Any]:
-    """For the artefact."""
+    """The verdict for the JSON file."""
     return dict(vars(verdict))

@@ -1,4 +1,4 @@
-"""Offering work at a rate, whatever becomes of it, as cheaply as can be: most of it will be refused."""
+"""Offers work at a given rate, whether or not it succeeds, as cheaply as possible: most will be refused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STEP_S = 0.005
 
 @dataclass(frozen=True)
 class ClientPlan:
-    """What one process is told at its start."""
+    """The settings of one client process."""
 
     address: str
     namespace: str
@@ -33,7 +33,7 @@ class ClientPlan:
 
 
 class _Pace:
-    """How many are due now, at a rate that may change; what was missed for long is not caught up."""
+    """The number of items due now, at a variable rate. After a long pause, missed items are dropped."""
 
     def __init__(self) -> None:
         self._last, self._owed = time.perf_counter(), 0.0
@@ -82,7 +82,10 @@ def _send(producer: Any, message: Any, tally: Tally, turn: int, number: int) -> 
 
 
 def _begun(work: Coroutine[Any, None, None]) -> asyncio.Task[None] | None:
-    """Run a coroutine to where it first waits; its task from there on. What is refused costs no task."""
+    """Run a coroutine until it first waits, and continue it in a task, which is returned.
+
+    A call that is refused at once costs no task; None is returned then.
+    """
     try:
         waits_for = work.send(None)
     except StopIteration:
@@ -95,7 +98,7 @@ async def _rest(work: Coroutine[Any, None, None], waits_for: Any) -> None:
 
 
 class _Resumed:
-    """The rest of a coroutine that has begun already: hands on what it waits for, and what came of it."""
+    """Awaits the rest of a coroutine that has already started."""
 
     def __init__(self, work: Coroutine[Any, None, None], waits_for: Any) -> None:
         self._work, self._waits_for = work, waits_for

@@ -1,7 +1,8 @@
-"""A million open transactions: memory, listing, checks, commits beside them, and recovery.
+"""A million open transactions: memory, listing, checks, the rate of other commits, and recovery.
 
-Commits and checks are measured on two clusters in turns, one with none open and one with all of them, since
-a machine that others use changes from minute to minute: the ratio of neighbours is what counts.
+Commits and checks are measured in turns on two clusters, one without and one with the open transactions. The
+speed of a shared machine changes from minute to minute, so only ratios of consecutive measurements are
+meaningful.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ CHECKS_TOPIC, CHECKS_APP = "checks", "bench-checks"
 
 
 class Settles(escrowmq.TxStatusQuerier):
-    """Every transaction is committed; notes when it was asked."""
+    """A querier that answers COMMITTED for every transaction and records when it was asked."""
 
     def __init__(self) -> None:
         self.asked: list[float] = []
@@ -42,7 +43,7 @@ class Settles(escrowmq.TxStatusQuerier):
 
 
 def measure(folder: Path, opened: int, seconds: float, say: Callable[[str], None]) -> dict[str, Any]:
-    """All of it; the figures, with ``violations`` that must be empty."""
+    """Run the experiment; returns its figures, with ``violations``, which must be empty."""
     with (
         escrowmq.start_local(groups=1, replicas=3, data_dir=folder / "many", namespace="load-many") as many,
         escrowmq.start_local(groups=1, replicas=3, data_dir=folder / "none", namespace="load-none") as none,
@@ -69,7 +70,7 @@ def _memory(group: GroupUnderTest) -> dict[str, float]:
 def _open(cluster: Any, opened: int, say: Callable[[str], None]) -> dict[str, Any]:
     group = GroupUnderTest(cluster)
     with group.producer(app=APP) as producer:
-        bulk_transactions(group, producer, TOPIC, IN_FLIGHT, 1.0)  # what is not due to open ones is there now
+        bulk_transactions(group, producer, TOPIC, IN_FLIGHT, 1.0)  # allocates all other memory first
     before, begin = _memory(group), time.monotonic()
     open_many(cluster.info, APP, TOPIC, opened)
     took = time.monotonic() - begin
@@ -89,7 +90,7 @@ def _commits(none: Any, many: Any, seconds: float, say: Callable[[str], None]) -
         for turn in range(TURNS + 1):
             for name in ("none", "many") if turn % 2 else ("many", "none"):
                 timed = bulk_transactions(groups[name], producers[name], TOPIC, IN_FLIGHT, seconds)
-                if turn:  # the first warms up
+                if turn:  # the first one is a warm-up
                     rates[name].append(timed.traffic.per_s)
                     cpu[name].append(timed.traffic.cpu.us_per_item()["leader"])
     finally:
@@ -106,7 +107,7 @@ def _commits(none: Any, many: Any, seconds: float, say: Callable[[str], None]) -
 
 
 class _Beside:
-    """Lone transactions in a thread, so that a pause of the replica shows as a latency."""
+    """Sends lone transactions in a thread, so that a pause of the replica appears as a latency."""
 
     def __init__(self, cluster: Any) -> None:
         self._producer = GroupUnderTest(cluster).producer(app="beside")
@@ -141,8 +142,8 @@ def _listing(cluster: Any, say: Callable[[str], None]) -> dict[str, Any]:
     with _Beside(cluster) as beside:
         for name, asked in (
             ("first 1,000", {"limit": 1_000}),
-            ("100,000, the most that a call gives", {"limit": LIST_MAX}),
-            ("the parked ones (none), found by looking at each", {"state": "PARKED"}),
+            ("100,000, the limit of one call", {"limit": LIST_MAX}),
+            ("the parked ones (none), which scans all", {"state": "PARKED"}),
         ):
             begin = time.perf_counter()
             found = len(cluster.admin.list_transactions(**asked))
@@ -153,7 +154,7 @@ def _listing(cluster: Any, say: Callable[[str], None]) -> dict[str, Any]:
 
 
 def _checks(none: Any, many: Any, say: Callable[[str], None]) -> dict[str, Any]:
-    """How fast checks are resolved, with none open besides and with all of them."""
+    """The rate at which checks are resolved, without and with the other open transactions."""
     clusters = {"none": none, "many": many}
     for cluster in clusters.values():
         cluster.admin.create_topic(CHECKS_TOPIC, partitions=PARTITIONS)
@@ -175,13 +176,13 @@ def _checks(none: Any, many: Any, say: Callable[[str], None]) -> dict[str, Any]:
 
 
 def ratios_of(rates: dict[str, list[float]]) -> list[float]:
-    """Turn by turn: the rate with all of them open over the rate with none."""
+    """For each turn: the rate with the open transactions divided by the rate without."""
     return [many / none for none, many in zip(rates["none"], rates["many"], strict=True)]
 
 
 def _checked(cluster: Any, turn: int, say: Callable[[str], None]) -> tuple[float, int]:
-    """Transactions whose producer vanished, and one producer that knows: (resolved per second, questions)."""
-    ids = f"turn-{turn}-"  # those of an earlier turn are settled
+    """Let one producer resolve transactions whose producer has vanished: (resolved per second, questions)."""
+    ids = f"turn-{turn}-"  # new ids: those of earlier turns are settled
     open_many(cluster.info, CHECKS_APP, CHECKS_TOPIC, CHECKS, timeout_ms=CHECK_AFTER_MS, prefix=ids)
     time.sleep(CHECK_AFTER_MS / 1000 + 1.0)  # all are due
     querier = Settles()
@@ -223,7 +224,9 @@ def _recovery(cluster: Any, opened: int, say: Callable[[str], None]) -> dict[str
                 try:
                     replicas.whole(victim.replica, opened)
                 except TimeoutError as error:
-                    problems.append(f"{name} died, and replica {victim.replica} lacks open ones: {error}")
+                    problems.append(
+                        f"{name} died, and replica {victim.replica} lacks open transactions: {error}"
+                    )
             figures[f"whole_after_{name}_s"] = time.monotonic() - begin
             say(
                 f"SIGKILL of {name}: next commit after {figures[f'first_commit_after_{name}_s']:.2f} s, "

@@ -1,8 +1,8 @@
-"""Four times the sustainable rate: what is accepted is kept and answered in time, the rest is refused.
+"""Four times the sustainable rate: accepted messages are kept and answered in time; the rest is refused.
 
-First the offered rate is raised until no more is accepted: the most that was is the sustainable rate here
-and now. Then four times that is offered, by clients that take no hint, while the memory of every process
-is watched. In the end everything is read.
+First the offered rate is raised until the accepted rate no longer grows; its maximum is the sustainable rate.
+Then clients that ignore the hint to come back later offer four times that rate, while the memory of every
+process is recorded. At the end everything is read.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TOPIC, PARTITIONS = "load", 4
 FACTOR = 4
 GROWTH = 1.4
 EXPECTED = ("offered", "accepted", "refused")
-BUSY_BROKER_MB = 50.0  # per minute, of steady growth: what would be a leak
+BUSY_BROKER_MB = 50.0  # per minute: steady growth beyond this is a leak
 
 
 @dataclass(frozen=True)
@@ -34,20 +34,20 @@ class OverloadPlan:
     """Sizes of one run."""
 
     processes: int = 4
-    producers: int = 8  # in each
+    producers: int = 8  # in each process
     message_bytes: int = 256
-    #: Small for these small messages: what it holds must be answered before the delivery time-out.
+    #: Small, as the messages are small: its content must be answered before the delivery time-out.
     buffer_bytes: int = 128 << 10
     step_s: float = 6.0
     first_rate: float = 2_000.0
     seconds: float = 600.0
     steps_max: int = 30
-    #: Processor time for all brokers together, so that the clients can offer four times what they do.
+    #: Limit of CPU for all brokers together, so that the clients are able to offer four times their rate.
     broker_cores: float = 0.3
 
 
 class Clients:
-    """All client processes; half of them send plain messages, half transactions."""
+    """All client processes: half of them send plain messages, the others transactions."""
 
     def __init__(self, cluster: Any, plan: OverloadPlan) -> None:
         info = cluster.info
@@ -102,12 +102,12 @@ def add_times(all_times: Times, more: Times) -> None:
 
 
 def whole(times: Times) -> Counter[int]:
-    """What applications waited, messages and transactions together."""
+    """The waiting times of applications, for messages and transactions together."""
     return times.get(PLAIN, Counter()) + times.get(TRANSACTION, Counter())
 
 
 def calls_of(times: Times, seconds: float) -> str:
-    """How many calls of each kind were answered a second, and how soon, in words."""
+    """As text: the rate and the median latency of each kind of call."""
     return "".join(
         f"; {what} {sum(classes.values()) / seconds:,.0f}/s p50 {quantile_ms(classes, 0.5):,.0f} ms"
         for what, classes in sorted(times.items())
@@ -116,16 +116,16 @@ def calls_of(times: Times, seconds: float) -> str:
 
 
 def sustainable_rate(clients: Clients, plan: OverloadPlan, say: Callable[[str], None]) -> float:
-    """The most that was accepted per second while the offered rate rose step by step.
+    """The highest accepted rate per second while the offered rate was raised step by step.
 
-    The series ends when three steps in a row gave no more: fewer may be the machine's bad moment.
+    The series ends when three steps in a row gave no increase; fewer could be caused by other load.
     """
     rate, best, in_vain = plan.first_rate, 0.0, 0
     for _ in range(plan.steps_max):
         if in_vain == 3:
             break
         clients.set_rate(rate)
-        time.sleep(plan.step_s / 3)  # what the change itself causes does not count
+        time.sleep(plan.step_s / 3)  # the transition itself is not measured
         clients.look()
         begin = time.monotonic()
         time.sleep(plan.step_s * 2 / 3)
@@ -144,7 +144,7 @@ def sustainable_rate(clients: Clients, plan: OverloadPlan, say: Callable[[str], 
 def overload(
     cluster: Any, pids: dict[str, int], plan: OverloadPlan, folder: Path, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Runs it; the figures, with ``violations`` that must be empty."""
+    """Run the experiment; returns its figures, with ``violations``, which must be empty."""
     cluster.admin.create_topic(TOPIC, partitions=PARTITIONS)
     replicas = Replicas(cluster)
     term = replicas.leader().term
@@ -233,7 +233,7 @@ def _watch(
 
 
 def violations(figures: dict[str, Any]) -> list[str]:
-    """What must not be, said in words."""
+    """The violated conditions, as texts."""
     found = []
     verdict = figures["comparison"]
     for what in ("lost", "twice", "refused_but_there", "corrupt", "out_of_order"):
@@ -243,11 +243,11 @@ def violations(figures: dict[str, Any]) -> list[str]:
         if what not in EXPECTED:
             found.append(f"{count} answers {what!r}")
     if not figures["answers"].get("refused"):
-        found.append("nothing was refused: this was no overload")
+        found.append("nothing was refused, so there was no overload")
     if figures["seconds"] >= 120:  # a slope over less is noise
         for name, s in figures["memory_mb"].items():
             if not name.startswith("clients") and s["slope_per_min"] > BUSY_BROKER_MB:
-                found.append(f"{name} grows by {s['slope_per_min']:.0f} MB a minute")
+                found.append(f"{name} grows by {s['slope_per_min']:.0f} MB per minute")
     return found
 
 

@@ -9,7 +9,7 @@ from benchmarks.page import table
 
 
 def render(figures: dict[str, Any]) -> str:
-    """All experiments that were run."""
+    """The text for all experiments that were run."""
     parts: dict[str, Callable[[dict[str, Any]], str]] = {
         "overload": _overload,
         "open": _open,
@@ -34,14 +34,14 @@ def _overload(f: dict[str, Any]) -> str:
         f"{f['clients']} clients, {f['seconds'] / 60:.1f} minutes, brokers {cores}. Sustainable: "
         f"{f['sustainable_per_s']:,.0f}/s. Offered: {f['offered_per_s']:,.0f}/s, {f['factor']:.1f}\ntimes as "
         f"much; accepted {f['accepted_per_s']:,.0f}/s, refused {100 * f['refused_share']:.0f} %, all with "
-        f"`Overloaded` and a time to come back after.\nRead in the end: {c['read']:,} messages; of "
-        f"{c['accepted']:,} acknowledged ones {c['lost']} lost, {c['twice']} twice; of\n{c['refused']:,} "
-        f"refused ones {c['refused_but_there']} there; {c['out_of_order']} out of order; {c['unknown']} "
-        "without an answer.\n\nWhat was accepted waited (a transaction makes two calls one after the other; "
-        "*start* is how late the\nclient's own event loop began with it):\n\n"
+        f"`Overloaded` and a time after which to retry.\nRead at the end: {c['read']:,} messages; of "
+        f"{c['accepted']:,} acknowledged ones {c['lost']} lost, {c['twice']} duplicated; of\n"
+        f"{c['refused']:,} refused ones {c['refused_but_there']} readable; {c['out_of_order']} out of order; "
+        f"{c['unknown']} without an answer.\n\nLatency of accepted work (a transaction makes two calls in sequence; *start* "
+        "is how late the\nclient's own event loop started it):\n\n"
         + table(("ms", "p50", "p99"), waits)
-        + f"\nThe worst second's p99: {f['worst_second_p99_ms']:,.0f} ms; the term rose by "
-        f"{f['leader_changes']}. Own memory in MB (slope: least "
+        + f"\nThe p99 of the worst second: {f['worst_second_p99_ms']:,.0f} ms; the term increased by "
+        f"{f['leader_changes']}. Memory of each process in MB (slope: least "
         "squares after the first minute, per minute):\n\n"
         + table(("process", "first", "max", "last", "slope"), rows)
     )

@@ -1,7 +1,7 @@
-"""Producers of many apps in one process, all of them idle: the links that real ones have.
+"""Idle producers of many apps in one process: their links to the feedback processes.
 
-A link is the product's own, with its offers, time-outs and reconnects, so an overloaded actor meets here what
-it meets in production. What is missing is the rest of a producer: 10,000 processes fit on no machine.
+The links are the product's own, with its offers, time-outs and reconnects, so an overloaded actor sees the
+same as in production. The rest of each producer is left out: no machine could run 10,000 processes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from escrowmq.feedback.states import TransactionState, TxStatusQuerier
 
 @dataclass(frozen=True)
 class Crowd:
-    """What the pollers' process is told at its start."""
+    """The settings of the pollers' process."""
 
     address: str
     topic: str
@@ -39,11 +39,11 @@ class Crowd:
     each: int
     config: FeedbackConfig
     answerer: AnswererConfig
-    spread_s: float  # their first polls come within this time
+    spread_s: float  # the first polls are spread over this time
 
 
 class CountedPort(RayFeedbackPort):
-    """Counts the polls that end."""
+    """A port that counts the polls that end."""
 
     def __init__(self, handle: Any, app: str, polls: Counter[str]) -> None:
         super().__init__(handle, app)
@@ -58,7 +58,7 @@ class CountedPort(RayFeedbackPort):
 
 
 class Arrivals(TxStatusQuerier):
-    """Commits everything; remembers when it was first asked about what."""
+    """A querier that answers COMMITTED and records when it was first asked about each transaction."""
 
     def __init__(self) -> None:
         self.at: dict[str, float] = {}
@@ -69,7 +69,7 @@ class Arrivals(TxStatusQuerier):
 
 
 class Pollers:
-    """All producers of all apps in one process: the links that real ones have, on one event loop."""
+    """The links of all producers of all apps, on one event loop in this process."""
 
     def __init__(self, crowd: Crowd) -> None:
         self._crowd = crowd
@@ -123,7 +123,7 @@ def _never(tx_id: str) -> bool:
 
 
 def run_pollers(crowd: Crowd, pipe: Connection) -> None:
-    """The process: answers every word with what the pollers saw, until it hears "end"."""
+    """The process: answers every request with what the pollers have seen, until the request "end"."""
     ray.init(address=crowd.address, namespace=crowd.info.namespace, log_to_driver=False)
     pollers = Pollers(crowd)
     while pipe.recv() != "end":
@@ -133,7 +133,10 @@ def run_pollers(crowd: Crowd, pipe: Connection) -> None:
 
 
 class PollerProcess:
-    """The parent's end. ``forkserver``: a child of a process without threads, which knows no Ray yet."""
+    """The parent's handle of that process.
+
+    ``forkserver`` makes it a child of a process that has no threads and is not connected to Ray.
+    """
 
     def __init__(self, crowd: Crowd) -> None:
         context = multiprocessing.get_context("forkserver")
@@ -147,10 +150,10 @@ class PollerProcess:
         return self._process.pid
 
     def look(self) -> tuple[Counter[str], dict[str, float]]:
-        """Polls that ended so far, were refused or lost, and which transactions arrived when."""
+        """The numbers of polls that ended, were refused or lost so far, and when transactions arrived."""
         self._pipe.send("look")
         if not self._pipe.poll(60.0):
-            raise TimeoutError("the pollers do not answer")
+            raise TimeoutError("the pollers did not answer")
         counts, arrived = self._pipe.recv()
         return Counter(counts), arrived
 

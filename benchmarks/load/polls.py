@@ -1,8 +1,8 @@
-"""Ten thousand producers' polls of many apps parked at the feedback processes: what waiting costs.
+"""Ten thousand parked polls of producers of many apps at the feedback processes: the cost of waiting.
 
-Every producer has a poll parked at each of them. What bounds the polls is processor time: parked polls are
-the rate at which polls end times their length, whatever the producers wish. Checks are then made due in
-random apps: how long until a parked poll gets them?
+Every producer has a poll parked at each process. CPU time limits their number: the number of parked polls is
+the rate at which polls end multiplied by their length. Then checks of random apps become due, and the time
+until a parked poll delivers them is measured.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TOPIC, PARTITIONS = "polls", 4
 TIMEOUT_MS = 1_000
 CHECKS, CHECK_EVERY_S = 60, 0.25
 SAMPLE_S = 5.0
-#: First polls come within this time: a deployment of ten thousand producers does not start in one moment.
+#: The first polls are spread over this time: ten thousand producers do not start at the same moment.
 START_S = 30.0
 PARKED_WITHIN_S = 300.0
 
@@ -38,7 +38,10 @@ PARKED_WITHIN_S = 300.0
 def measure(
     folder: Path, parked: int, apps: int, poll_s: float, seconds: float, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """All of it; the figures, with ``violations`` that must be empty. ``poll_s``: longest time of a poll."""
+    """Run the experiment; returns its figures, with ``violations``, which must be empty.
+
+    ``poll_s``: longest duration of a poll.
+    """
     with escrowmq.start_local(groups=1, replicas=3, data_dir=folder, namespace="load-polls") as cluster:
         cluster.admin.create_topic(TOPIC, partitions=PARTITIONS)
         shards = FeedbackConfig().shards
@@ -105,7 +108,7 @@ def _measure(
     )
     try:
         parked_after = await_parked(everyone, each * app_count * len(handles), pollers, say)
-        time.sleep(2 * config.poll_wait_max_s)  # polls become longer step by step
+        time.sleep(2 * config.poll_wait_max_s)  # the duration of polls grows step by step
         full = [own_megabytes(pid) or 0.0 for pid in pids.values()]
         watched = {**brokers, **pids, "pollers": pollers.pid}
         figures = _watch(everyone, pollers, watched, 2 * config.poll_wait_max_s)
@@ -139,7 +142,7 @@ def _measure(
 def _watch(
     handles: list[Any], pollers: PollerProcess, watched: dict[str, int], seconds: float
 ) -> dict[str, Any]:
-    """What waiting costs: cores by process, polls that end, and how many are parked on average."""
+    """Measure the cost of waiting: cores by process, polls that end, and the mean number of parked polls."""
     begin, (before, _), meter = time.monotonic(), pollers.look(), CpuMeter(watched)
     held, load = [], []
     while time.monotonic() - begin < seconds:
@@ -159,7 +162,7 @@ def _watch(
 
 
 def _checks(cluster: Any, apps: list[str], pollers: PollerProcess) -> dict[str, float]:
-    """From a check being due to a parked poll that brings it."""
+    """Latency from the time when a check is due to the poll that delivers it."""
     rng, due = random.Random(1), {}
     for n in range(CHECKS):
         app = rng.choice(apps)
@@ -180,7 +183,7 @@ def _checks(cluster: Any, apps: list[str], pollers: PollerProcess) -> dict[str, 
 
 
 def parked(handles: list[Any]) -> int:
-    """Polls parked at these actors."""
+    """Number of polls parked at these actors."""
     statuses = ray.get([handle.status.remote() for handle in handles], timeout=120)
     return sum(status["polls_parked"] for status in statuses)
 
@@ -188,7 +191,7 @@ def parked(handles: list[Any]) -> int:
 def await_parked(
     handles: list[Any], wanted: int, pollers: PollerProcess, say: Callable[[str], None]
 ) -> float | None:
-    """Until nearly all polls are parked; after how long, or None: not within some minutes."""
+    """Wait until nearly all polls are parked; returns the seconds, None if it took too long."""
     begin, said = time.monotonic(), 0.0
     while (took := time.monotonic() - begin) < PARKED_WITHIN_S:
         held = parked(handles)

@@ -1,8 +1,8 @@
-"""Processor time for the brokers only as much as is allowed: a control group of the kernel around them.
+"""Limits the CPU time of the brokers with a kernel control group.
 
-On a machine that clients and brokers share, clients cannot offer much more than brokers can do. With a quota
-on the brokers they can: what is sustainable becomes small, and the clients keep the rest of the machine. The
-quota is theirs before anybody else's turn, so that clients and strangers do not take from it.
+On a machine that clients and brokers share, clients cannot offer much more than the brokers can process. With
+a quota on the brokers, they can: the sustainable rate becomes small, and the clients have the rest of the
+machine. The brokers get their quota with priority, so that other processes do not reduce it.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from pathlib import Path
 
 #: Where the ``cpu`` controller of cgroup v1 is usually mounted.
 ROOTS = (Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup/cpu,cpuacct"))
-#: Short, so that a broker is never held up for as long as an election takes to begin.
+#: Short, so that a broker is never paused long enough for an election to start.
 PERIOD_US = 10_000
-#: Against 1024 of every other process: what the quota allows, they get.
+#: Other processes have 1024 shares, so brokers really get what the quota allows.
 SHARES = 50 * 1024
 HINT = (
-    "the brokers are not capped: that needs cgroup v1 with its cpu controller, and the right to write there"
+    "the brokers are not limited: that needs cgroup v1 with its cpu controller, and permission to write there"
 )
 
 
 @contextmanager
 def cpu_quota(pids: Iterable[int], cores: float) -> Iterator[str | None]:
-    """All these processes together get ``cores`` of processor time; yields why not, or None.
+    """Limit these processes together to ``cores``; yields None, or why that was not possible.
 
-    Afterwards they are back where they were (in the root group), those that still live.
+    Afterwards, those that are still alive are moved back to the root group.
     """
     root = next((r for r in ROOTS if (r / "cpu.cfs_quota_us").exists()), None)
     if root is None:

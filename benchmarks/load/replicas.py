@@ -1,4 +1,4 @@
-"""The three replicas of the group under test: who leads, how far they are, and their processes."""
+"""The three replicas of the group under test: the leader, their progress, and their processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from escrowmq.actors.admin.types import ReplicaStatus
 
 
 class Replicas:
-    """Looks at, freezes and kills replicas of a cluster's first group."""
+    """The replicas of a cluster's first group."""
 
     def __init__(self, cluster: Any) -> None:
         self._cluster = cluster
@@ -32,17 +32,17 @@ class Replicas:
         return self.all()[number]
 
     def when(self, wanted: Callable[[ReplicaStatus], bool], timeout_s: float = 120.0) -> ReplicaStatus:
-        """The first replica of which that holds, as soon as it does."""
+        """Wait for a replica for which ``wanted`` is true, and return it. Raises TimeoutError."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             for replica in self.all():
                 if replica.reachable and wanted(replica):
                     return replica
             time.sleep(0.05)
-        raise TimeoutError(f"not so within {timeout_s:g} s: {self.all()}")
+        raise TimeoutError(f"no replica was as wanted within {timeout_s:g} s: {self.all()}")
 
     def restarted(self, old: ReplicaStatus) -> None:
-        """Until another process serves as that replica."""
+        """Wait until a new process runs that replica."""
 
         def is_new(replica: ReplicaStatus) -> bool:
             known = replica.replica == old.replica and pid_of(replica) != pid_of(old)
@@ -51,31 +51,31 @@ class Replicas:
         self.when(is_new)
 
     def whole(self, number: int, opened: int) -> None:
-        """Until that replica has so many open: one that is back has yet to apply what it missed."""
+        """Wait until a replica has ``opened`` open transactions; after a restart it first has to catch up."""
         self.when(lambda r: r.replica == number and r.open_transactions == opened)
 
     def caught_up(self, number: int, timeout_s: float = 600.0) -> float:
-        """Seconds until replica ``number`` has applied what the leader had committed when it looked."""
+        """Wait until replica ``number`` has applied what the leader has committed; returns the seconds."""
         begin = time.monotonic()
         while time.monotonic() - begin < timeout_s:
             replicas = self.all()
             mine = replicas[number]
             leader = next((r for r in replicas if r.role == "leader"), None)
             follows = leader is not None and mine.reachable and mine.role == "follower"
-            # Under load it is never quite there; some entries behind is.
+            # Under load it is always a few entries behind.
             if leader is not None and follows and mine.applied_index >= leader.commit_index - 50:
                 return time.monotonic() - begin
             time.sleep(0.05)
-        raise TimeoutError(f"replica {number} does not catch up: {self.all()}")
+        raise TimeoutError(f"replica {number} did not catch up: {self.all()}")
 
 
 def pid_of(replica: ReplicaStatus) -> int:
-    """Its process."""
+    """The process id of a replica."""
     return int(replica.details["pid"])
 
 
 def send_signal(pid: int, number: signal.Signals) -> None:
-    """To a broker of this run's own cluster; nothing if it is gone."""
+    """Send a signal to a broker of this run's own cluster, unless it has ended."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:

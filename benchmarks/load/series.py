@@ -1,4 +1,4 @@
-"""Memory and processor time of processes over time: a sampler thread, and a figure of what it saw."""
+"""Samples the memory of processes over time in a thread, and draws it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COLOURS = ("#1b6ca8", "#c0392b", "#27864f", "#8e44ad", "#b9770e", "#555555", "#1
 
 @dataclass
 class Series:
-    """Resident megabytes of one process, by second since the start."""
+    """Memory of one process in MB over time. ``seconds``: since the start."""
 
     seconds: list[float] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
@@ -25,7 +25,7 @@ class Series:
         return max((v for t, v in zip(self.seconds, self.values, strict=True) if t >= after), default=0.0)
 
     def slope_per_min(self, after: float) -> float:
-        """Least squares over what came after ``after`` seconds, per minute."""
+        """Slope in MB per minute, by least squares over the samples after ``after`` seconds."""
         points = [(t, v) for t, v in zip(self.seconds, self.values, strict=True) if t >= after]
         if len(points) < 3:
             return 0.0
@@ -36,7 +36,7 @@ class Series:
 
 
 class Sampler:
-    """Samples the processes' own memory from ``start`` to ``stop``; mapped files do not count."""
+    """Samples the processes' own memory from ``start`` to ``stop``, without mapped files."""
 
     def __init__(self, pids: dict[str, int]) -> None:
         self.series = {name: Series() for name in pids}
@@ -71,7 +71,7 @@ class Sampler:
 
 
 def own_megabytes(pid: int) -> float | None:
-    """Resident memory that belongs to the process alone: RssAnon. Mapped log files are the page cache's."""
+    """The process's own resident memory in MB (RssAnon), without mapped files; None if it has ended."""
     try:
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("RssAnon:"):
@@ -82,7 +82,7 @@ def own_megabytes(pid: int) -> float | None:
 
 
 def draw(series: dict[str, Series], title: str, unit: str, file: Path) -> None:
-    """One SVG: a line per process. No library draws a line chart in less than the size of this project."""
+    """Draw an SVG with one line per process. A plotting library would be larger than this project."""
     end = max((s.seconds[-1] for s in series.values() if s.seconds), default=1.0) or 1.0
     top = max((s.maximum() for s in series.values()), default=1.0) * 1.1 or 1.0
     inner_w, inner_h = WIDTH - LEFT - 170, HEIGHT - BOTTOM - 30

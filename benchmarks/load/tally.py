@@ -1,4 +1,4 @@
-"""What clients were told, and how long it took: counters, classes of latencies, a ledger of each message."""
+"""Records what clients were told and how long it took: counters, latency classes, a ledger per message."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from benchmarks.load.ledger import ACCEPTED, NOT_SENT, REFUSED, SENT, UNKNOWN
 from escrowmq.actors.client.replica_calls import OnAnswer, RayCalls
 from escrowmq.actors.client.topology import ClusterInfo
 
-LATENCY_STEPS = 1.05  # width of a class of latencies
-#: What takes how long, from offering to the answer, as applications see it; and of that: how late the own
-#: event loop began with it, and each call to the leader and back (a transaction needs two).
+LATENCY_STEPS = 1.05  # ratio between consecutive latency classes
+#: Kinds of times: from offering to the answer, as applications see it; and as parts of that, the delay until
+#: the own event loop started it, and each call to the leader and back (a transaction needs two).
 PLAIN, TRANSACTION, START, CALL = "message", "transaction", "start", "call"
 Times = dict[str, Counter[int]]
-ROOM = 1 << 18  # messages a client's ledger grows by
+ROOM = 1 << 18  # number of messages by which a client's ledger grows
 
 
 class Tally:
-    """Counters of one process since the last look, and the ledgers. Any thread."""
+    """Counters of one process since the last ``take``, and the ledgers. Thread-safe."""
 
     def __init__(self, first_client: int, producers: int, kind: str) -> None:
         self.first_client, self.kind = first_client, kind
@@ -74,7 +74,7 @@ class Tally:
 
 
 class TimedCalls(RayCalls):
-    """Ray calls as ever, each of them timed."""
+    """Ray calls that are also timed."""
 
     def __init__(self, info: ClusterInfo, tally: Tally) -> None:
         super().__init__(info)
@@ -91,12 +91,12 @@ class TimedCalls(RayCalls):
 
 
 def _class_of(seconds: float) -> int:
-    """Number of the class of a latency: each is 5 % wider than the one before, from 0.1 ms on."""
+    """The class of a latency; classes start at 0.1 ms, and each is 5 % wider than the one before."""
     return max(0, int(math.log(max(seconds, 1e-4) / 1e-4, LATENCY_STEPS)))
 
 
 def quantile_ms(classes: Counter[int], q: float) -> float:
-    """The upper end of the class in which the quantile lies."""
+    """The upper end, in ms, of the class that contains the quantile."""
     total = sum(classes.values())
     if not total:
         return float("nan")
@@ -108,4 +108,4 @@ def quantile_ms(classes: Counter[int], q: float) -> float:
     return float(0.1 * LATENCY_STEPS ** (number + 1))
 
 
-assert NOT_SENT == 0  # what ``bytes(ROOM)`` fills a ledger with
+assert NOT_SENT == 0  # ``bytes(ROOM)`` fills a ledger with it

@@ -1,5 +1,5 @@
-"""``make bench-spark``: EscrowMQ as Spark's source and sink, beside Parquet and Spark's own rate source.
+"""``make bench-spark``: compares EscrowMQ as Spark's source and sink with Parquet and Spark's rate source.
 
-Figures are ratios of rounds in turns: in every round each contender runs once, one right after the other, so
-whatever else the machine does hits all of them alike. The first round warms up and does not count.
+Figures are ratios within rounds: in every round, each contender runs once, directly after another, so that
+other load on the machine affects all of them alike. The first round is a warm-up and does not count.
 """

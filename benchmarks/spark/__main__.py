@@ -1,4 +1,4 @@
-"""``make bench-spark``: everything one after the other, with a table, a JSON file and a Markdown page."""
+"""``make bench-spark``: runs all measurements; prints a table and writes a JSON file and a Markdown page."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ SIZES = (1024, 200)
 
 
 def main(
-    megabytes: Annotated[int, typer.Option("--mb", help="of values, for each size of record")] = 200,
-    rounds: Annotated[int, typer.Option(help="that count; one more warms up")] = 5,
-    mode: Annotated[str, typer.Option(help="of the session: local, raydp, standalone")] = "local",
-    cores: Annotated[int, typer.Option(help="that Spark's tasks run on")] = 2,
-    trickle: Annotated[int, typer.Option(help="messages of the trickle; 0: leave it out")] = 60,
-    directory: Annotated[Path | None, typer.Option("--dir", help="on the disk to use")] = None,
-    output: Annotated[Path, typer.Option(help="folder of figures: JSON, Markdown")] = Path("artifacts/spark"),
-    page: Annotated[Path | None, typer.Option(help="put the figures between this page's marks")] = None,
+    megabytes: Annotated[int, typer.Option("--mb", help="MB of values, for each record size")] = 200,
+    rounds: Annotated[int, typer.Option(help="measured rounds, after one warm-up")] = 5,
+    mode: Annotated[str, typer.Option(help="kind of session: local, raydp, standalone")] = "local",
+    cores: Annotated[int, typer.Option(help="cores for Spark's tasks")] = 2,
+    trickle: Annotated[int, typer.Option(help="messages of the light load; 0: leave it out")] = 60,
+    directory: Annotated[Path | None, typer.Option("--dir", help="folder on the disk to use")] = None,
+    output: Annotated[Path, typer.Option(help="folder for the figures")] = Path("artifacts/spark"),
+    page: Annotated[Path | None, typer.Option(help="page to update, between its marks")] = None,
 ) -> None:
-    """Source and sink beside Parquet and the rate source; latency at a trickle; processor time of brokers."""
+    """Compare source and sink with Parquet and the rate source; latency under a light load; brokers' CPU."""
     console = Console(width=140)
     output.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="escrowmq-bench-spark-", dir=directory))
@@ -44,7 +44,7 @@ def main(
         "cores": cores,
         "megabytes": megabytes,
     }
-    provide_java()  # before Ray starts: its workers see the environment of that moment
+    provide_java()  # before Ray starts: its workers inherit the environment of that time
     try:
         with escrowmq.start_local(groups=1, replicas=3, data_dir=folder / "data") as cluster:
             spark = spark_session("bench", mode=mode, cores=cores, memory="2g")

@@ -1,4 +1,4 @@
-"""What fetches ahead are worth: one reader of a range, without Spark, with one and several under way."""
+"""The benefit of fetching ahead: a reader of a range, without Spark, with one or more fetches in flight."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ IN_FLIGHT = (1, 2, 3, 5)
 
 
 def reading_ahead(bench: Bench, topic: str, rows: int, row_bytes: int) -> dict[str, Any]:
-    """All partitions, one after the other, every row decoded; by the number of fetches under way."""
+    """Read all partitions in sequence and decode every row, for each number of fetches in flight."""
 
     def contender(in_flight: int) -> Callable[[], None]:
         def run() -> None:
@@ -28,7 +28,7 @@ def reading_ahead(bench: Bench, topic: str, rows: int, row_bytes: int) -> dict[s
                 with PartitionReader(info, topic, part.partition, part.start, part.end, **options) as reader:
                     for runs, blob in reader.stretches():
                         found += len(decode_rows(blob, sum(run[1] for run in runs)))
-            assert found == rows, f"{found} rows were read of {rows}"
+            assert found == rows, f"{found} of {rows} rows were read"
 
         return run
 

@@ -1,4 +1,4 @@
-"""What is measured: batch reads, streaming reads, writes, and a trickle's latency."""
+"""The measurements: batch reads, streaming reads, writes, and latency under a light load ("trickle")."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """Everything that a measurement needs. ``pids``: the brokers' processes."""
+    """Everything that a measurement needs. ``pids``: process ids of the brokers."""
 
     cluster: Cluster
     spark: SparkSession
@@ -39,7 +39,7 @@ class Bench:
     say: Say
 
     def source(self, topic: str, columns: str = "") -> DataFrame:
-        """``columns``: those that are made, with commas between them; all if empty."""
+        """A topic as a DataFrame. ``columns``: the columns to deliver, separated by commas; all if empty."""
         reader = self.spark.read.format("escrowmq").option("subscribe", topic)
         reader = reader.option("columns", columns) if columns else reader
         return reader.option("startingOffsets", "earliest").load()
@@ -50,7 +50,7 @@ def _say(bench: Bench, name: str, text: str) -> None:
 
 
 def fill(bench: Bench, topic: str, rows: int, row_bytes: int) -> Path:
-    """``rows`` random messages of a thousand keys in a topic and, the very same, in Parquet files."""
+    """Write ``rows`` random messages with a thousand keys to a topic, and the same rows to Parquet files."""
     bench.cluster.admin.create_topic(topic, partitions=PARTITIONS)
     rng = random.Random(20)
     block = rng.randbytes(1 << 20)
@@ -67,17 +67,17 @@ def fill(bench: Bench, topic: str, rows: int, row_bytes: int) -> Path:
 
 
 def reading(bench: Bench, topic: str, rows: int, row_bytes: int, parquet: Path) -> dict[str, Any]:
-    """Two queries over the same rows, from the topic and from Parquet.
+    """Two queries over the same rows, read from the topic and from Parquet.
 
-    Spark reads from Parquet what the query needs, and from a Python source all columns: so there is one
-    contender that is told which columns are needed, and one that is not.
+    From Parquet, Spark reads only the columns that a query needs, but from a Python source all columns. So
+    one contender is told which columns are needed, and one is not.
     """
     files = bench.spark.read.parquet(str(parquet))
 
     def total(frame: DataFrame) -> Callable[[], None]:
         def run() -> None:
             answer = frame.agg(F.sum(F.length("value"))).collect()[0][0]
-            assert answer == rows * row_bytes, f"{answer} bytes were read of {rows * row_bytes}"
+            assert answer == rows * row_bytes, f"{answer} of {rows * row_bytes} bytes were read"
 
         return run
 
@@ -98,7 +98,7 @@ def reading(bench: Bench, topic: str, rows: int, row_bytes: int, parquet: Path) 
             "escrowmq, all columns": query(bench.source(topic)),
             "escrowmq, columns of the query": query(bench.source(topic, needed)),
             "parquet": query(files),
-            "Python source out of memory": query(memory_rows(bench.spark, rows, row_bytes, PARTITIONS)),
+            "Python source from memory": query(memory_rows(bench.spark, rows, row_bytes, PARTITIONS)),
         }
         contest.run(contenders, bench.rounds, bench.pids, partial(_say, bench, name))
         found[name] = contest.figures("parquet")
@@ -106,7 +106,7 @@ def reading(bench: Bench, topic: str, rows: int, row_bytes: int, parquet: Path) 
 
 
 def streaming(bench: Bench, topic: str, rows: int, row_bytes: int) -> dict[str, Any]:
-    """All of the topic as one streaming batch into nowhere, beside Spark's rate source with as many rows."""
+    """Read the topic as one streaming batch into a no-op sink; compared with Spark's rate source."""
 
     def run(frame: DataFrame, name: str) -> None:
         where = bench.folder / f"checkpoint-{name}-{time.monotonic_ns()}"
@@ -127,7 +127,7 @@ def streaming(bench: Bench, topic: str, rows: int, row_bytes: int) -> dict[str, 
     values = engine.option("numPartitions", PARTITIONS).load().select(F.expr("cast(value as string)"))
 
     def rate() -> None:
-        """One micro-batch: the rate source has no end, so the query is stopped after its first."""
+        """One micro-batch: the rate source has no end, so the query is stopped after the first one."""
         where = bench.folder / f"checkpoint-rate-{time.monotonic_ns()}"
         done = threading.Event()
 
@@ -147,7 +147,7 @@ def streaming(bench: Bench, topic: str, rows: int, row_bytes: int) -> dict[str, 
 
 
 def writing(bench: Bench, topic: str, rows: int, row_bytes: int, parquet: Path) -> dict[str, Any]:
-    """The same rows into a topic, as one transaction, and into Parquet files."""
+    """Write the same rows to a topic, as one transaction, and to Parquet files."""
     target = f"{topic}-copy"
     bench.cluster.admin.create_topic(target, partitions=PARTITIONS)
     frame = bench.spark.read.parquet(str(parquet)).select("key", "value")
@@ -185,7 +185,7 @@ def trickle(bench: Bench, topic: str, count: int, every_s: float) -> dict[str, f
     running = query.option("checkpointLocation", str(bench.folder / f"checkpoint-{topic}")).start()
     try:
         with bench.cluster.producer(app="bench") as producer:
-            for number in range(count + 5):  # the first few warm up
+            for number in range(count + 5):  # the first five are a warm-up
                 name = f"m{number}"
                 producer.send(Message(topic, name.encode())).result(30)
                 acknowledged[name] = time.perf_counter()

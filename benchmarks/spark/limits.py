@@ -1,9 +1,9 @@
-"""What nobody can beat here: a Python source that reads nothing, and plain files that are synced three times.
+"""Upper limits on this machine: a Python source that reads nothing, and three plain files that are synced.
 
-A source in Python gives its rows to Spark's JVM through a socket; one that has the same batch at hand again
-and again shows what that costs by itself. Three replicas of a topic write and sync every byte three times;
-plain files that do just that, in pieces as large as the sink's chunks, show what the disk and the page
-cache take.
+A Python source passes its rows to Spark's JVM through a socket. A source that repeatedly returns the same
+batch in memory shows the cost of that alone. Three replicas of a topic write and sync every byte three times.
+Plain files that are written in the same way, in pieces as large as the sink's chunks, show the cost of the
+disk and the page cache.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PIECE_BYTES = 4 << 20
 
 
 class MemorySource(DataSource):
-    """``rows`` rows of ``rowBytes`` random bytes in ``partitions`` partitions, out of memory."""
+    """A source of ``rows`` rows of ``rowBytes`` random bytes in ``partitions`` partitions, from memory."""
 
     @classmethod
     def name(cls) -> str:
@@ -37,11 +37,11 @@ class MemorySource(DataSource):
         return "memory-rows"
 
     def schema(self) -> str:
-        """As our source's first two columns."""
+        """The first two columns of the EscrowMQ source."""
         return "key BINARY, value BINARY"
 
     def reader(self, schema: Any) -> DataSourceReader:
-        """The reader of the options' rows."""
+        """A reader for the options' rows."""
         return _Reader(*(int(self.options[name]) for name in ("rows", "rowBytes", "partitions")))
 
 
@@ -67,7 +67,7 @@ class _Reader(DataSourceReader):
 
 
 def memory_rows(spark: SparkSession, rows: int, row_bytes: int, partitions: int) -> DataFrame:
-    """A frame of such rows."""
+    """A DataFrame of such rows."""
     by_value: Any = cloudpickle.register_pickle_by_value  # executors need not find this file
     by_value(sys.modules[__name__])
     spark.dataSource.register(MemorySource)
@@ -76,9 +76,10 @@ def memory_rows(spark: SparkSession, rows: int, row_bytes: int, partitions: int)
 
 
 def synced_copies(folder: Path, size: int, copies: int = 3) -> None:
-    """``size`` bytes into each of ``copies`` new files at the same time; every piece is synced.
+    """Write ``size`` bytes to each of ``copies`` new files at the same time, and sync every piece.
 
-    Those of the call before go only then, as a log keeps what it has: a page that was just freed is cheap.
+    The files of the previous call are removed only afterwards, because a log keeps its files as well; memory
+    pages that were just freed would make the writes cheaper.
     """
     piece = random.Random(1).randbytes(PIECE_BYTES)
     before = list(folder.glob("copy-*"))

@@ -8,13 +8,13 @@ from typing import Any
 from benchmarks.page import table
 
 BEGIN, END = "<!-- spark figures: written by benchmarks/spark/page.py -->", "<!-- end of spark figures -->"
-#: Title of a contest, where its figures are, and beside what.
+#: Title of a contest, the path to its figures, and what it is compared with.
 CONTESTS = (
     ("Batch read, `sum(length(value))`", ("reading", "sum(length(value))"), "Parquet"),
     ("Batch read, `groupBy(key)`", ("reading", "groupBy(key)"), "Parquet"),
     ("Stream, all in one micro-batch", ("streaming",), "rate source"),
     ("Write", ("writing",), "Parquet"),
-    ("Reader of one task without Spark, by fetches under way", ("ahead",), "one"),
+    ("Reader of one task without Spark, by fetches in flight", ("ahead",), "one"),
 )
 
 
@@ -39,7 +39,7 @@ def render(figures: dict[str, Any]) -> str:
     if "trickle" in figures:
         t = figures["trickle"]
         parts.append(
-            f"**Trickle** (two messages a second, default trigger): from the acknowledgement to "
+            f"**Light load** (two messages per second, default trigger): from the acknowledgement to "
             f"`foreachBatch` p50 {t['p50_ms'] / 1000:.2f} s, p99 {t['p99_ms'] / 1000:.2f} s "
             f"({t['samples']:.0f} messages).\n"
         )
@@ -58,7 +58,7 @@ def _row(name: str, figure: dict[str, float]) -> tuple[str, ...]:
 
 
 def write_page(text: str, page: Path) -> None:
-    """Replaces what stands between the marks. Raises ValueError where they are missing."""
+    """Replace the text between the marks. Raises ValueError if the page lacks them."""
     before, mark, rest = page.read_text().partition(BEGIN)
     _, end, after = rest.partition(END)
     if not mark or not end:

@@ -1,4 +1,4 @@
-"""Contenders in turns: rates of each round, medians over the rounds, ratios within a round."""
+"""Runs contenders in turns: rates of each round, medians over the rounds, ratios within a round."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.measure import CpuMeter, CpuUse
 
 @dataclass(slots=True)
 class Contest:
-    """``rows`` of ``row_bytes`` each go through every contender in every round."""
+    """A contest in which every contender processes ``rows`` rows of ``row_bytes`` in every round."""
 
     rows: int
     row_bytes: int
@@ -26,7 +26,7 @@ class Contest:
         pids: Mapping[str, int],
         say: Callable[[str], None],
     ) -> None:
-        """One round more than ``rounds``: the first warms up. Every second round goes backwards."""
+        """Run ``rounds`` rounds after one warm-up; every second round runs in reverse order."""
         for number in range(rounds + 1):
             names = list(contenders)[:: 1 if number % 2 == 0 else -1]
             for name in names:
@@ -39,7 +39,7 @@ class Contest:
                     self.cpu.setdefault(name, []).append(meter.stop(self.rows))
 
     def figures(self, beside: str) -> dict[str, dict[str, float]]:
-        """By contender: medians, and the ratio of its rate to that of ``beside`` in the same round."""
+        """For each contender: medians, and the ratio of its rate to that of ``beside`` in the same round."""
         megabytes = self.rows * self.row_bytes / 1e6
         found: dict[str, dict[str, float]] = {}
         for name, seconds in self.seconds.items():

@@ -1,4 +1,4 @@
-"""``make walk``: calls, files and changes of file for one message, in the client and in each replica."""
+"""``make walk``: counts calls, files and changes of file for one message, in the client and each replica."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from benchmarks.walk.steps import STEPS, TOTAL, Step, stage
 
 
 def main(
-    repeat: Annotated[int, typer.Option(help="runs of each that count; their medians are shown")] = 20,
+    repeat: Annotated[int, typer.Option(help="measured runs of each step; medians are shown")] = 20,
     only: Annotated[list[str] | None, typer.Option(help="one of " + ", ".join(STEPS))] = None,
     show_tree: Annotated[bool, typer.Option("--tree", help="list files and functions in order")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of tables")] = False,
-    directory: Annotated[Path | None, typer.Option("--dir", help="where the replicas' files go")] = None,
+    directory: Annotated[Path | None, typer.Option("--dir", help="folder for the replicas' files")] = None,
 ) -> None:
     """Count the calls of the project's own functions that one message causes: no Ray, real files and TCP."""
     for name in only or ():
         if name not in STEPS:
-            raise typer.BadParameter(f"{name!r} is none of {', '.join(STEPS)}")
+            raise typer.BadParameter(f"{name!r} is not one of {', '.join(STEPS)}")
     folder = Path(tempfile.mkdtemp(prefix="escrowmq-walk-", dir=directory))
     try:
         with stage(folder, repeat) as it:
@@ -46,7 +46,7 @@ def main(
 
 def _table(step: Step) -> Table:
     table = Table(
-        title=f"{step.name}: median of {step.repeats} (another {step.spoilt} met a tick or timer)",
+        title=f"{step.name}: median of {step.repeats} ({step.spoilt} others discarded: a tick or timer ran)",
         title_justify="left",
     )
     table.add_column("")

@@ -1,9 +1,9 @@
-"""A cluster of one group in this process, without Ray: three replicas with real files and real TCP between.
+"""A cluster of one group in this process, without Ray: three replicas with real files and real TCP.
 
-Of production it lacks the Broker actor's shell and Ray's calls. In their place stands a pool of threads for
-each replica, which runs the methods of its parts, and one thread that hands answers to the clients. By its
-thread's name every call belongs to a role (``role_of``). All imports of the modules that are walked through
-stand here.
+Compared with production, it lacks the Broker actor's shell and Ray's calls. Instead, each replica has a
+thread pool that runs the methods of its parts, and one thread passes answers to the clients. Every call is
+assigned to a role by the name of its thread (``role_of``). All imports of the modules under measurement are
+in this file.
 """
 
 from __future__ import annotations
@@ -44,20 +44,21 @@ from escrowmq.replication.model import Message
 
 __all__ = ["FOLDERS", "LEFT_OUT", "OF_THE_CLOCK", "Group", "Message", "Producer", "asked_back"]
 
-#: The folders whose functions count.
+#: The folders whose functions are counted.
 FOLDERS = [Path(escrowmq.__file__).parent / name for name in ("actors", "feedback", "replication")]
-#: What a clock starts and no message: regular ticks and timers. A repeat in which one ran does not count.
+#: Functions started by a clock and not by a message: regular ticks and timers. A repeat with one of them is
+#: discarded.
 OF_THE_CLOCK = frozenset({"Driver._regular_tick", "Replica.on_timer"})
-#: Of the clock too, a single call every time: it is left out.
+#: Also started by a clock, but always a single call, which is left out of the counts.
 LEFT_OUT = frozenset({"TcpTransport._keep_dialing"})
-#: Ticks, timers, heartbeats, probes and long polls are made rare, so that most repeats have none of them.
+#: Ticks, timers, heartbeats, probes and long polls are made rare, so that most repeats contain none of them.
 SELDOM_S = 0.5
 BROKER = BrokerConfig(heartbeat_s=0.4, election_min_s=1.5, election_max_s=2.0)
 CONSUMER = ConsumerConfig(auto_offset_reset="earliest", fetch_wait_s=5.0)
 SELDOM = LeaderTiming(probe_every_s=10.0)
 FEEDBACK = FeedbackConfig(lock_wait_s=30.0, tick_s=10.0, poll_wait_s=30.0, leader=SELDOM)
 ANSWERER = AnswererConfig(poll_wait_s=30.0)
-#: An election takes two to four seconds with these settings, on a machine under load several times that.
+#: An election takes two to four seconds with these settings, and several times longer on a busy machine.
 ELECTION_PATIENCE_S = 60.0
 REPLICAS = 3
 CALLS_AT_A_TIME = 8
@@ -69,9 +70,9 @@ class Group:
     """Three running replicas, and the ``ReplicaCalls`` and ``Brokers`` of their clients."""
 
     def __init__(self, folder: Path) -> None:
-        """Starts them and waits for a leader. Raises Unavailable if none is elected in time."""
+        """Start the replicas and wait for a leader. Raises Unavailable if none is elected in time."""
         self.info = ClusterInfo("walk", "walk", 1, REPLICAS)
-        #: Hears (replica, method) of every call of feedback that was answered.
+        #: Called with (replica, method) for every answered call of feedback.
         self.answered: Callable[[int, str], None] = lambda rid, method: None
         self._usual = driver.TICK_S, running.TIMER_S
         driver.TICK_S = running.TIMER_S = SELDOM_S
@@ -101,7 +102,7 @@ class Group:
         return opened[0].running.address if opened else None
 
     def leader(self) -> int:
-        """Who leads, and is ready."""
+        """The number of the ready leader; waits for one."""
         deadline = time.monotonic() + ELECTION_PATIENCE_S
         while time.monotonic() < deadline:
             for rid, parts in enumerate(self._parts):
@@ -111,7 +112,7 @@ class Group:
         raise Unavailable(f"no leader was elected in {ELECTION_PATIENCE_S:g} s", 1.0)
 
     def role_of(self, thread: str) -> str:
-        """Whose thread that is: "client", "feedback", "leader" or "follower 1", "follower 2"."""
+        """The role of a thread: "client", "feedback", "leader", "follower 1" or "follower 2"."""
         kind, _, rest = thread.partition("-")
         if kind == "feedback":
             return kind
@@ -121,7 +122,7 @@ class Group:
         return "leader" if rid == leader else f"follower {1 + rid - (rid > leader)}"
 
     def topic(self, name: str) -> None:
-        """With one partition."""
+        """Create a topic with one partition."""
         answer = self._parts[self.leader()].requests.submit(ops.create_topic(name, {"partitions": 1}))
         assert answer[0] == "ok", answer
 
@@ -144,20 +145,20 @@ class Group:
         self._pools[rid].submit(bound, *args).add_done_callback(finished)
 
     async def ask(self, gid: int, rid: int, method: str, *args: Any) -> Any:
-        """The same for coroutines, see ``Brokers``."""
+        """As ``call``, for coroutines; see ``Brokers``."""
         bound = self._method(rid, method)
         answer = await asyncio.get_running_loop().run_in_executor(self._pools[rid], bound, *args)
         self.answered(rid, method)
         return answer
 
     def _method(self, rid: int, name: str) -> Callable[..., Any]:
-        """Of the part that has it."""
+        """The method of the part that has it."""
         (method,) = [getattr(part, name) for part in vars(self._parts[rid]).values() if hasattr(part, name)]
         found: Callable[..., Any] = method
         return found
 
     def close(self) -> None:
-        """See ``ReplicaCalls``: a client ends, the replicas go on."""
+        """See ``ReplicaCalls``: a client ends, but the replicas continue."""
 
     def stop(self) -> None:
         """End the replicas."""
@@ -169,7 +170,7 @@ class Group:
 
 
 class _NoHistory(NoPeers):
-    """The group is new."""
+    """A history source for a new group."""
 
     def founded(self, peer: str) -> bool | None:
         return False
@@ -183,7 +184,7 @@ class _Calls:
 
 
 class _Port:
-    """The feedback process as the producer sees it: its event loop is another thread's."""
+    """The feedback process as the producer sees it; its event loop runs in another thread."""
 
     def __init__(self, feedback: FeedbackShard, loop: asyncio.AbstractEventLoop) -> None:
         self._feedback, self._loop = feedback, loop
@@ -220,7 +221,7 @@ class _Committed(TxStatusQuerier):
 
 @contextmanager
 def asked_back(group: Group, topic: str) -> Iterator[None]:
-    """Meanwhile open transactions of the app are asked about and committed.
+    """In this context, the app's open transactions are checked and committed.
 
     The feedback actor's part runs in thread "feedback", the producer's answerer in "client-checks".
     """

@@ -1,9 +1,9 @@
-"""Records the calls of the project's own functions, thread by thread, with the interpreter's profile hook.
+"""Records calls of the project's own functions, by thread, with the interpreter's profile hook.
 
-A call is an entry into a Python function whose file lies in one of the project's folders; a coroutine that is
-resumed is entered again. Comprehensions are no calls (Python 3.12 has made them part of the function around
-them), nor are functions without a file, as dataclasses have. A change of file is a call that comes from a
-function of another file, however many calls of the standard library lie between, or from no function of ours
+A call is an entry into a Python function whose file is in one of the project's folders; resuming a coroutine
+counts as another entry. Comprehensions do not count as calls (in Python 3.12 they are part of the surrounding
+function), nor do functions without a file, such as those of dataclasses. A change of file is a call from a
+function in another file, with any number of standard-library calls in between, or from outside the project
 (an event loop, a thread's start).
 """
 
@@ -23,7 +23,7 @@ _PARTS_OF_FUNCTIONS = frozenset({"<listcomp>", "<dictcomp>", "<setcomp>", "<gene
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call. ``caller``: the file it came from, None if from outside; ``at``: time.monotonic() then."""
+    """One call. ``caller``: the file of its caller, None if outside the project; ``at``: time.monotonic()."""
 
     thread: str
     file: str
@@ -37,28 +37,28 @@ class Call:
 
 
 class Recorder:
-    """Records while ``on``. Threads that were started before ``install`` are not seen."""
+    """Records while ``on``, but not in threads that were started before ``install``."""
 
     def __init__(self, folders: Iterable[Path]) -> None:
-        """``folders``: those whose files count. A file is named by its folder and the path in there."""
+        """``folders``: whose files are counted. A file's name is its folder's name and its path inside."""
         self.on = False
         self.calls: list[Call] = []
         self._folders = [folder.resolve() for folder in folders]
         self._names: dict[str, str | None] = {}
 
     def install(self) -> None:
-        """From now on see this thread, and those that are started from now on."""
+        """Observe this thread and all threads started from now on."""
         threading.setprofile(self._hook)
         sys.setprofile(self._hook)
 
     def remove(self) -> None:
-        """See nothing more in this thread, nor in new ones; threads that run keep the hook, which is off."""
+        """Stop observing this thread and new ones. Running threads keep the hook, which is switched off."""
         self.on = False
         sys.setprofile(None)
         threading.setprofile(None)
 
     def start(self) -> None:
-        """Forget what was recorded, and record."""
+        """Discard what was recorded, and start recording."""
         self.calls = []
         self.on = True
 
@@ -68,13 +68,13 @@ class Recorder:
         seen, since = len(self.calls), time.monotonic()
         while time.monotonic() - since < quiet_s:
             if time.monotonic() > deadline:
-                raise TimeoutError(f"calls of the project still come after {patience_s:g} s")
+                raise TimeoutError(f"the project's functions are still being called after {patience_s:g} s")
             time.sleep(quiet_s / 10)
             if len(self.calls) != seen:
                 seen, since = len(self.calls), time.monotonic()
 
     def stop(self) -> list[Call]:
-        """What was recorded, in the order of the calls."""
+        """Stop recording; returns the recorded calls in order."""
         self.on = False
         return self.calls
 
@@ -105,7 +105,7 @@ class Recorder:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """What was counted for one role, or for all."""
+    """Counts for one role, or for all."""
 
     calls: int
     files: int
@@ -119,7 +119,7 @@ class Tally:
 
 
 def by_role(calls: Iterable[Call], role_of: Callable[[str], str]) -> dict[str, list[Call]]:
-    """The calls of each role, in order; ``role_of(thread)`` names it."""
+    """The calls of each role, in order. ``role_of(thread)`` returns a thread's role."""
     roles: dict[str, list[Call]] = {}
     known: dict[str, str] = {}
     for call in calls:
@@ -130,7 +130,7 @@ def by_role(calls: Iterable[Call], role_of: Callable[[str], str]) -> dict[str, l
 
 
 def tree(calls: Iterable[Call]) -> dict[str, dict[str, int]]:
-    """file -> function -> how often it was called; both in the order in which they were first reached."""
+    """file -> function -> number of calls; both in the order in which they were first called."""
     found: dict[str, dict[str, int]] = {}
     for call in calls:
         functions = found.setdefault(call.file, {})

@@ -1,8 +1,9 @@
-"""What is measured: one PREPARE, one COMMIT, one plain send, one poll, one check; each many times, alone.
+"""The measured steps: one PREPARE, one COMMIT, one plain send, one poll, one check; each alone, many times.
 
-Before each there is calm, and each is followed until calm returns: the followers learn some milliseconds
-after the answer what is committed, and apply it. Both are told: the count until the answer, and until calm.
-The latter is the steadier one: how much has been done at the answer depends on which disk was the fastest.
+Before each step the system is idle ("calm"), and recording continues until it is idle again: followers learn
+what is committed some milliseconds after the answer, and then apply it. Both counts are reported: until the
+answer, and until calm. The latter varies less, because the work done before the answer depends on which disk
+was the fastest.
 """
 
 from __future__ import annotations
@@ -19,22 +20,22 @@ from benchmarks.walk.group import FOLDERS, LEFT_OUT, OF_THE_CLOCK, Group, Messag
 from benchmarks.walk.recorder import Call, Recorder, Tally, by_role
 
 STEPS = ("prepare", "commit", "send", "poll", "check")
-#: Nothing has run for so long: all that a message causes is over. Lingers and notices wait up to 4 ms.
+#: After this time without calls, all work for a message is done. Lingers and notices wait up to 4 ms.
 CALM_S = 0.015
 WARM_UP = 5
-#: Repeats thrown away for each that counts, before it is given up.
+#: Number of discarded repeats per wanted repeat before the measurement is given up.
 SPOILT_MAX = 20
 TOPIC = "walk"
 BODY = b"x" * 256
-#: Time to the first check: longer than PREPARE takes to come to rest.
+#: Time to the first check: longer than a PREPARE takes until calm.
 CHECK_AFTER_S = 0.25
-#: The total over all roles.
+#: Name of the total over all roles.
 TOTAL = "all"
 
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """One step once: every call by role until calm, and when the answer came (time.monotonic)."""
+    """One run of a step: all calls by role until calm, and the time of the answer (time.monotonic)."""
 
     roles: dict[str, list[Call]]
     answered: float
@@ -46,7 +47,7 @@ class Repeat:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """Medians over the repeats, of one role or of all: until the answer came, and until all was calm."""
+    """Medians over the repeats, for one role or all: until the answer, and until calm."""
 
     answer: Tally
     calm: Tally
@@ -54,7 +55,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step measured. ``typical``: a repeat whose number of calls is the median."""
+    """The result for one step. ``typical``: a repeat with the median number of calls."""
 
     name: str
     figures: dict[str, Figure]
@@ -64,7 +65,7 @@ class Step:
 
 
 class _Tries:
-    """Repeats of one step, until there are enough that no clock has come into."""
+    """Collects repeats of one step until there are enough without ticks or timers."""
 
     def __init__(self, name: str, wanted: int) -> None:
         self.name, self._wanted = name, wanted
@@ -79,7 +80,7 @@ class _Tries:
         if any(call.function in OF_THE_CLOCK for call in repeat.total):
             self._spoilt += 1
             if self._spoilt > SPOILT_MAX * self._wanted:
-                raise TimeoutError(f"the replicas' clocks come into every repeat of {self.name}")
+                raise TimeoutError(f"ticks or timers run in nearly every repeat of {self.name}")
         else:
             self._kept.append(repeat)
 
@@ -89,7 +90,7 @@ class _Tries:
         figures = {TOTAL: _figure([(repeat.total, repeat.answered) for repeat in kept])}
         for role in roles:
             figure = _figure([(repeat.roles.get(role, []), repeat.answered) for repeat in kept])
-            if figure.calm.calls:  # else it worked in a few repeats only: not for this step
+            if figure.calm.calls:  # otherwise the role was active in a few repeats only, by chance
                 figures[role] = figure
         return Step(self.name, figures, kept[(len(kept) - 1) // 2], len(kept), self._spoilt)
 
@@ -102,13 +103,13 @@ def _figure(repeats: list[tuple[list[Call], float]]) -> Figure:
 
 
 def _median(tallies: list[Tally]) -> Tally:
-    """Of each count by itself."""
+    """The median of each count separately."""
     return Tally(*(median_low([getattr(tally, field.name) for tally in tallies]) for field in fields(Tally)))
 
 
 @contextmanager
 def stage(folder: Path, repeats: int) -> Iterator[Stage]:
-    """A new group with its files in ``folder``, for ``repeats`` runs of each step that count."""
+    """A new group with its files in ``folder``, for ``repeats`` measured runs of each step."""
     recorder = Recorder(FOLDERS)
     recorder.install()
     try:
@@ -123,13 +124,13 @@ def stage(folder: Path, repeats: int) -> Iterator[Stage]:
 
 
 class Stage:
-    """A group, a recorder, and what is measured with them."""
+    """A group, a recorder, and the measurements made with them."""
 
     def __init__(self, group: Group, recorder: Recorder, repeats: int) -> None:
         self._group, self._recorder, self._repeats = group, recorder, repeats
 
     def steps(self, names: tuple[str, ...] = STEPS) -> Iterator[Step]:
-        """Those of the names, in the order of ``STEPS``."""
+        """Measure the named steps, in the order of ``STEPS``."""
         measures: list[tuple[set[str], Callable[[], list[Step]]]] = [
             ({"prepare", "commit"}, self._transactions),
             ({"send"}, self._sends),
@@ -178,7 +179,7 @@ class Stage:
         return [send.step()]
 
     def _polls(self) -> list[Step]:
-        """Of a message that has been fetched already, as most have when a consumer is at work."""
+        """A poll of a message that has already been fetched, as is usual for a busy consumer."""
         poll = _Tries("poll", self._repeats)
         with self._group.producer() as producer, self._group.consumer() as consumer:
             consumer.assign([(TOPIC, 0)])
@@ -193,15 +194,15 @@ class Stage:
         return [poll.step()]
 
     def _checks(self) -> list[Step]:
-        """From the leader's parked ``due_pairs``, which wakes when the check is due, to the decision's rest.
+        """A check, from the leader's parked ``due_pairs``, which wakes when the check is due, until calm.
 
-        The answer is that to feedback's ``submit``.
+        The answer is the one to feedback's ``submit``.
         """
         check = _Tries("check", self._repeats)
         with ExitStack() as stack:
             producer = stack.enter_context(self._group.producer())
             stack.enter_context(asked_back(self._group, TOPIC))
-            time.sleep(1.0)  # both sides have found the leader and each other
+            time.sleep(1.0)  # until both sides have found the leader and each other
             for number in self._rounds(lambda: check.enough):
                 checked = self._one_check(producer)
                 if checked is not None and number >= WARM_UP:
@@ -209,7 +210,7 @@ class Stage:
         return [check.step()]
 
     def _one_check(self, producer: Producer) -> Repeat | None:
-        """None if this thread came too late to see it."""
+        """One check; None if this thread started recording too late."""
         settled = threading.Event()
         answered = 0.0
 
@@ -227,10 +228,10 @@ class Stage:
             self._recorder.start()
             late = settled.is_set()
             if not settled.wait(10.0):
-                raise TimeoutError("an open transaction was not asked about")
+                raise TimeoutError("an open transaction was not checked")
             self._recorder.rest(CALM_S)
         calls = self._recorder.stop()
-        # Nobody else calls a replica: the first call in such a thread is the parked one that was woken.
+        # Nothing else calls a replica, so the first call in such a thread is the parked call that was woken.
         woken = next((n for n, call in enumerate(calls) if call.thread.startswith("call-")), None)
         return None if late or woken is None else self._repeat(calls[woken:], answered)
 
@@ -257,4 +258,4 @@ class Stage:
 
 def _one_record(records: Sequence[object]) -> None:
     if len(records) != 1:
-        raise AssertionError(f"a poll gave {len(records)} records where one was waiting")
+        raise AssertionError(f"a poll returned {len(records)} records, although one was waiting")
