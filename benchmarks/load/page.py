@@ -37,7 +37,8 @@ def _overload(f: dict[str, Any]) -> str:
         f"`Overloaded` and a time after which to retry.\nRead at the end: {c['read']:,} messages; of "
         f"{c['accepted']:,} acknowledged ones {c['lost']} lost, {c['twice']} duplicated; of\n"
         f"{c['refused']:,} refused ones {c['refused_but_there']} readable; {c['out_of_order']} out of order; "
-        f"{c['unknown']} without an answer.\n\nLatency of accepted work (a transaction makes two calls in sequence; "
+        f"{c['unknown']} without an answer.\n\n"
+        "Latency of accepted work (a transaction makes two calls in sequence; "
         "*start* "
         "is how late the\nclient's own event loop started it):\n\n"
         + table(("ms", "p50", "p99"), waits)
