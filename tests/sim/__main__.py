@@ -1,5 +1,5 @@
-"""``python -m tests.sim [OPTIONS]`` runs schedules, ``python -m tests.sim campaign FILE`` does so for hours
-and adds up what it ran, ``python -m tests.sim total FILES...`` adds runs up."""
+"""``python -m tests.sim [OPTIONS]`` runs schedules, ``python -m tests.sim campaign FILE`` runs them for hours
+and keeps totals, ``python -m tests.sim total FILES...`` sums up several runs."""
 
 import sys
 

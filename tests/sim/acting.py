@@ -1,4 +1,4 @@
-"""What clients do from one moment to the next, whoever they are: mostly transactions, some of all else."""
+"""The random actions of clients: mostly transactions, and some of everything else."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from tests.sim.consumers import Consumer
 
 
 class Acting(ABC):
-    """Of one group's clients, or of those of several groups."""
+    """The actions of one group's clients, or of several groups' clients."""
 
     _rng: random.Random
     consumers: Sequence[Consumer]
 
     def act_at_random(self) -> None:
-        """One thing, or some at the same moment."""
+        """Do one thing, or several at the same moment."""
         acts = (self._transact, self._send, self._poll, self._cut, self._commit_offsets, self._trouble)
         for act in self._rng.choices(acts, (8, 5, 6, 2, 1, 1), k=self._rng.choice((1, 1, 2, 4))):
             act()
 
     @abstractmethod
     def _transact(self) -> None:
-        """Somebody begins a transaction."""
+        """A producer begins a transaction."""
 
     @abstractmethod
     def _send(self) -> None:
-        """Somebody sends a plain message."""
+        """A producer sends a plain message."""
 
     @abstractmethod
     def _trouble(self) -> None:
-        """Somebody dies, or an operator decides something that is open."""
+        """A process dies, or an operator decides an open transaction."""
 
     def _poll(self) -> None:
         self._rng.choice(self.consumers).poll()

@@ -1,9 +1,8 @@
-"""Queues and tables of a replica that must stay within bounds, whatever it goes through.
+"""Checks that a replica's queues and tables stay within their bounds, whatever happens.
 
-Looked at after every tick (tables.py looks at all containers, more rarely). Each bound is the one that the
-configuration names, with room for the one item that is let in before the bound is met. What is compared are
-sums that the code under test keeps; now and then they are counted again, and must be the sums of what is
-there.
+They are checked after every tick (tables.py checks all containers, less often). Each bound is the configured
+one, with room for the one item that is accepted before the bound is reached. The checks use sums that the
+code under test maintains; now and then these are recounted and must be correct.
 """
 
 from __future__ import annotations
@@ -21,18 +20,18 @@ if TYPE_CHECKING:
     from tests.sim.replica import SimReplica
 
 RECOUNT_EVERY = 32  # ticks: counting takes ten times as long as comparing
-#: With more apps than that, what each has open is looked at with the recount only.
+#: With more apps than this, the open transactions of each are checked only with a recount.
 APPS_AT_ONCE = 50
-#: Far above what a window per peer lets in; duplicates of the wild network and a pause of seconds included.
+#: Far above what a window per peer allows, including duplicates by the network and a pause of seconds.
 INBOX_MAX = 20_000
 REQUEST_BYTES_MAX = 8 << 20
-#: Buckets of checks that are gone and still stand in the order of those to come: twice the number from
-#: which the order is made anew, since between two looks of the timer some more may go.
+#: Removed buckets of checks that may remain in the order of buckets: twice the number at which the order is
+#: rebuilt, since more may be removed between two runs of the timer.
 GONE_BUCKETS_MAX = 2_000
 
 
 def check_bounds(replica: SimReplica, cache_bytes: int, *, recount: bool) -> None:
-    """Raise Violation for whatever has grown beyond its bound; with ``recount``, for lost counts too."""
+    """Raise Violation for anything beyond its bound; with ``recount``, also for wrong sums."""
     broker = getattr(replica.app, "replica", None)  # the broker's state; the plain workload has none
     if recount:
         _recount_node(replica)
@@ -65,7 +64,7 @@ def _check_node(replica: SimReplica, cache_bytes: int) -> None:
         _inside(replica, "messages not yet read", len(replica._inbox), INBOX_MAX)
     entries = len(proposals._sizes)
     if entries or proposals.outstanding_bytes:
-        # One entry is taken however large.
+        # A single entry is accepted whatever its size.
         bound = config.outstanding_bytes_max if entries > 1 else COMMAND_BYTES_MAX
         _inside(replica, "bytes proposed", proposals.outstanding_bytes, bound)
         _inside(replica, "entries proposed", entries, config.outstanding_entries_max)
@@ -74,14 +73,14 @@ def _check_node(replica: SimReplica, cache_bytes: int) -> None:
     if node._replicator._progress:
         bound = config.window_bytes + max(config.send_batch_bytes, COMMAND_BYTES_MAX)
         for peer, state in node._replicator._progress.items():
-            if not 0 <= state.in_flight_bytes <= bound:  # here and below: names are made when they are needed
+            if not 0 <= state.in_flight_bytes <= bound:  # here and below: texts are made only when needed
                 _inside(replica, f"bytes under way to {peer}", state.in_flight_bytes, bound)
     if not 0 <= replica.journal._cache._bytes <= cache_bytes:
         _check_cache(replica, cache_bytes)
 
 
 def _check_cache(replica: SimReplica, cache_bytes: int) -> None:
-    """What waits for the disk is read nowhere else; the oldest durable ones may stay until the next put."""
+    """Entries waiting for the disk must stay cached; the oldest durable ones may stay until the next put."""
     cache, durable = replica.journal._cache, replica.journal.durable_index
     held = sum(len(command) for index, command in cache._entries.items() if index <= durable)
     unsynced = cache._bytes - held
@@ -101,7 +100,7 @@ def _check_broker(replica: SimReplica, broker: Any) -> None:
     admission, state, limits = broker.admission, broker.state, broker.limits
     queue = admission._queue
     if queue or admission._queued_bytes:
-        # One request is taken however large, when none waits.
+        # A single request is accepted whatever its size, if none waits.
         bound = admission._queue_bytes_max if len(queue) > 1 else REQUEST_BYTES_MAX
         _inside(replica, "bytes of requests that wait", admission._queued_bytes, bound)
     if broker._in_flight:
@@ -111,7 +110,7 @@ def _check_broker(replica: SimReplica, broker: Any) -> None:
 
 
 def _check_open(replica: SimReplica, broker: Any) -> None:
-    """What is open, app by app, and what waits to be checked of it."""
+    """Check each app's open transactions and its queue of checks."""
     state, limits = broker.state, broker.limits
     opened = 0
     for app, table in state.transactions.apps.items():
@@ -129,7 +128,7 @@ def _check_open(replica: SimReplica, broker: Any) -> None:
 
 
 def _recount_broker(replica: SimReplica, broker: Any) -> None:
-    """Counts that are kept, and tables that grow and turn too slowly to look at them every time."""
+    """Recount sums, and check tables that change too slowly to check them every time."""
     admission, state = broker.admission, broker.state
     waiting = sum(submission.size for submission in admission._queue)
     _same(replica, "bytes of requests that wait", admission._queued_bytes, waiting)

@@ -24,12 +24,12 @@ RETENTION_PAUSE_MS = 300
 
 
 def number_of(name: str) -> int:
-    """The replica's number in its group: ``r2``, and ``g1r2`` where there are several groups."""
+    """The replica's number in its group, from ``r2`` or, with several groups, ``g1r2``."""
     return int(name.rpartition("r")[2])
 
 
 class _Telling:
-    """The Raft node, except that the checker hears of every entry that a client was answered for."""
+    """The Raft node, which also tells the checker every entry for which a client got an answer."""
 
     def __init__(self, raft: RaftNode, app: BrokerApplication) -> None:
         self._raft, self._app = raft, app
@@ -38,7 +38,7 @@ class _Telling:
         return getattr(self._raft, name)
 
     @property
-    def ready(self) -> bool:  # asked in every tick, where __getattr__ would show
+    def ready(self) -> bool:  # asked in every tick, where __getattr__ would be slow
         return self._raft.ready
 
     def propose(self, command: bytes, done: Callable[[Any, bool | None], None]) -> None:
@@ -77,7 +77,7 @@ class BrokerApplication:
                 copy_bytes=context.rng.choice((0, 40)),
                 retention_interval_ms=RETENTION_INTERVAL_MS,
                 retention_pause_ms=RETENTION_PAUSE_MS,
-                slice_visits=1,  # so that much happens between the first partition and the last one
+                slice_visits=1,  # so that much happens between the first and the last partition
             ),
             start_job=self._start_job,
             number_of=number_of,
@@ -138,12 +138,12 @@ class BrokerApplication:
     # -------------------------------------------------------------- what clients ask of a replica
 
     def fetch(self, topic: str, number: int, offset: int, max_bytes: int = 1 << 30) -> FetchResult | None:
-        """What a reader at this replica gets; None if the replica found damage and is gone now."""
+        """A reader's result at this replica; None if the replica found damage and has ended."""
         results = self._context.guarded(lambda: self.replica.fetch([(topic, number, offset)], max_bytes))
         return results[0] if results else None
 
     def lock_due(self, app: str, topic: str, most: int, lease_s: float, owner: str) -> list[tuple[Any, ...]]:
-        """What the service answers to a feedback actor; nothing unless this replica is a ready leader."""
+        """The answer to a feedback actor; nothing unless this replica is a ready leader."""
         raft = self.replica._raft
         if raft is None or not raft.ready:
             return []
@@ -157,7 +157,7 @@ class BrokerApplication:
 
 
 def ids_of(result: FetchResult, offset: int) -> list[tuple[int, str]]:
-    """(offset, id) of what was fetched, from ``offset`` on: a client trims the first run."""
+    """(offset, id) of the fetched messages, from ``offset`` on, since a client trims the first run."""
     records: list[tuple[int, str]] = []
     at = 0
     for base, count, _, size in result[5]:

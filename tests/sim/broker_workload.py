@@ -1,8 +1,8 @@
-"""The broker's clients in the simulator: producers, feedback, operators, consumers, and the verdict.
+"""The broker's clients in the simulator: producers, feedback, operators, consumers, and the final checks.
 
-Everything that they do and read goes into one history, whose checker is fed as it happens and judges
-at the end (tests/history). Two apps: ``shop`` answers checks, so all its transactions must get
-resolved; ``mute`` does not, so those that nobody decided must stay open until an operator decides.
+Everything that they do and read is recorded in one history, whose checker runs along and judges it at the end
+(tests/history). There are two apps: ``shop`` answers checks, so all its transactions must get resolved;
+``mute`` does not, so undecided ones must stay open until an operator decides.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from tests.support.faults.tables import Cells
 APPS = ("shop", "shop", "shop", "mute")
 RESOLVE_S = 60.0  # after the calm, for the last check
 STEP_S = 0.5
-TAKEN_UP, TAKEN_UP_S = 0.7, 5.0  # of what a dead producer left behind under ids of the application's own
-TWICE, TWICE_S = 0.05, (0.0, 0.02, 0.3)  # of transactions: begun again elsewhere while they run
-LEVEL = 3  # the highest that is taken: level 4 concerns several groups
-READS = 5  # of everything, in the end: each may find the damage of one replica
+TAKEN_UP, TAKEN_UP_S = 0.7, 5.0  # share of a dead producer's transactions with ids given by the application
+TWICE, TWICE_S = 0.05, (0.0, 0.02, 0.3)  # share of transactions begun again elsewhere while they run
+LEVEL = 3  # the highest level that is taken: level 4 concerns several groups
+READS = 5  # tries to read everything at the end: each may find the damage of one replica
 
 
 class BrokerWorkload(Acting):
@@ -140,8 +140,7 @@ class BrokerWorkload(Acting):
         self.recreated.act()
 
     def _go_up(self) -> None:
-        """The leader has heard that all replicas know all format levels: early, in the middle of things, or
-        never."""
+        """Raise the format level, as if all replicas were upgraded: early, in the middle, or never."""
         assert self._cluster is not None
         if self._cluster.world.elapsed_s >= self._level_2_at:
             for replica, app in self.desk.leaders():
@@ -151,7 +150,7 @@ class BrokerWorkload(Acting):
                     replica.guarded(partial(app.replica.raise_level, told))
 
     def _take_up(self, dead: Producer, successor: Producer) -> None:
-        """The application tries again what the dead one left behind, under ids of its own."""
+        """The application retries, with the same ids that it gave, what the dead producer left behind."""
         for tx in dead.left_behind():
             if self._levels.random() < TAKEN_UP:
                 self.desk.later(TAKEN_UP_S * self._levels.random(), successor.take_up, tx)
@@ -165,19 +164,19 @@ class BrokerWorkload(Acting):
             self._run_twice(producer, batch)
 
     def _run_twice(self, producer: Producer, batch: Sequence[ClientTx]) -> None:
-        """Another live process of the app runs one at the same time, under its id."""
+        """Another live process of the app runs the same transaction at the same time, with its id."""
         others = [p for p in self._working if p.alive and p is not producer and p.app == producer.app]
-        # Not of one that was prepared in version 1: its copies are refused once another one owns it.
+        # Not one that was prepared in version 1: its copies are refused once another producer owns it.
         tx = next((tx for tx in batch if tx.content is not None and tx.owned), None)
         if tx is not None and others:
-            tx.fenced = True  # by who is the owner, nobody knows how the other one's stands
+            tx.fenced = True  # ownership does not tell how the other process's one stands
             self.desk.later(self._levels.choice(TWICE_S), self._levels.choice(others).take_up, tx)
 
     def _send(self) -> None:
         self._rng.choice(self._working).send(self._number())
 
     def _trouble(self) -> None:
-        """A producer or a feedback actor dies, or an operator decides something that is open."""
+        """A producer or a feedback actor dies, or an operator decides an open transaction."""
         chance = self._rng.random()
         if chance < 0.3:
             self._rng.choice(self._working).die()
@@ -200,7 +199,7 @@ class BrokerWorkload(Acting):
         }
 
     def _operate(self, app: str, tx_id: str, arrived: int, outcome: str) -> None:
-        """A commit is one of the messages that have arrived, so it is right only when all have."""
+        """Decide as an operator. A commit covers the parts that have arrived, so it needs all of them."""
         assert self.ledger is not None
         tx = self.ledger.transactions[app, tx_id]
         if arrived < tx.parts:
@@ -210,7 +209,7 @@ class BrokerWorkload(Acting):
     # -------------------------------------------------------------- the end
 
     def check_end(self, applications: Sequence[Application]) -> None:
-        """Every answering app's transactions get resolved, operators decide the rest, all is read."""
+        """Resolve the transactions of answering apps, let operators decide the rest, read everything."""
         if self._cluster is None or self.ledger is None or self._topics < 2:
             raise Violation("the topics were never created", "stuck")
         leader = self._resolve("shop", RESOLVE_S)
@@ -231,7 +230,7 @@ class BrokerWorkload(Acting):
         self._cluster.world.run(self._cluster.world.now + seconds)
 
     def _resolve(self, app: str | None, within_s: float) -> BrokerApplication:
-        """Let time pass until nothing of ``app`` (None: of any) is open, and nobody waits for an answer."""
+        """Let time pass until nothing of ``app`` (None: of any) is open and no answer is pending."""
         assert self._cluster is not None
         until = self._cluster.world.now + within_s
         while True:
@@ -249,7 +248,7 @@ class BrokerWorkload(Acting):
             self._run(STEP_S)
 
     def _mute_stay_open(self, leader: BrokerApplication) -> None:
-        """Nobody answers for this app: what no producer and no operator decided must still be listed."""
+        """Check that transactions of the mute app that were not decided are still listed."""
         assert self.ledger is not None
         listed = self._listed(leader)
         for key, tx in self.ledger.transactions.items():
@@ -257,7 +256,7 @@ class BrokerWorkload(Acting):
                 raise Violation(f"{tx.tx} was decided by nobody and is no longer open", "invented-decision")
 
     def _read_everything(self) -> None:
-        """Every partition at every replica, the groups' offsets, all outcomes, and the databases' truth."""
+        """Read every partition at every replica, the groups' offsets, all outcomes, and the databases."""
         assert self.ledger is not None
         places = [*PLACES, *(self.crowd.places if self.crowd is not None else ())]
         for attempt in range(READS):
@@ -276,8 +275,10 @@ class BrokerWorkload(Acting):
         self.ledger.tell_the_truth()
 
     def _wait_until_all_agree(self) -> BrokerApplication:
-        """Every replica is up and has applied what the leader has. What a reader's look at a disk finds
-        ends a process even now, and a start mends it."""
+        """Wait until every replica is up and has applied what the leader has.
+
+        Damage that a reader finds on a disk ends a process even now, and its restart repairs it.
+        """
         assert self._cluster is not None
         replicas = self._cluster.replicas
         until = self._cluster.world.now + RESOLVE_S
@@ -296,7 +297,7 @@ class BrokerWorkload(Acting):
                 )
 
     def coverage(self, log: Sequence[tuple[float, str, str]]) -> Cells:
-        """Which of these faults met transactions in which phase."""
+        """Which of these faults struck transactions in which phase."""
         if self.ledger is None:
             return Cells()
         self.ledger.leave_all()

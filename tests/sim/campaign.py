@@ -1,8 +1,8 @@
-"""``python -m tests.sim campaign FILE``: schedules for hours, in as many runs as it takes.
+"""``python -m tests.sim campaign FILE``: runs schedules for hours, in any number of runs.
 
-FILE holds the totals of all runs so far, and where the next one goes on: with the seed behind the last. It is
-written every minute and at the end, also when the run is ended from outside. A broken promise is kept in it
-with its commit and its command, and the campaign goes on.
+FILE has the totals of all runs so far, and the seed with which the next run continues. It is written every
+minute and at the end, also if the run is ended by a signal. A violation is recorded in it with its commit and
+the command to reproduce it, and the campaign continues.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def seconds(text: str) -> float:
 
 @contextmanager
 def _alone(file: Path) -> Iterator[None]:
-    """Two campaigns that add to one file would lose what the other has run."""
+    """Lock FILE: two campaigns with the same file would lose each other's results."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.with_name(file.name + ".lock").open("w") as lock:
         try:
@@ -50,7 +50,7 @@ def _alone(file: Path) -> Iterator[None]:
 
 
 class _Course:
-    """How far a campaign is, and how long it goes on."""
+    """The progress of a campaign, and when it ends."""
 
     def __init__(self, totals: Totals, file: Path, console: Console, wanted_s: float, wall_s: float) -> None:
         self._totals, self._file, self._console = totals, file, console
@@ -64,7 +64,7 @@ class _Course:
         return not done and time.monotonic() < self._until
 
     def told(self) -> None:
-        """After every schedule."""
+        """Show the progress; called after every schedule."""
         totals, now = self._totals, time.monotonic()
         several = totals.virtual_s(several=True)
         text = f"{several:,} s in several groups" + f", {totals.broken} broken" * (totals.broken > 0)
@@ -72,7 +72,7 @@ class _Course:
         if now >= self._written + WRITE_EVERY_S:
             self._written = now
             totals.dump(self._file)
-            if not self._console.is_terminal:  # no bar is seen there
+            if not self._console.is_terminal:  # it shows no progress bar
                 self._console.print(totals.text())
 
 
@@ -84,7 +84,7 @@ def campaign(
     seed: Annotated[int | None, typer.Option(help="The first; default: behind the last in FILE.")] = None,
     jobs: Annotated[int, typer.Option(help="Processes; 0: one per core.")] = 0,
 ) -> None:
-    """Run schedules for a time, or until FILE has enough of them, and add them to FILE."""
+    """Run schedules for a given time, or until FILE has enough of them, and add the results to FILE."""
     if groups not in GROUPS:
         raise typer.BadParameter(f"--groups is one of {', '.join(GROUPS)}")
     wall_s, console = seconds(for_), Console()

@@ -1,10 +1,10 @@
-"""Feedback in the simulator: the real table of checks, the real locks at the leader, flawed answerers.
+"""Feedback in the simulator: the real table of checks, the real locks at the leader, unreliable queriers.
 
 One ``Feedback`` is the feedback actor of one app and topic. It locks due transactions at a replica that
-believes to lead, hands them to producers that poll, and has their answers carried out. Producers look
-into the app's database: in time or late, twice, with UNKNOWN first, with an error, or not at all,
-because they died with the check in hand. Where transactions name their owners, the querier is a plain one,
-which takes "no row" for ROLLBACK; elsewhere, and where two live processes run one id, it writes a fence.
+believes itself leader, passes them to producers that poll, and has their answers carried out. Producers look
+into the app's database: in time or late, twice, with UNKNOWN first, with an error, or not at all, because
+they died with the check. If transactions name their owners, the querier is a plain one, which interprets "no
+row" as ROLLBACK. Otherwise, and if two live processes run one id, it writes a fence.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.sim.desk import Desk
 from tests.sim.ledger import Ledger
 from tests.sim.producers import Producer
 
-#: Everything is shorter than in production, as the transactions are.
+#: All times are shorter than in production, like those of the transactions.
 CONFIG = FeedbackConfig(
     lock_lease_s=0.9,
     confirm_s=0.4,
@@ -36,14 +36,14 @@ CONFIG = FeedbackConfig(
     lock_batch=8,
 )
 POLL_S = 0.1
-ROOM = 6  # checks that a producer takes at a time
+ROOM = 6  # checks that a producer accepts at a time
 DELAYS_S = (0.0, 0.02, 0.02, 0.1, 0.1, 0.5, 2.0)
 STATES = {"COMMITTED": TransactionState.COMMITTED, "ROLLBACK": TransactionState.ROLLBACK}
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A check in the hands of a producer: under which PREPARE, and by which incarnation of the actor."""
+    """A check that a producer works on: of which PREPARE, and from which incarnation of the actor."""
 
     instance: str
     tx_id: str
@@ -52,7 +52,7 @@ class Asked:
 
 
 class Feedback:
-    """All checks of one app and topic. ``restart`` is what the death of the actor comes to."""
+    """All checks of one app and topic. ``restart`` simulates the death of the actor."""
 
     def __init__(
         self, app: str, topic: str, desk: Desk, ledger: Ledger, producers: dict[str, Producer]
@@ -65,7 +65,7 @@ class Feedback:
         desk.later(self._rng.random() * POLL_S, self._tick)
 
     def restart(self) -> None:
-        """Everything that it knew is gone; leases at the leader end by themselves."""
+        """Lose everything in memory; leases at the leader expire by themselves."""
         self._restarts += 1
         self._owner = f"{self.app}-{self.topic}-{self._restarts}"
         self._table = CheckTable(CONFIG, self._now)
@@ -110,7 +110,7 @@ class Feedback:
         return LockedRow(*locked)
 
     def _put_off(self, waits_s: dict[str, float]) -> None:
-        """What nobody is asked about now is due again later."""
+        """Make checks that no producer is asked now due again later."""
         waits_s |= {tx_id: wait_s for (_, tx_id), wait_s in self._table.take_put_off()}
         found = self._desk.any_leader()
         if found is not None and waits_s:
@@ -130,8 +130,11 @@ class Feedback:
     # -------------------------------------------------------------- at the producer
 
     def _producer_gets(self, instance: str, checks: list[Check]) -> None:
-        """The checks of one answered poll. Whether their local transactions run here is said at once; the
-        others are worked off one by one, and the next poll shows that they arrived."""
+        """The producer gets the checks of one poll.
+
+        It says at once whose local transactions are running here, and works on the others one by one; its
+        next poll shows that they arrived.
+        """
         producer, working = self._producers[instance], []
         for check in checks:
             tx = self._ledger.transactions[self.app, check.row.tx_id]
@@ -152,7 +155,7 @@ class Feedback:
         return tx_id in producer.running
 
     def _ask(self, asked: Asked) -> None:
-        """The querier of a producer looks; its answer goes back, now and then twice."""
+        """A producer's querier looks; its answer is sent back, sometimes twice."""
         if not self._producers[asked.instance].alive:
             return
         said = self._look_up(asked.tx_id)
@@ -163,7 +166,7 @@ class Feedback:
     def _look_up(self, tx_id: str) -> tuple[TransactionState, Trouble]:
         stands, chance = self._ledger.local(self.app, tx_id), self._rng.random()
         if self._desk.cluster.calm:
-            chance = 1.0  # six unlucky answers in a row, and the next check would be later than the end
+            chance = 1.0  # after six UNKNOWN answers in a row, the next check would come after the end
         if chance < 0.08:
             return TransactionState.UNKNOWN, Trouble.RAISED
         if chance < 0.2:
@@ -177,7 +180,7 @@ class Feedback:
     def _say(self, asked: Asked, state: TransactionState, trouble: Trouble) -> None:
         table, tx_id = asked.table, asked.tx_id
         if table is not self._table or not self._producers[asked.instance].alive:
-            return  # the actor that asked is gone, or who was asked
+            return  # the actor or the producer has ended
         tx = self._ledger.transactions[self.app, tx_id]
         verdict = table.answer(asked.instance, (0, tx_id), state, trouble, asked.index, self._now)
         if verdict is None:

@@ -1,17 +1,17 @@
-"""What must hold at every moment of a simulation, whatever the world does.
+"""The invariants that must hold at every moment of a simulation.
 
-* A replica's term never falls and it votes once per term, whatever it goes through in between.
-* One leader per term (Election Safety), and a majority of the voters that its log names voted for it.
+* A replica's term never decreases, and it votes once per term, even across restarts.
+* One leader per term (Election Safety), and a majority of the voters named in its log voted for it.
 * A leader's log holds every entry acknowledged in an earlier term (Leader Completeness).
-* An index is applied with one term and one command, everywhere and for ever (State Machine Safety),
-  and the state after it has one hash.
-* A leader commits only up to an entry of its own term (Raft, section 5.4.2), and what it takes a follower
-  to hold, that follower's disk holds.
-* What is acknowledged is durable on a majority of the voters by whom its leader had it committed.
-* A voter that came holds, when it begins to count, all that the leader had when it was told to come.
-* A replica's commit index never falls, and what it applied its own disk holds.
-* A replica that knows of a damaged entry which it is still to apply does not stand for election.
-* In the end a group has a leader, above all if each entry has a majority of sound copies.
+* An index is applied with the same term and command on all replicas, always (State Machine Safety),
+  and the state after it has the same hash.
+* A leader commits only up to an entry of its own term (Raft, section 5.4.2), and entries that it believes to
+  be on a follower are on that follower's disk.
+* An acknowledged entry is durable on a majority of the voters with which its leader committed it.
+* When a new voter starts to count, it has all entries that the leader had when it was added as a learner.
+* A replica's commit index never decreases, and its own disk has what it has applied.
+* A replica that knows of a damaged entry that it has yet to apply does not stand for election.
+* At the end a group has a leader, in particular if each entry has a majority of sound copies.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ class Observed(Protocol):
 
 
 class Checker:
-    """Collects what was promised and raises Violation as soon as something contradicts it.
+    """Records what was acknowledged and raises Violation as soon as something contradicts it.
 
-    ``blind``: kinds that it overlooks. Only the controls use it, where one invariant always comes
-    before another and the other one is to be proved, too.
+    ``blind``: kinds of violations to ignore. Only the controls use it, if one invariant always fails before
+    another one that has to be tested as well.
     """
 
     blind: frozenset[str] = frozenset()
@@ -62,13 +62,13 @@ class Checker:
         self._replicas: dict[str, Observed] = {}
         self._applied: dict[int, bytes] = {}
         self._digests: dict[int, bytes] = {}
-        #: (leader, peer) -> what was last found true: match, the leader's term, the peer's process and log
+        #: (leader, peer) -> last verified: match, the leader's term, the peer's process and log
         self._matched: dict[tuple[str, str], tuple[int, int, int, int]] = {}
-        self._members: dict[str, Members] = {}  # of each leader, at its last step
-        #: Of each leader: configurations before its present one, and what was committed when they ended.
+        self._members: dict[str, Members] = {}  # each leader's members at its last step
+        #: For each leader: its earlier configurations, and the commit index when each ended.
         self._ended: dict[str, list[tuple[int, Members]]] = {}
         self._seen: dict[str, tuple[int, int, int]] = {}  # replica -> incarnation, term led, commit index
-        self._unfit: dict[str, int] = {}  # replica -> its process that cannot apply its log
+        self._unfit: dict[str, int] = {}  # replica -> the incarnation that cannot apply its log
 
     # -------------------------------------------------------------- as it happens
     def applied(self, replica: Observed, index: int, term: int, command: bytes, digest: bytes | None) -> None:
@@ -85,7 +85,7 @@ class Checker:
             )
 
     def rebuilt(self, replica: Observed, has: bytes | None, would_have: bytes | None) -> None:
-        """The state of ``replica``, and the one that a start would make of its disk."""
+        """Compare the state of ``replica`` with the one that a restart would build from its disk."""
         if has is None or has != would_have:
             self._broken(
                 "state-differs",
@@ -96,7 +96,7 @@ class Checker:
         if self.acknowledged.setdefault(index, term) != term:
             self._broken("acknowledged-twice", f"two different entries were acknowledged at {index}")
         voters = self._voters(index, term)
-        # Of one that is down, or whose disk was lost after it acknowledged, nothing can be said here.
+        # Replicas that are down, or whose disk was lost after they acknowledged, cannot be checked here.
         holders = sum(
             not r.up or r.learner or _holds_durably(r.journal, index, term)
             for r in replicas
@@ -108,9 +108,11 @@ class Checker:
             )
 
     def _voters(self, index: int, term: int) -> tuple[str, ...]:
-        """Who counted when the leader of ``term`` had the entry committed, as its log said: an entry may be
-        applied, and acknowledged, when the next configuration is in the log already. Of a term that nobody
-        led, the last leader's."""
+        """The voters with which the leader of ``term`` committed the entry, according to its log.
+
+        An entry may be applied and acknowledged when the next configuration is already in the log. For a term
+        without a leader: the voters of the last leader.
+        """
         leader = self._leading_terms.get(term) or self._leading_terms[max(self._leading_terms)]
         members: Members = leader.node.members
         if leader.name not in self._members:
@@ -122,7 +124,7 @@ class Checker:
         return members.voters
 
     def look(self, replica: Observed) -> None:
-        """After every step of ``replica``."""
+        """Check ``replica``; called after each of its steps."""
         node, name = replica.node, replica.name
         self._replicas[name] = replica
         journal = replica.journal
@@ -140,7 +142,7 @@ class Checker:
             del self._unfit[name]
 
     def _moved(self, replica: Observed, seen: tuple[int, int, int] | None, now: tuple[int, int, int]) -> None:
-        """What is seen of it: its process, the term that it leads, its commit index."""
+        """Check a change of (incarnation, term that it leads, commit index)."""
         incarnation, leads, commit = now
         if seen is not None and seen[0] == incarnation:
             if commit < seen[2]:
@@ -157,8 +159,11 @@ class Checker:
             self._elected(replica, leads)
 
     def look_at_ghost(self, ghost: Observed) -> None:
-        """After every step of a process whose replica was replaced. Until each peer has met its successor it
-        may vote and lead, once per term; its votes are noted beside those of the successor."""
+        """Check a process whose replica was replaced; called after each of its steps.
+
+        Until each peer has met its successor, it may vote and lead, once per term; its votes are recorded
+        separately from those of the successor.
+        """
         node, name = ghost.node, f"{ghost.name}~"
         term, candidate = ghost.journal.getCurrentTerm(), ghost.journal.getVotedForNodeId()
         if candidate is not None:
@@ -173,7 +178,7 @@ class Checker:
             )
 
     def _voted(self, replica: Observed) -> None:
-        """What the replica's disk says; one that lost its disk may have forgotten (see rejoin.py)."""
+        """Check the vote on the replica's disk, unless the replica lost its disk (see rejoin.py)."""
         if replica.learner:
             self._ballots.pop(replica.name, None)
             return
@@ -197,7 +202,7 @@ class Checker:
             self._votes.setdefault(term, {}).setdefault(replica.name, candidate)
 
     def _leading(self, replica: Observed, committed: int) -> None:
-        """A step of one that led before it; ``committed``: its commit index, if that rose."""
+        """Check a step of a leader. ``committed``: its commit index, if that increased."""
         journal, term = replica.journal, replica.node.term
         if committed and journal.term_at(committed) != term:
             self._broken(
@@ -210,13 +215,13 @@ class Checker:
             if other is None:
                 continue
             match = progress.match
-            # What was durable in one process stays so until it cuts its log.
+            # An entry that was durable in one process stays so until it truncates its log.
             claim = (match, term, other.incarnation, other.journal.generation)
             if self._matched.get((replica.name, peer)) == claim:
                 continue
             if other.learner or not other.up or other.node.term > term:
-                continue  # one that follows a later leader may have cut what it acknowledged to this one
-            entry_term = journal.term_at(match)  # None: retention has taken it, or it is not there at all
+                continue  # it follows a later leader and may have truncated what it acknowledged
+            entry_term = journal.term_at(match)  # None: removed by retention, or missing
             beyond = match > journal.last_index
             if beyond or (entry_term is not None and not _holds_durably(other.journal, match, entry_term)):
                 self._broken(
@@ -227,7 +232,7 @@ class Checker:
             self._matched[replica.name, peer] = claim
 
     def _changed(self, replica: Observed) -> None:
-        """A leader's configuration is another one than at its last step."""
+        """Check a leader whose configuration has changed since its last step."""
         members, history = replica.node.members, replica.journal.members
         before, self._members[replica.name] = self._members[replica.name], members
         self._ended[replica.name].append((self._seen[replica.name][2], before))
@@ -274,10 +279,10 @@ class Checker:
         missing: Sequence[str] = (),
         all_sound: Callable[[], bool] = lambda: False,
     ) -> None:
-        """After the calm, with every replica up: nothing acknowledged is missing anywhere, one leads.
+        """Check the end, after the calm, with every replica up: nothing acknowledged is missing, one leads.
 
-        ``missing``: what the group lacked to the last although there was time. ``all_sound``: whether each
-        acknowledged entry is sound on a majority of disks, whatever the replicas over them do.
+        ``missing``: what the group still lacked although there was time. ``all_sound``: whether each
+        acknowledged entry is sound on a majority of disks, whatever their replicas do.
         """
         if not any(r.up and r.node.ready for r in replicas):
             if all_sound():

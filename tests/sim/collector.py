@@ -1,4 +1,4 @@
-"""Garbage is collected between two schedules: looking for it meanwhile takes 7 % of one and more."""
+"""Collects garbage only between schedules: during a schedule, the collector takes 7 % of its time or more."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from contextlib import contextmanager
 
 @contextmanager
 def resting_collector() -> Iterator[None]:
-    """Whoever has switched the collector off already (a run of many schedules) collects by itself."""
+    """Switch the collector off. If it is off already (in a run of many schedules), the caller collects."""
     if not gc.isenabled():
         yield
         return
-    gc.collect()  # what the schedule before has left
+    gc.collect()  # garbage of the schedule before
     if gc.get_freeze_count() == 0:
-        gc.freeze()  # what is imported by now stays, and need not be looked at again: 0.1 s for each schedule
+        gc.freeze()  # imported objects stay and need not be traversed again: 0.1 s per schedule
     gc.disable()
     try:
         yield

@@ -1,7 +1,7 @@
 """Simulated consumers: polls at any replica, stable cuts over all partitions, offsets of a group.
 
-A replica may be deposed, behind, or just recovering: what it serves must still be committed, and at
-the offset where it stands for ever.
+A replica may be deposed, behind, or recovering: what it serves must still be committed, and at its final
+offset.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Consumer:
         self._committing = False
 
     def poll(self) -> None:
-        """Read on in one partition, at any replica."""
+        """Continue reading one partition, at any replica."""
         replicas = self._desk.replicas()
         if not replicas:
             return
@@ -52,14 +52,14 @@ class Consumer:
             if position < result[3]:  # retention was faster
                 self._positions[place] = result[3]
                 self._recorder.read(self.name, *place, [], start=result[3])
-            return  # else this replica is behind the one that was read before
+            return  # otherwise this replica is behind the one read before
         records = ids_of(result, position)
         if records:
             self._recorder.read(self.name, *place, records)
             self._positions[place] = records[-1][0] + 1
 
     def cut(self) -> None:
-        """Everything new of all partitions, at one replica in one instant."""
+        """Read everything new in all partitions, at one replica at one instant."""
         replicas = self._desk.replicas()
         if not replicas:
             return
@@ -77,7 +77,7 @@ class Consumer:
             self._cut_positions[place] = end
 
     def commit_offsets(self) -> None:
-        """The group's progress in one partition, replicated."""
+        """Commit the group's offset in one partition."""
         if self._committing:
             return
         place = self._rng.choice(self._places)
@@ -96,7 +96,7 @@ class Consumer:
         self._desk.call(ops.group_offsets(self.name, place[0], {place[1]: offset}), committed, lambda: True)
 
     def check_offsets(self, app: BrokerApplication) -> None:
-        """What the group would go on with."""
+        """Check the offsets with which the group would continue."""
         offsets = app.replica.state.group_offsets.get(self.name, {})
         for topic, number in self._places:
             op = self._recorder.invoke("offset-fetch", group=self.name, topic=topic, partition=number)
@@ -106,10 +106,12 @@ class Consumer:
 def read_all(
     app: BrokerApplication, place: tuple[str, int], position: int, *, settled: bool = False
 ) -> tuple[int, int, list[tuple[int, str]]] | None:
-    """(start, end, records) of a partition from ``position``, or from where retention left it; None if
-    the replica has gone, or has removed from its log what it does not know yet to be removed: one that
-    starts again from a snapshot applies retention anew, and is done with it where all is ``settled``. A
-    replica that is behind ``position`` has nothing: it ends where it starts."""
+    """(start, end, records) of a partition from ``position``, or from where retention left it.
+
+    None if the replica has ended, or has removed from its log what its state does not know to be removed yet:
+    after a restart from a snapshot, it applies retention again; if all is ``settled``, it has finished that.
+    A replica that is behind ``position`` returns nothing: its end equals its start.
+    """
     records: list[tuple[int, str]] = []
     start = at = position
     while True:
@@ -137,10 +139,10 @@ def read_finally(
     attempt: int,
     places: Sequence[tuple[str, int]] = PLACES,
 ) -> bool:
-    """Everything from every replica: all must have the same, from the same start to the same end.
+    """Read everything from every replica: all must have the same records, start and end.
 
-    The history cannot tell a replica that lacks the end from one that is behind. False: a replica found
-    damage when it was read, and is gone.
+    (The history cannot tell a replica that lacks the end from one that is behind.) False: a replica found
+    damage while it was read, and has ended.
     """
     bounds: dict[tuple[str, int], tuple[str, int, int]] = {}
     for replica, app in replicas:

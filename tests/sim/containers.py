@@ -1,7 +1,7 @@
-"""Every container that an object of the product holds, however deep, by the class and attribute that hold it.
+"""Finds every container in the product's objects, at any depth, by the class and attribute that hold it.
 
-So that a new queue or table is noticed by itself, and not only if somebody thinks of it. What a class alone
-decides is found once for each class: there are thousands of objects, and they are looked at again and again.
+So a new queue or table is found automatically. What depends only on the class is computed once per class:
+there are thousands of objects, and they are examined repeatedly.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 PRODUCT = "escrowmq."
 CONTAINERS = (dict, list, set, deque)
-#: What there is to do with an object of a class: nothing, to count what it holds, or to look into it.
+#: What to do with an object of a class: nothing, count its elements, or look into it.
 NOTHING, COUNT, LOOK_INTO = range(3)
 NO_NAMES: dict[str, Any] = {}
 
@@ -47,7 +47,7 @@ def sizes(*roots: Any) -> Counter[str]:
 
 
 def _count(path: str, value: Any, found: Counter[str], waiting: list[Any]) -> None:
-    """Count what a container holds; the objects of the product in it are to be looked into."""
+    """Count a container's elements, and queue the product's objects in it for examination."""
     found[path] += len(value)
     if not value:
         return
@@ -56,7 +56,7 @@ def _count(path: str, value: Any, found: Counter[str], waiting: list[Any]) -> No
     kinds = set(map(type, values))
     if not any(map(_WHATS.__getitem__, kinds)):
         if by_key and int in kinds:
-            # Of nothing but int what equals zero is zero; among others it may be False.
+            # If all values are int, those equal to zero are zero; otherwise they may be False.
             idle = list(values).count(0) if len(kinds) == 1 else sum(type(v) is int and not v for v in values)
             if idle:
                 found[f"{path} idle"] += idle
@@ -72,7 +72,7 @@ def _count(path: str, value: Any, found: Counter[str], waiting: list[Any]) -> No
 
 
 class _Whats(dict[type, int]):
-    """What there is to do with an object of a class."""
+    """Class -> what to do with its objects."""
 
     def __missing__(self, kind: type) -> int:
         if issubclass(kind, CONTAINERS):
@@ -89,7 +89,7 @@ _WHATS = _Whats()
 
 
 class _Paths(dict[str, str]):
-    """Attributes of one class, as they are called."""
+    """Attribute of one class -> its path in the report."""
 
     def __init__(self, kind: type) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class _Paths(dict[str, str]):
 
 
 class _Shape:
-    """What a class alone says of its objects: how its attributes are called, and which slots there are."""
+    """What depends only on the class: the paths of its attributes, and its slots."""
 
     def __init__(self, kind: type) -> None:
         self.paths = _Paths(kind)
@@ -111,10 +111,12 @@ class _Shape:
             names += (slots,) if isinstance(slots, str) else slots
         self._names = [name for name in names if name not in ("__dict__", "__weakref__")]
         self._paths = [self.paths[name] for name in self._names]
-        self._read = attrgetter(*self._names) if len(self._names) > 1 else None  # it reads one as itself
+        self._read = (
+            attrgetter(*self._names) if len(self._names) > 1 else None
+        )  # with one name it returns no tuple
 
     def slots_of(self, owner: Any) -> Iterable[tuple[str, Any]]:
-        """Path and value of each slot that is set."""
+        """Path and value of each set slot."""
         if self._read is not None:
             try:
                 return zip(self._paths, self._read(owner), strict=True)

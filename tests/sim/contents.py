@@ -1,8 +1,8 @@
-"""All that a broker's replicated state holds, in one form for every replica that applied the same entries.
+"""A broker's whole replicated state, in a form that is equal on all replicas with the same entries applied.
 
-Left out is what a replica has for itself: leases, the order of checks, tables that a leader made for an
-app whose first PREPARE it has not applied yet, and counts of zero. Which open transactions no queue of
-checks holds is in: nobody would ever ask for those.
+It omits what each replica has for itself: leases, the order of checks, tables that a leader made for an app
+whose first PREPARE it has not applied yet, and counts of zero. It includes open transactions that are in no
+queue of checks, because these would never be checked.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from escrowmq.replication.state.topics import Partition
 from tests.sim.runs import joined
 
 ALL_RUNS = 100_000
-#: All that is said of a topic, as a plain tuple: see ``_opened``.
+#: The fields of a topic's info as a plain tuple; see ``_opened``.
 _INFO = attrgetter(*(field.name for field in fields(TopicInfo)))
 
 
 def everything(state: StateMachine) -> list[object]:
-    """What two states must have alike."""
+    """The content that must be equal in two states."""
     topics = state.topics
     parts: list[object] = [state.gid, state.groups, state.applied_index, state.now_ms, state.first_index]
     parts += [state.level, state.settings, state.forgotten_ms, state.turned_ms]
@@ -63,7 +63,7 @@ def _never_checked(state: StateMachine) -> list[tuple[str, str]]:
 
 
 def _opened(table: OpenTable) -> list[tuple[str, tuple[object, ...]]]:
-    """In log order. As plain tuples, which are written down five times as fast as named ones."""
+    """Open transactions in log order, as plain tuples, which serialise five times as fast as named ones."""
     view = View(table.old, table.young, table.gone, table._changed)
     return [(tx_id, tuple(record)) for tx_id, record in view.items()]
 

@@ -1,8 +1,8 @@
-"""Which faults struck in which phases of transactions: the table that shows where the schedules went.
+"""Which faults struck in which phases of transactions: a table that shows what the schedules covered.
 
-A transaction can be in several phases at once (its local transaction runs while a check is out). A
-cell counts the faults that struck while at least one transaction was in that phase: when they had their
-effect, not when they were laid, and none that met nothing.
+A transaction can be in several phases at once (its local transaction runs while a check is out). A cell
+counts the faults that struck while at least one transaction was in that phase. A fault counts when it takes
+effect and not when it is set up, and only if it hits something.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.support.faults.tables import Cells, Grid
 
 
 class Phase(enum.Enum):
-    """Where a transaction is; SPEC of the crash points, and what follows from multi-part PREPAREs."""
+    """The phase of a transaction: the specified crash points, and those of PREPAREs with several parts."""
 
     PREPARING = "PREPARE sent, not durable"
     PREPARED_IN_PART = "PREPARE durable, PRE_MESSAGEs only in part"
@@ -33,7 +33,7 @@ class Phase(enum.Enum):
 
 
 class AcrossPhase(enum.Enum):
-    """Where a transaction over several groups is, beside those."""
+    """Additional phases of a transaction over several groups."""
 
     HOME_ONLY = "home prepared, no branch"
     SOME_BRANCHES = "home prepared, branches in part"
@@ -45,7 +45,7 @@ AnyPhase = Phase | AcrossPhase
 
 
 def cells(log: Sequence[tuple[float, str, str]], stays: Iterable[tuple[float, float, AnyPhase]]) -> Cells:
-    """``log``: (seconds, kind, victim) of what struck; without a victim it struck nothing."""
+    """Count faults by phase. ``log``: (seconds, kind, victim) of each fault; "" as victim: it hit nothing."""
     struck = sorted((at, kind) for at, kind, victim in log if victim)
     times = [at for at, _ in struck]
     met: set[tuple[int, AnyPhase]] = set()
@@ -56,10 +56,10 @@ def cells(log: Sequence[tuple[float, str, str]], stays: Iterable[tuple[float, fl
 
 
 def grid(found: Cells, kinds: Sequence[str] = ONE_GROUP_KINDS) -> Grid:
-    """Those kinds by phase: the table, and what of it was not reached."""
+    """The table of these kinds by phase, and its cells that were not reached."""
     return Grid(kinds, [phase.value for phase in Phase], found)
 
 
 def across_grid(found: Cells, kinds: Sequence[str] = GROUP_KINDS) -> Grid:
-    """The same for worlds of several groups."""
+    """As ``grid``, for worlds of several groups."""
     return Grid(kinds, [phase.value for phase in (*Phase, *AcrossPhase)], found)

@@ -1,8 +1,8 @@
 """Many small things at once: hundreds of topics of one app, and thousands of apps that are used once.
 
-Spark does the latter (each batch write is an app), a multi-tenant service the former. What every table of a
-replica holds for an app or a topic comes and goes here all the time. Some transactions are left open, as by a
-process that has gone; checks settle them where somebody answers, and else an operator in the end.
+Spark does the latter (each batch write is an app), a multi-tenant service the former. So entries for apps and
+topics are added to and removed from all tables of a replica constantly. Some transactions are left open, as
+by a process that died; checks settle them if a producer answers, otherwise an operator at the end.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from tests.sim.world import Violation
 #: The app that has a transaction in every topic.
 APP = "many"
 TOPICS = 300
-SHARE = 0.04  # of schedules that have a crowd: they cost several times what others do
-#: From one round to the next, about; and how many transactions begin then.
+SHARE = 0.04  # share of schedules with a crowd, which cost several times as much as others
+#: Approximate time between rounds, and the number of transactions that begin in one.
 PAUSE_S, COUNTS = 0.2, (10, 30, 60)
-AT_ONCE = 15  # rounds that are under way
+AT_ONCE = 15  # rounds in progress at a time
 CREATED_AT_ONCE = 50
 LEFT_OPEN = 0.05
 LOCAL_S = 0.3
@@ -37,8 +37,11 @@ Add = Callable[[str, str, list[Sent]], ClientTx]
 
 
 class Crowd:
-    """Of one group. ``topics``: those whose one partition is there. ``forgets``: ids are forgotten while
-    requests are sent again, so the group may say that it knows nothing of one."""
+    """The crowd of one group.
+
+    ``topics``: those whose single partition is in this group. ``forgets``: ids are forgotten while requests
+    are retried, so the group may not know one.
+    """
 
     def __init__(
         self,
@@ -72,7 +75,7 @@ class Crowd:
         self._missing -= len(results)
 
     def act(self) -> None:
-        """Begin some transactions, if it is time and there is room."""
+        """Begin some transactions, if it is time and not too many are in progress."""
         now_s = self.desk.world.elapsed_s
         if self._missing or now_s < self._next_s or self.busy >= AT_ONCE or self.desk.cluster.calm:
             return
@@ -120,7 +123,7 @@ class _Round:
                 self._recorder.ok(op)
                 tx.prepared = True
                 crowd.ledger.leave(tx, Phase.PREPARED, Phase.PREPARING)
-            elif problem[1] == ResultCode.DUPLICATE:  # somebody has decided it, and its request came twice
+            elif problem[1] == ResultCode.DUPLICATE:  # it was decided, and its request arrived twice
                 self._recorder.unknown(op, "it was decided before")
                 continue
             elif problem[1] == ResultCode.STALE:

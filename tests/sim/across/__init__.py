@@ -1,6 +1,7 @@
-"""Two or three broker groups in one simulated world, with the clients' own code between them.
+"""Two or three broker groups in one simulated world, with the real code of the clients.
 
-Each group is a ``Simulation`` of its own replicas, network and disks; all share one virtual time. Producers
-run the real queues, blocks, flows over groups and channels (``escrowmq.actors.producer``), feedback the real
-actor and the real links of producers (``escrowmq.feedback``). Read ``simulation`` first, then ``workload``.
+Each group is a ``Simulation`` with its own replicas, network and disks; all share one virtual time. Producers
+use the real queues, blocks, transactions over groups and channels (``escrowmq.actors.producer``), and
+feedback the real actor and the real links of producers (``escrowmq.feedback``). Read ``simulation`` first,
+then ``workload``.
 """

@@ -1,7 +1,6 @@
-"""What a group's leader does about transactions over several groups, in virtual time: the real class, the
-real calls.
+"""A group leader's work on transactions over several groups, in virtual time, with the real class and calls.
 
-It belongs to one life of a replica: what was under way when that ends is heard by nobody.
+It belongs to one life of a replica: the answers to calls that are pending at its end are dropped.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ class SimBranches:
         self.branches.step(self._app._now_ms())
 
     def _too_large(self, request: object) -> bool:
-        """What the other broker refuses, or this one's log."""
+        """Whether the other broker, or this one's log, refuses the request because of its size."""
         most = self._clients.scene.request_bytes
         large = isinstance(request, bytes) and len(request) > most
         self._clients.did["too large for a broker"] += large

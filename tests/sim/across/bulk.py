@@ -1,8 +1,8 @@
-"""``send_transactions`` in a world of several groups: the real run of a batch, with nobody who waits.
+"""``send_transactions`` in a world of several groups: the real code for a batch, without a waiting thread.
 
-A call waits for all of its batch, runs its callback over what is prepared, and waits again. Here the next
-step is an event that comes when the last answer has. Without a callback there is no local transaction: what
-is prepared is committed at once, and if its producer dies, the application's word is as good either way.
+A real call waits for its whole batch, runs its callback for what is prepared, and waits again. Here the next
+step is an event that is triggered by the last answer. Without a callback there is no local transaction: what
+is prepared is committed at once, and if the producer dies, either outcome is correct for the application.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from tests.sim.coverage import AcrossPhase, Phase
 if TYPE_CHECKING:
     from tests.sim.across.producers import AcrossProducer
 
-UNDECIDED = 0.05  # of a callback's decisions: the check is to find out
+UNDECIDED = 0.05  # share of a callback's decisions: left to the check
 COMMITTED, ROLLBACK, UNKNOWN = TransactionState.COMMITTED, TransactionState.ROLLBACK, TransactionState.UNKNOWN
 _PHASE = {COMMITTED: Phase.COMMITTING, ROLLBACK: Phase.ROLLING_BACK}
 
-#: Its messages, and its id if that is the application's own.
+#: A transaction's content and messages, and its id if the application gave one.
 Wanted = tuple[list[Sent], list[Message], str | None]
 
 
 class _Told:
-    """Where a caller's thread would wait."""
+    """Takes the place of a caller's waiting thread."""
 
     def __init__(self, then: Callable[[], None]) -> None:
         self._then = then
@@ -51,14 +51,14 @@ class _Run(_BulkRun):
         self._call = call
 
     def go_on(self, then: Callable[[], None]) -> None:
-        """As ``wait`` and what follows it."""
+        """Continue with ``then`` when ``wait`` would return."""
         if self._under_way == 0:
             then()
             return
         self._waiter = _Told(then)  # type: ignore[assignment]
 
     def wait(self) -> None:
-        """Whoever calls it goes on at once, and does what follows in ``go_on``."""
+        """Returns at once; what follows is done in ``go_on``."""
 
     def units(self) -> Sequence[BulkUnit]:
         return self._units
@@ -101,7 +101,7 @@ class BulkCall:
     # -------------------------------------------------------------- prepared
 
     def prepared(self, indexes: Any) -> None:
-        """These are, and without a callback they are committed now."""
+        """Record that these are prepared; without a callback they are committed now."""
         if not self._producer.alive:
             return
         for index in indexes:
@@ -140,7 +140,7 @@ class BulkCall:
         producer.later(duration, self._local_done, opened)
 
     def _take_refusals(self) -> None:
-        """What is not prepared, as the caller is told of it."""
+        """Record the transactions that were not prepared, as their caller is told."""
         for unit in self._run.units():
             for place, result in unit.exceptions.items():
                 index = unit.indexes[place]
@@ -213,7 +213,7 @@ class BulkCall:
 
 
 def _parts_in(unit: BulkUnit) -> dict[int, int]:
-    """How many parts a transaction of the unit has in which group, the home group first."""
+    """Group -> number of parts of a transaction of the unit, the home group first."""
     if isinstance(unit, BlockUnit):
         return {unit.gid: 1}
     if isinstance(unit, SpreadUnit):

@@ -1,7 +1,7 @@
-"""Feedback in a world of several groups: the real processes of it, and the producers' real links to them.
+"""Feedback in a world of several groups: the real feedback shards, and the producers' real links to them.
 
-A process dies and is started again; a producer that dies leaves its poll parked there. What stands for the
-application is the querier: it looks into the app's database, late, or without knowing, or fails.
+A process dies and is restarted; a producer that dies leaves its poll parked there. The querier represents the
+application: it looks into the app's database; it may be late, answer UNKNOWN, or fail.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tests.sim.across.producers import AcrossProducer
     from tests.sim.across.workload import AcrossWorkload
 
-#: As with one group, and what only the real processes have.
+#: The settings as with one group, and those that only the real processes have.
 ASKING = replace(
     CONFIG,
     lock_wait_s=0.5,
@@ -61,7 +61,7 @@ class _Brokers:
 
 
 class _Port:
-    """A producer's way to one life of a feedback process. A call there goes on when its caller has died."""
+    """A producer's connection to one life of a feedback process. Calls outlive their caller."""
 
     def __init__(self, process: FeedbackProcess, app: str) -> None:
         self._process, self._app, self._life = process, app, process.life
@@ -105,7 +105,7 @@ class _Port:
 
 
 class FeedbackProcess:
-    """One of the processes that host the feedback of all apps and topics, in all its lives."""
+    """One of the processes that host the feedback of all apps and topics, through all its restarts."""
 
     def __init__(self, index: int, clients: AcrossWorkload) -> None:
         self.index, self.life = index, 0
@@ -122,7 +122,7 @@ class FeedbackProcess:
         self.shard.start()
 
     def restart(self) -> None:
-        """Everything that it knew is gone; leases at the leaders end by themselves."""
+        """Lose everything in memory; leases at the leaders expire by themselves."""
         self._clients.in_loop(self._restart)
 
     def _restart(self) -> None:
@@ -133,7 +133,7 @@ class FeedbackProcess:
         self._start()
 
     def check(self) -> None:
-        """Its loops survive errors; here there must be none."""
+        """Raise Violation if there were errors: its loops survive them, but here there must be none."""
         counts = [self.shard.counts, *(watch.counts for watch in self.shard._watches.values())]
         counts += [pair.counts for pair in self.shard._pairs]
         if errors := sum(counted["errors"] for counted in counts):
@@ -141,7 +141,7 @@ class FeedbackProcess:
 
 
 class Queries:
-    """The application's side of one producer: what its querier says of a transaction, by its query id."""
+    """The application's side of one producer: its querier's answers, by query id."""
 
     full_room = ROOM
 
@@ -165,7 +165,7 @@ class Queries:
         try:
             self._clients.checked(self._producer.app, query_id)
             delay_s = self._rng.choice(DELAYS_S)
-            if delay_s > 0.4:  # the query times out, and answers when nobody waits any more
+            if delay_s > 0.4:  # the query times out and answers when nothing waits for it
                 await asyncio.sleep(0.4)
                 self._clients.later(delay_s - 0.4, self._late, query_id, late)
                 return TransactionState.UNKNOWN, Trouble.TIMED_OUT
@@ -187,7 +187,7 @@ class Queries:
             return TransactionState.UNKNOWN, Trouble.NONE
         tx = ledger.of(app, tx_id)
         if not tx.has_local:
-            # Before level 2 nobody looks whether all is prepared.
+            # Before level 2 it is not checked whether all branches are prepared.
             sound = tx.whole or self._clients.scene.from_level_2
             outcome = self._rng.choice(("COMMITTED", "ROLLBACK")) if sound else "ROLLBACK"
             self._clients.answered(app, tx_id, outcome)
@@ -203,7 +203,7 @@ class Queries:
 
 
 class Links:
-    """What one producer has parked at the feedback processes."""
+    """One producer's links to the feedback processes."""
 
     def __init__(
         self, producer: AcrossProducer, processes: Sequence[FeedbackProcess], clients: AcrossWorkload
@@ -246,7 +246,7 @@ class Links:
         return True
 
     def end(self) -> None:
-        """Its process has died: nobody says good-bye."""
+        """Its process has died, without leaving the feedback processes."""
         self._clients.in_loop(self._cancel)
 
     def _cancel(self) -> None:

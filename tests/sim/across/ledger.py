@@ -1,7 +1,7 @@
-"""What all clients know of transactions over several groups, and what the groups' logs show of them.
+"""What all clients know about transactions over several groups, and what the groups' logs show about them.
 
-The truth of each is its app's database, as with one group. A transaction has parts in several groups, and
-phases that only such a one has: prepared at home only, decided at home and not everywhere.
+The true outcome of each is in its app's database, as with one group. A transaction has parts in several
+groups, and phases that exist only there: prepared only at home, decided at home but not everywhere.
 """
 
 from __future__ import annotations
@@ -19,8 +19,11 @@ from tests.sim.world import World
 
 @dataclass(eq=False, slots=True)
 class AcrossTx(ClientTx):
-    """``parts_in``: parts by group, the home group first. ``here``: (group, part) that are durable. ``wire``:
-    its id as brokers know it, which another transaction may have, too."""
+    """A transaction over several groups.
+
+    ``parts_in``: number of parts by group, the home group first. ``here``: the durable (group, part)s.
+    ``wire``: its id as brokers know it, which another transaction may have as well.
+    """
 
     wire: str = ""
     shares_id: bool = False
@@ -37,7 +40,7 @@ class AcrossTx(ClientTx):
 
     @property
     def whole(self) -> bool:
-        """Everything of it is durable."""
+        """Whether all of its parts are durable."""
         return len(self.here) >= sum(self.parts_in.values())
 
 
@@ -51,7 +54,7 @@ class AcrossLedger(Ledger):
         self._named: dict[tuple[str, str], list[AcrossTx]] = {}  # by app and id on the wire
 
     def add(self, tx: AcrossTx, parts_in: Mapping[int, int]) -> None:
-        """A transaction that is about to be prepared; again, if its producer comes back with its id."""
+        """Add a transaction that is about to be prepared, or to be prepared again with the same id."""
         tx.parts_in = dict(parts_in)
         if (tx.app, tx.tx) not in self.transactions:
             self.transactions[tx.app, tx.tx] = tx
@@ -59,29 +62,29 @@ class AcrossLedger(Ledger):
         self.enter(tx, Phase.PREPARING)
 
     def of(self, app: str, tx_id: str) -> AcrossTx:
-        """By its own name."""
+        """The transaction with this name."""
         tx = self.transactions[app, tx_id]
         assert isinstance(tx, AcrossTx)
         return tx
 
     def on_wire(self, app: str, wire: str, home: int) -> AcrossTx:
-        """By the id that brokers know, and the group that decides."""
+        """The transaction with this id at the brokers, decided by this group."""
         named = self._named[app, wire]
         return next((tx for tx in named if tx.home == home), named[0])
 
     def run_by(self, app: str, wire: str, producer: str) -> AcrossTx:
-        """That of those with an id which this producer began."""
+        """Of the transactions with this id, the one that this producer began."""
         named = self._named[app, wire]
         return next((tx for tx in named if tx.producer == producer), named[0])
 
     def open_in(self, app: str, wire: str, gid: int) -> AcrossTx:
-        """That of those with an id that is open in a group, as only one can be."""
+        """Of the transactions with this id, the one that is open in a group; there can be only one."""
         named = self._named[app, wire]
         found = (tx for tx in named if gid not in tx.ended_in and any(group == gid for group, _ in tx.here))
         return next(found, named[0])
 
     def heard(self, gid: int, index: int, command: bytes) -> None:
-        """A replica of group ``gid`` applies an entry: the first to do so shows that it is durable."""
+        """Replica of group ``gid`` applies an entry; the first replica to do so shows that it is durable."""
         if index <= self._heard_in.get(gid, 0):
             return
         self._heard_in[gid] = index
@@ -97,7 +100,7 @@ class AcrossLedger(Ledger):
             elif op.type == OpType.PREPARE:
                 extra = op.meta[9] if len(op.meta) > 9 else NO_EXTRA
                 if untracked_branch(self._levels.get(gid, 1), op.meta[7], extra):
-                    continue  # of an older producer: it is in the log, and was refused when it was applied
+                    continue  # of an older producer: in the log, but refused when it was applied
                 home = op.meta[7] if op.meta[7] >= 0 else gid
                 for tx_id in op.meta[2]:
                     self._part(self.on_wire(op.meta[0], tx_id, home), gid, op.meta[5])

@@ -1,7 +1,7 @@
-"""An asyncio event loop whose time is the simulated world's: coroutines run as events of the world.
+"""An asyncio event loop with the simulated world's time: coroutines run as events of the world.
 
-Nothing waits and nothing runs beside anything else, so a schedule is the same every time. A violation that
-is found inside of a coroutine ends the schedule, whatever handler is between.
+Nothing blocks and nothing runs concurrently, so a schedule is the same every time. A violation that is found
+inside a coroutine ends the schedule, even if an exception handler is in between.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.sim.world import Violation, World
 
 
 class WorldLoop(asyncio.AbstractEventLoop):
-    """What tasks, futures and time-outs need of a loop; sockets and threads are not there."""
+    """The parts of a loop that tasks, futures and time-outs need, without sockets and threads."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -58,7 +58,7 @@ class WorldLoop(asyncio.AbstractEventLoop):
             self._drain()
 
     def _drain(self) -> None:
-        """Run what can be run, and what that makes ready."""
+        """Run all ready callbacks, and those that they make ready."""
         self._queued, self._running = False, True
         asyncio._set_running_loop(self)
         try:
@@ -86,7 +86,7 @@ class WorldLoop(asyncio.AbstractEventLoop):
         return task
 
     def close(self) -> None:
-        """Nothing of it runs any more; what a coroutine says while it ends does not count."""
+        """End everything; errors of coroutines that are being cancelled do not count."""
         for task in list(self._tasks):
             task.cancel()
         try:
@@ -96,7 +96,7 @@ class WorldLoop(asyncio.AbstractEventLoop):
         self._ready.clear()
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """A task that nobody waits for has failed; one that is merely left behind at the end has not."""
+        """A task that is not awaited has failed. (One that is left pending at the end has not.)"""
         error = context.get("exception")
         if isinstance(error, Violation):
             self.fail(error)

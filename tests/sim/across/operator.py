@@ -1,5 +1,5 @@
-"""An operator in a world of several groups: decides at the home group, and looks before a COMMIT as the admin
-does; branches follow as they do."""
+"""An operator in a world of several groups: decides at the home group and, like the admin client, checks all
+groups before a COMMIT; branches then follow as usual."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NAME = "operator:simulated"
 
 
 class Operator:
-    """``waiting``: its questions and decisions that have no answer yet."""
+    """An operator. ``waiting``: number of its questions and decisions without an answer."""
 
     def __init__(self, clients: AcrossWorkload) -> None:
         scene, world = clients.scene, clients.many.world
@@ -32,7 +32,7 @@ class Operator:
         self.waiting = 0
 
     def decide(self, tx: AcrossTx, outcome: str) -> None:
-        """Nothing comes of a COMMIT of what is not prepared everywhere."""
+        """Decide a transaction. A COMMIT is not sent if the transaction is not prepared everywhere."""
         if outcome == "COMMITTED":
             self._look(tx, [tx.home], lambda index: self._decide_under(tx, outcome, index))
         else:
@@ -50,8 +50,11 @@ class Operator:
     def _look(
         self, tx: AcrossTx, groups: list[int], then: Callable[[int | None], None], index: int = -1
     ) -> None:
-        """In every group, through its log: home first, which tells its index and the others. ``then`` gets
-        the index; None: there is nothing to look at but home."""
+        """Look at the transaction in every group, through its log.
+
+        The home group comes first; it reports its index and the other groups. ``then`` gets the index, or
+        None if only the home group is involved.
+        """
         gid, *others = groups
 
         def told(future: Any) -> None:

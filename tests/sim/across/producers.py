@@ -1,7 +1,7 @@
-"""Producers of a world of several groups: the real queues, blocks, flows and channels, in virtual time.
+"""Producers in a world of several groups: the real queues, blocks, flows and channels, in virtual time.
 
-What is not real here is the caller: local transactions are moments in an app's database, and a producer dies
-at any point, or comes back with an id that it gave itself.
+Only the caller is simulated: local transactions are events in an app's database, and a producer dies at any
+point, or comes back with an id that the application gave.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
     from tests.sim.across.workload import AcrossWorkload
 
 GIVEN = 0.3  # share of ids that the application gives
-TWICE = 0.1  # of those: another live process runs the same one at the same time
+TWICE = 0.1  # share of those: another live process runs the same transaction at the same time
 TWICE_S = (0.0, 0.02, 0.3)
-SHARED = 0.02  # of what a producer begins: under an id that another one gives to something else
-BULK = 0.05  # of what a producer begins: a call of ``send_transactions``
+SHARED = 0.02  # share of what a producer begins: its id is also given to another transaction
+BULK = 0.05  # share of what a producer begins: a call of ``send_transactions``
 BULK_COUNTS = (2, 5, 10, 40)
 COMES_BACK_S = 0.3
 TRIES = 3  # with one id
 
 
 class _Stored:
-    """Who waits for a plain message's place."""
+    """Receives the place of a plain message, instead of a future."""
 
     def __init__(self, told: Callable[[RecordMetadata | None], None]) -> None:
         self._told = told
@@ -54,7 +54,7 @@ class _Stored:
 
 
 class _Core(ProducerCore):
-    """Nobody waits for room in virtual time."""
+    """A core that never blocks for room, since there are no threads in virtual time."""
 
     def reserve(self, size: int) -> None:
         if not self.try_reserve(size):
@@ -88,9 +88,9 @@ class AcrossProducer:
         self.deciding: set[int] = set()
 
     def die(self) -> None:
-        """The process is gone, with everything it had in memory."""
+        """End the process, with everything that it had in memory."""
         self.alive, self._turns.dead = False, True
-        for tx in self.preparing.values():  # its flow may have sent a roll-back by now
+        for tx in self.preparing.values():  # its flow may already have sent a rollback
             self.ledger.no_row(self.app, tx.tx)
             self._note_recall(tx)
         for tx in self._mine:
@@ -125,7 +125,7 @@ class AcrossProducer:
         self._prepare(record, messages, given, tries=1)
         if given and rng.random() < TWICE and (other := self._clients.another(self)) is not None:
             self._clients.did["one id twice"] += 1
-            record.fenced = True  # by who is the owner, nobody knows how the other one's stands
+            record.fenced = True  # ownership does not tell how the other process's one stands
             self.later(rng.choice(TWICE_S), other._prepare, record, messages, True, TRIES)
 
     def _of_a_batch(self) -> Wanted:
@@ -134,7 +134,7 @@ class AcrossProducer:
         return sent, messages, name if self.rng.random() < GIVEN else None
 
     def _content(self, name: str) -> tuple[list[Sent], list[Message], int]:
-        """What a transaction is to say, and in how many places."""
+        """The content of a transaction, and the number of its partitions."""
         rng, scene = self.rng, self._clients.scene
         if rng.random() < self._clients.share_across(self.app):
             places = rng.sample(scene.places(), rng.choice((2, 2, 3, 4)))
@@ -156,8 +156,10 @@ class AcrossProducer:
         return sent, messages
 
     def _share_an_id(self) -> None:
-        """The application's mistake: two processes give one id to different transactions. Their homes differ,
-        and a group in which both have a branch has to tell them apart."""
+        """A mistake of the application: two processes give one id to different transactions.
+
+        Their home groups differ, and a group where both have a branch has to tell them apart.
+        """
         rng, scene, other = self.rng, self._clients.scene, self._clients.another(self)
         if other is None:
             return
@@ -171,7 +173,7 @@ class AcrossProducer:
         self._clients.start_together((first, second), starts)
 
     def begins(self, record: AcrossTx, parts_in: dict[int, int]) -> None:
-        """It is about to be prepared."""
+        """Record that a transaction is about to be prepared."""
         self._mine.append(record)
         self.ledger.add(record, parts_in)
 
@@ -204,23 +206,23 @@ class AcrossProducer:
         again: Callable[[], None] | None,
         outcome: Outcome,
     ) -> None:
-        """How the prepare ended, as a caller is told. After an error the local transaction does not run."""
+        """Record the result of a prepare. After an error the local transaction does not run."""
         recorder = self.recorder
         if not self.alive:
             return
         del self.preparing[op]
         try:
             settled = tx._after_prepare(plan, outcome)
-        except OutcomeUnknown:  # a given id: it stays open until the producer comes back, or a check asks
+        except OutcomeUnknown:  # a given id stays open until the producer comes back, or a check
             recorder.unknown(op, "no answer in time")
-            if record.shares_id:  # refused for the other one, and rolled back: with what success, is unknown
+            if record.shares_id:  # refused because of the other one; whether the rollback worked is unknown
                 self._rolled_back_by_client(record)
             elif again is not None and self.rng.random() < 0.7:
                 self.later(COMES_BACK_S * self.rng.random(), again)
             else:
                 self.leave(record)
             return
-        except UnknownTopic as error:  # all groups have created both topics before anybody begins
+        except UnknownTopic as error:  # all groups have created both topics before clients begin
             raise Violation(f"PREPARE of {record.tx}: {error}", "unexpected-answer") from error
         except EscrowMQError as error:
             recorder.unknown(op, f"not prepared: {error}")
@@ -238,12 +240,12 @@ class AcrossProducer:
             self._run_locally(tx, record)
 
     def _rolled_back_by_client(self, record: AcrossTx) -> None:
-        """Refused or without answer: what was prepared is being rolled back by the flow itself."""
+        """Refused or without answer: the flow itself rolls back what was prepared."""
         self.recall(record)
         self.leave(record)
 
     def recall(self, record: AcrossTx) -> None:
-        """A roll-back of the flow's own, which nobody waits for; the local transaction never runs."""
+        """Record a rollback by the flow itself, which nothing waits for; the local transaction never runs."""
         self._rolls_back(record)
         self._note_recall(record)
 
@@ -253,7 +255,7 @@ class AcrossProducer:
         record.asked = True
 
     def leave(self, record: AcrossTx) -> None:
-        """It is left to the check, or over."""
+        """Forget a transaction that is left to the check, or finished."""
         record.awaits_answer = False
         self.ledger.leave(record, *OF_PRODUCERS, AcrossPhase.HOME_ONLY, AcrossPhase.SOME_BRANCHES)
 
@@ -267,7 +269,7 @@ class AcrossProducer:
         self.later(duration, self._local_done, tx, record)
 
     def settle_somehow(self, record: AcrossTx) -> None:
-        """The local transaction ends."""
+        """End the local transaction, with a random outcome."""
         if not self.alive:
             return
         if self.rng.random() < 0.25:
@@ -276,12 +278,12 @@ class AcrossProducer:
             self.ledger.settle_locally(self.app, record.tx, "COMMITTED")
 
     def _rolls_back(self, record: AcrossTx) -> None:
-        """A local transaction that is rolled back leaves no row, unless the application writes a fence."""
+        """Roll back locally; that leaves no row, unless the application writes a fence."""
         if record.has_local:
             self.outcome_of(record)
 
     def outcome_of(self, record: AcrossTx) -> str:
-        """How a local transaction stands that is over."""
+        """The outcome of a finished local transaction."""
         ledger = self.ledger
         if self._clients.scene.fence or record.fenced:
             return ledger.settle_locally(self.app, record.tx, "ROLLBACK")
@@ -332,7 +334,7 @@ class AcrossProducer:
     # -------------------------------------------------------------- plain messages
 
     def send(self) -> None:
-        """One plain message, through the partition's stream."""
+        """Send one plain message through the partition's stream."""
         place = self.rng.choice(self._clients.scene.places())
         id = f"m{self._clients.number()}"
         recorder = self.recorder

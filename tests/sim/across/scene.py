@@ -1,7 +1,7 @@
-"""What a seed chose for a world of several groups: how many, their topics, how clients behave.
+"""What a seed determines for a world of several groups: their topics, and how clients behave.
 
-``REACHES`` are parts of the world that are not in every schedule, but for those in ``KEPT``. A part in which
-the code does not keep its promises yet is drawn only where it is asked for, until what it shows is mended.
+``REACHES`` are optional parts of the world; those in ``KEPT`` are in every schedule. A part in which the code
+still has known defects is used only on request, until they are repaired.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from escrowmq.replication.state.settings import Settings
 from tests.sim import crowd
 from tests.support.places import info
 
-#: name -> what it brings into the world.
+#: name -> what it adds to the world.
 REACHES = {
     "placed-topics": "topics that lie where their creator has written, in some of the worlds",
     "mute-branches": "transactions over several groups of an app whose producers never poll",
@@ -22,18 +22,18 @@ REACHES = {
     "small-tables": "ids, producers and groups are forgotten in every schedule, and not only in half of them",
 }
 #: Those that are part of every schedule.
-#: Share of the worlds whose topics lie where their creator has written, of those that go up at once.
+#: Share of the worlds in which a topic's creator chose its groups, of those that take all levels at once.
 PLACED = 0.4
 KEPT: frozenset[str] = frozenset({"mute-branches", "placed-topics", "small-requests"})
-#: What brokers take of each other, and the length of ids in such a world: the fewest transactions that one
-#: tells another of, ten, still fit.
+#: Limit of requests between brokers, and the length of ids, in worlds with small requests: the smallest
+#: number of transactions that one broker tells another about, ten, still fits.
 REQUEST_LIMIT, ID_BYTES = 1 << 20, 180
 REQUEST_BYTES = (REQUEST_LIMIT, REQUEST_LIMIT, 2_600)
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """Every field can be read in a failing seed's report."""
+    """The scene of a seed. A failing seed's report prints every field."""
 
     groups: int
     size: int
@@ -41,15 +41,15 @@ class Scene:
     act_every_s: float
     part_bytes: int
     delivery_timeout_s: float
-    across: float  # share of the transactions that lie in more than one group
-    late_copies: float  # share of the requests of which a copy arrives seconds later
-    fence: bool  # a check that finds no row writes one, so that a local transaction which still runs fails
-    level_at_s: float | None  # when the groups begin to take format level 2; None: never
+    across: float  # share of transactions over more than one group
+    late_copies: float  # share of requests of which a copy arrives seconds later
+    fence: bool  # a check that finds no row writes one, which makes a running local transaction fail
+    level_at_s: float | None  # when the groups start to take format level 2; None: never
     crowd: bool  # hundreds of topics of one app, and apps that are used once
-    tables: Settings | None  # how much is remembered, by a SETTINGS of the first moment; None: the defaults
+    tables: Settings | None  # set by a SETTINGS at the start; None: the defaults
     reach: frozenset[str]
-    request_bytes: int  # that brokers take of each other: less than some of them would like to tell at once
-    firsts: dict[str, int] | None  # name -> first group, written by the creator; None: where the names say
+    request_bytes: int  # limit of requests between brokers: less than some of them would send at once
+    firsts: dict[str, int] | None  # name -> first group, chosen by the creator; None: by name
 
     @staticmethod
     def of(seed: int, groups: int, *, size: int | None = None, reach: frozenset[str] = KEPT) -> Scene:
@@ -89,30 +89,33 @@ class Scene:
 
     @property
     def from_level_2(self) -> bool:
-        """Clients begin when all groups are at format level 2: faults begin after it, or neither would."""
+        """Whether clients start only when all groups are at format level 2. Faults start after that."""
         return self.tables is not None or self.firsts is not None or not self.fence
 
     @property
     def level(self) -> int:
-        """The highest that the groups take. Level 4 brings first groups, and nothing else; level 5 what is
-        told of settled transactions, by which nothing is decided."""
+        """The highest level that the groups take.
+
+        Level 4 adds only first groups of topics, and level 5 only what is reported about settled
+        transactions, which decides nothing.
+        """
         return 4 if self.firsts is not None else 3
 
     @property
     def ids_end(self) -> str:
-        """What makes ids long where requests are to be small."""
+        """A suffix that makes ids long in worlds with small requests."""
         return "-" * ID_BYTES if self.request_bytes < REQUEST_LIMIT else ""
 
     def group_of(self, topic: str, partition: int) -> int:
-        """The broker group of a partition, as the clients' own code finds it."""
+        """The broker group of a partition, as the clients' real code computes it."""
         known = info(topic, first=BY_NAME if self.firsts is None else self.firsts[topic])
         return group_of(first_group(known), partition, self.groups)
 
     def tables_of(self, gid: int) -> Settings | None:
-        """How much a group remembers."""
+        """The settings of a group's tables."""
         return self.tables
 
     def places(self, gid: int | None = None) -> list[tuple[str, int]]:
-        """Partitions of one group, or of all."""
+        """The partitions of one group, or of all."""
         every = [(topic, number) for topic, count in self.topics.items() for number in range(count)]
         return [p for p in every if gid is None or self.group_of(*p) == gid]

@@ -1,7 +1,7 @@
-"""Several broker groups under one virtual time: faults on one of them or on all, one set of clients.
+"""Several broker groups in one virtual time, with faults on one or all of them and one set of clients.
 
-A schedule is chaos, then calm, as with one group; each group is checked at every step by itself, and the
-clients' history over all of them.
+A schedule is chaos and then calm, as with one group. Each group is checked separately at every step, and the
+clients' history over all groups.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from tests.sim.simulation import SETTLE_S, Figures, Plan, Simulation
 from tests.sim.tables import check_tables
 from tests.sim.world import START_S, World
 
-GONE_S = (0.5, 2.0, 5.0)  # how long a whole group is without a leader, about
-PRELUDE_S = 4.0  # of no faults, at most, where clients wait for format level 2
-LEVEL_EVERY_S = 0.1  # from one question about format levels to the next
+GONE_S = (0.5, 2.0, 5.0)  # approximate time for which a whole group has no leader
+PRELUDE_S = 4.0  # longest time without faults while clients wait for format level 2
+LEVEL_EVERY_S = 0.1  # interval between questions about format levels
 
 
 def _broker(replica: SimReplica) -> Replica:
@@ -37,7 +37,7 @@ def _broker(replica: SimReplica) -> Replica:
 
 
 class Part(Simulation):
-    """One of the groups. Its clients are those of the whole world."""
+    """One of the groups. Its clients belong to the whole world."""
 
     def __init__(self, many: ManyGroups, gid: int) -> None:
         self.many, self.gid = many, gid
@@ -62,7 +62,7 @@ class Part(Simulation):
 
     @property
     def copies_over(self) -> bool:
-        """Whether the end is being judged: nothing may change any more."""
+        """Whether the end is being judged, when nothing may change any more."""
         return self.many.judging
 
     def happened(self, text: str) -> None:
@@ -90,14 +90,14 @@ class Part(Simulation):
         return bool(up)
 
     def _cut_all(self, rng: random.Random) -> bool:
-        """No replica hears another one: nobody can be elected, and nothing becomes durable."""
+        """Cut all links between replicas: no leader can be elected, and nothing can be committed."""
         links = [(a, b) for a in self.names for b in self.names if a != b]
         met = self.network.block(links)
         self.world.later(rng.choice(GONE_S) * (0.5 + rng.random()), self.network.unblock, links)
         return met
 
     def _cut_clients(self, rng: random.Random) -> bool:
-        """The group is well, and no client gets through to it."""
+        """Cut the group off from all clients."""
         self.clients_cut += 1
         self.world.later(rng.choice(GONE_S) * (0.5 + rng.random()), self._let_clients)
         return True
@@ -138,7 +138,7 @@ class ManyGroups:
         return self.world.now >= self._calm_at
 
     def happened(self, text: str) -> None:
-        """A fault or a start; for whoever reads along."""
+        """Record a fault or a start, for readers of the trace."""
 
     def struck(self, kind: str, victim: str) -> None:
         self.fault_log.append((self.world.elapsed_s, kind, victim))
@@ -187,7 +187,7 @@ class ManyGroups:
                 part.strike(replace(fault, seed=fault.seed + part.gid))
 
     def _raise_levels(self) -> None:
-        """What the thread of each leader does beside it: ask all replicas of all groups, then propose."""
+        """The work of each leader's background thread: ask all replicas of all groups; propose a level."""
         now, reports = self.world.now, list[LevelReport | None]()
         for part in self.parts:
             for replica in part.replicas:
@@ -211,7 +211,7 @@ class ManyGroups:
         self.workload.act()
 
     def _prove_alive(self, before: Sequence[int]) -> list[list[str]]:
-        """What each group still lacks after 20 s of calm; nothing, if it is well."""
+        """What each group still lacks after 20 s of calm; nothing if it is well."""
         for _ in range(40):
             self.workload.act()
             for part in self.parts:
@@ -225,7 +225,7 @@ class ManyGroups:
         return missing
 
     def figures(self) -> Figures:
-        """Of all groups together; time is counted once."""
+        """The figures of all groups together; time is counted once."""
         sums = Figures()
         for part in self.parts:
             of_one = part.figures()

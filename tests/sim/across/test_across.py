@@ -1,4 +1,4 @@
-"""Schedules over two and three broker groups in every test run, and what their world must show.
+"""Schedules over two and three broker groups in every test run, and what they must reach.
 
 More of them: ``make simulate SEEDS=1000``, or ``python -m tests.sim --groups 3``.
 """
@@ -56,7 +56,7 @@ def test_promises_hold_over_several_groups_and_every_phase_is_reached() -> None:
 
 
 def test_a_seed_is_the_same_schedule_in_every_process() -> None:
-    """Also the coroutines of feedback, whose tasks stand in sets."""
+    """This includes the coroutines of feedback, whose tasks are kept in sets."""
     check_the_same_everywhere("3, groups=2, chaos_s=3.0")
 
 

@@ -1,4 +1,4 @@
-"""What belongs to a process of a replica, where two processes have the replica's name."""
+"""The state of a replica's process, when two processes have the replica's name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.sim.workload import ReplicaContext
 
 
 class Turns:
-    """``SimBranches`` that only knows whether it was ended."""
+    """A ``SimBranches`` that only records whether it was ended."""
 
     def __init__(self, app: BrokerApplication, context: ReplicaContext, clients: AcrossWorkload) -> None:
         self.ended = False
@@ -25,7 +25,7 @@ class Turns:
 
 
 def test_a_ghost_that_starts_leaves_its_successor_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both are ``g0r1``; with the successor's turns ended, nobody would ask about the group's branches."""
+    """Both are ``g0r1``. Without the successor's turns, nothing would ask about the group's branches."""
     monkeypatch.setattr(workload, "SimBranches", Turns)
     group = GroupWorkload(cast("AcrossWorkload", SimpleNamespace()), 0, 2)
 

@@ -1,4 +1,4 @@
-"""A client's channels in virtual time: the router's turns as events of the world instead of a thread."""
+"""A client's channels in virtual time: the router's turns are events of the world, not of a thread."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _Asking(Wakeup):
 
 
 class _WhileAlive:
-    """Calls of one client: none leaves a process that has died in the middle of a turn."""
+    """The calls of one client; a process that has died in the middle of a turn makes no more calls."""
 
     def __init__(self, turns: WorldTurns, wire: Wire) -> None:
         self._turns, self._wire = turns, wire
@@ -45,7 +45,7 @@ class _WhileAlive:
 
 
 class WorldTurns(Turns):
-    """One client's. ``dead``: its process is gone, and nothing of it happens any more."""
+    """The turns of one client. ``dead``: its process has ended, and it takes no more turns."""
 
     def __init__(
         self, world: World, wire: Wire, info: ClusterInfo, config: ChannelConfig, rng: random.Random

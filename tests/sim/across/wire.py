@@ -1,7 +1,7 @@
-"""Calls of clients to replicas: what Ray does for them, with losses, and copies that arrive much later.
+"""Calls of clients to replicas, in place of Ray, with losses and with copies that arrive much later.
 
-A call reaches a replica or not, its answer comes back or not, and a replica that ends meanwhile is noticed
-some time later or never. Nothing is sent again here: that is the business of the clients' own channels.
+A call may or may not reach a replica, its answer may or may not come back, and the end of a replica is
+noticed some time later or never. Nothing is retried here; the clients' own channels do that.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
     from tests.sim.replica import SimReplica
 
 WAY_S = 0.0005
-LOST = 0.02  # of requests, and of answers
-#: Until a caller hears that a process is gone. Where it does not, its own clock has to do.
+LOST = 0.02  # share of requests, and of answers
+#: Time until a caller learns that a process has ended. If it does not learn it, its own time-out has to help.
 DEATH_NOTICED_S = (0.05, 0.5, 2.0)
 DEATH_UNNOTICED = 0.3
-#: How much later a copy arrives: usually after all is decided, and with small tables after it is forgotten.
+#: Delay of a copy: it usually arrives after the decision and, with small tables, after that is forgotten.
 COPY_LATER_S = (0.3, 1.5, 4.0)
 LONG_POLL_STEP_S = 0.05
 
 
 class ProcessLost(EscrowMQError):
-    """What Ray says of a process that is gone."""
+    """Ray's error for a process that has ended."""
 
 
 class SimRunning:
-    """What answering questions about a replica needs of the process around it; its thread is the event."""
+    """The running process as needed for answering questions about a replica; events replace its thread."""
 
     def __init__(self, replica: SimReplica, app: BrokerApplication) -> None:
         self.node, self.replica = replica.node, app.replica
@@ -58,14 +58,14 @@ class SimRunning:
 
 
 class _NoWait:
-    """Where a thread would wait for checks to come due: there is one look, and ``Wire`` looks again."""
+    """Replaces waiting for due checks: it looks once, and ``Wire`` looks again later."""
 
     def wait_for(self, attempt: Callable[[], Reply | None], wait_s: float) -> Reply | None:
         return attempt()
 
 
 class Wire:
-    """The way from clients to all replicas of all groups."""
+    """The connection from clients to all replicas of all groups."""
 
     def __init__(self, parts: list[Part], late_copies: float) -> None:
         self._parts, self._late = parts, late_copies
@@ -86,7 +86,7 @@ class Wire:
     def close(self) -> None: ...
 
     def _copy_arrives(self, part: Part, args: tuple[Any, ...]) -> None:
-        """At whoever leads now; nobody waits for the answer."""
+        """Deliver a copy to the present leader; nothing waits for its answer."""
         leading = [r for r in part.replicas if r.up and r.node.ready and not part.world.now < r.paused_until]
         if leading and not part.copies_over:
             part.many.struck("late-copy", leading[0].name)
@@ -191,7 +191,7 @@ class Wire:
         answer: Callable[[Any], None],
         until: float,
     ) -> None:
-        """A long poll: looked at again and again."""
+        """A long poll, simulated by looking repeatedly."""
         status, *rest = due.due_pairs(*args)
         if status != "ok" or rest[0].pairs or self._world.now >= until:
             answer((status, *rest))
@@ -200,7 +200,10 @@ class Wire:
 
 
 def _may_repeat(request: bytes) -> bool:
-    """A first batch in version 1 does not tell what its client had heard: where its producer is forgotten
-    meanwhile, it is stored again."""
+    """Whether a request may be repeated much later.
+
+    A first batch in version 1 does not say what its client has heard, so it is stored again if its producer
+    was forgotten meanwhile.
+    """
     ops = parse_request(request)
     return not any(op.type == OpType.MESSAGE and len(op.meta) == 6 and op.meta[4] == 0 for op in ops)

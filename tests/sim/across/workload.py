@@ -1,7 +1,7 @@
 """The clients of a world of several groups, and the verdict over all of them.
 
-Two apps, as with one group: ``shop`` answers checks, so all its transactions must be resolved in every group;
-``mute`` does not, so those that nobody decided stay open until an operator decides at their home group.
+There are two apps, as with one group. ``shop`` answers checks, so all its transactions must be resolved in
+every group. ``mute`` does not, so undecided ones stay open until an operator decides at their home group.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ READS = 5
 
 
 class _OneOfMany(BrokerApplication):
-    """One replica of one of several groups; ``begin`` is called when it takes part (a state that is only
-    rebuilt for a comparison never does)."""
+    """One replica of one of several groups. ``begin`` is called when it starts to take part, which a state
+    that is only rebuilt for a comparison never does."""
 
     begin: Callable[[], None]
 
@@ -63,7 +63,7 @@ class _OneOfMany(BrokerApplication):
 
 
 class GroupWorkload:
-    """What one group runs: replicas; its clients are those of all groups."""
+    """The applications of one group's replicas; the clients are common to all groups."""
 
     def __init__(self, clients: AcrossWorkload, gid: int, groups: int) -> None:
         self._clients, self._gid, self._groups = clients, gid, groups
@@ -75,7 +75,7 @@ class GroupWorkload:
         return app
 
     def _begin(self, app: BrokerApplication, context: ReplicaContext) -> None:
-        if context.address in self._branching:  # this process began before; a ghost is another one
+        if context.address in self._branching:  # this process already started; a ghost is another process
             self._branching[context.address].end()
         self._branching[context.address] = SimBranches(app, context, self._clients)
 
@@ -87,12 +87,12 @@ class GroupWorkload:
 
 
 class AcrossWorkload(Acting):
-    """Everybody who calls brokers."""
+    """All clients of the brokers."""
 
     def __init__(self, scene: Scene) -> None:
         self.scene = scene
         self.report: Report | None = None
-        self.did: Counter[str] = Counter()  # what producers began, beside single transactions and messages
+        self.did: Counter[str] = Counter()  # what producers began besides single transactions and messages
 
     def begin(self, many: ManyGroups) -> None:
         """Before the first replica starts."""
@@ -121,7 +121,7 @@ class AcrossWorkload(Acting):
             self.later(LEVEL_STEP_S, self._create_placed)
 
     def _create_placed(self) -> None:
-        """As soon as all groups are at the level that it takes."""
+        """Create placed topics as soon as all groups are at the required level."""
         if self._all_up():
             self._create_topics()
         else:
@@ -162,7 +162,7 @@ class AcrossWorkload(Acting):
             self._set_tables()
 
     def _set_tables(self) -> None:
-        """Small tables are set before anything else, as soon as the groups are at the level that it takes."""
+        """Set small tables before anything else, as soon as the groups are at the required level."""
         if not self.scene.from_level_2:
             self._open_shop()
             return
@@ -200,7 +200,7 @@ class AcrossWorkload(Acting):
         return producer
 
     def share_across(self, app: str) -> float:
-        """Of an app's transactions, those in more than one group."""
+        """The share of an app's transactions that are in more than one group."""
         return 0.0 if app == "mute" and "mute-branches" not in self.scene.reach else self.scene.across
 
     # -------------------------------------------------------------- what clients ask
@@ -223,7 +223,7 @@ class AcrossWorkload(Acting):
             self.loop.fail(violation)
 
     def answered(self, app: str, tx_id: str, outcome: str) -> None:
-        """Its answer goes to feedback, which will decide so."""
+        """Its answer goes to feedback, which will carry it out."""
         try:
             recorder, tx = self.ledger.recorder, self.ledger.of(app, tx_id)
             op = recorder.invoke("decide", app=app, tx=tx_id, outcome=outcome, by="check")
@@ -275,7 +275,7 @@ class AcrossWorkload(Acting):
             links.end()
 
     def _touch_every_group(self) -> None:
-        """So that each of them shows that it works: an offset of a group, which is replicated."""
+        """Commit a consumer group's offset in each group, so that each shows that it works."""
         for consumer in self.consumers:
             consumer.commit_offsets()
 
@@ -296,7 +296,7 @@ class AcrossWorkload(Acting):
             self.operator.decide(self._rng.choice(opened), self._rng.choice(("COMMITTED", "ROLLBACK")))
 
     def _open_at_home(self) -> list[AcrossTx]:
-        """What operators see open, as far as a leader can be asked."""
+        """The open transactions that operators see, where a leader can be asked."""
         found: list[AcrossTx] = []
         for gid, desk in enumerate(self.desks):
             leader = desk.any_leader()
@@ -314,7 +314,7 @@ class AcrossWorkload(Acting):
     # -------------------------------------------------------------- the end
 
     def check_end(self) -> None:
-        """All gets resolved in every group, operators decide what no app answers for, all is read."""
+        """Resolve all transactions in every group, let operators decide the mute app's, read everything."""
         if not self.producers:
             raise Violation("the topics were never created", "stuck")
         self._resolve(*ANSWERING)
@@ -338,9 +338,9 @@ class AcrossWorkload(Acting):
         return next((app for r, app in self.desks[gid].leaders() if r.node.ready), None)
 
     def _resolve(self, *apps: str) -> None:
-        """Let time pass until nothing of these apps (none: of any) is open and nobody waits for an answer.
+        """Let time pass until nothing of these apps (none: of any) is open and no answer is pending.
 
-        What is still open then the history's checker names.
+        The history's checker reports what is still open then.
         """
         until = self.many.world.now + RESOLVE_S
         while self.many.world.now < until:
@@ -368,14 +368,14 @@ class AcrossWorkload(Acting):
         return own + self.operator.waiting + asked
 
     def _mute_stay_open(self) -> None:
-        """Nobody answers for this app: what no producer and no operator decided must be open at home."""
+        """Check that transactions of the mute app that were not decided are still open at home."""
         opened = set(self._open_at_home())
         for tx in self.ledger.transactions.values():
             if tx.app == "mute" and tx.prepared and not tx.asked and tx not in opened:
                 raise Violation(f"{tx.tx} was decided by nobody and is no longer open", "invented-decision")
 
     def _read_everything(self) -> None:
-        """Every partition at every replica, the groups' offsets, all outcomes, and the databases' truth."""
+        """Read every partition at every replica, the groups' offsets, all outcomes, and the databases."""
         for attempt in range(READS):
             leaders = self._wait_until_all_agree()
             read = [
@@ -397,14 +397,14 @@ class AcrossWorkload(Acting):
         self.ledger.tell_the_truth()
 
     def _tell_outcomes(self, tx: AcrossTx, leaders: Sequence[BrokerApplication]) -> None:
-        """What each group says of it. What was decided and is forgotten says nothing any more."""
+        """Record what each group says about it; a forgotten decision says nothing."""
         tables = [leader.replica.state.transactions.apps.get(tx.app) for leader in leaders]
         home = tables[tx.home]
         forgotten = home is None or (tx.wire not in home.open and home.outcome(tx.wire) is None)
         if not (tx.home in tx.ended_in and forgotten):
             self.ledger.tell_outcome(tx.app, tx.tx, home, wire=tx.wire)
         if tx.shares_id:
-            return  # another one's outcome may stand at a branch
+            return  # a branch may have the outcome of the other one
         for gid in list(tx.parts_in)[1:]:
             self.ledger.tell_outcome(tx.app, tx.tx, tables[gid], branch=gid)
 
@@ -422,6 +422,6 @@ class AcrossWorkload(Acting):
                 raise Violation(f"long after the calm these are there and have applied: {applied}", "stuck")
 
     def coverage(self, log: Sequence[tuple[float, str, str]]) -> Cells:
-        """Which of these faults met transactions in which phase."""
+        """Which of these faults struck transactions in which phase."""
         self.ledger.leave_all()
         return cells(log, self.ledger.stays)
