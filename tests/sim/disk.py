@@ -1,20 +1,20 @@
-"""A disk in memory that keeps what a real one must keep, and loses all that a real one may lose.
+"""A disk in memory that keeps what a real disk must keep, and may lose everything that a real one may lose.
 
 ``kill()`` ends the process only: the page cache survives. ``power_cut()`` loses, at random but
 reproducibly (``rng``), what was not synced: each file keeps a prefix of its unsynced writes with the
 last one torn at any byte, or all of them with some sectors reading as zeros (pages reach the disk in
-any order); each creation, rename or removal since the last ``sync_dir`` survives or does not, on its
-own or as a prefix. Files survive independently of each other, whatever the order they were written in.
+any order); each creation, rename or removal since the last ``sync_dir`` survives or not, independently
+or as a prefix. Files survive independently of each other, whatever the order of writes.
 
-A failed sync drops dirty bytes (some or all) and says so only once, as Linux does: the page cache goes
-on showing them, marked clean, to this process and to the next one on the same boot, until the pages
-are evicted (``kill`` may do that) or the power goes. Writing them again makes them dirty again. Sizes and
-names are different: a journaling file system that cannot write its journal stops, so a failed
-``sync_dir`` must be followed by ``power_cut``.
+A failed sync drops some or all dirty bytes and reports that only once, as Linux does: the page cache still
+shows them, marked clean, to this process and to the next one until a reboot, until the pages are evicted
+(``kill`` may do that) or the power fails. Writing them again makes them dirty again. Sizes and names are
+different: a journaling file system that cannot write its journal stops, so a failed ``sync_dir`` must be
+followed by ``power_cut``.
 
-Faults: ``capacity`` (ENOSPC), ``fail_next`` (EIO on any one operation), ``stop_after`` (power goes at
-the n-th operation from now). The first two tell when they strike: what is asked for may never happen,
-and a crash forgets it.
+Faults: ``capacity`` (ENOSPC), ``fail_next`` (EIO on any one operation), ``stop_after`` (power fails at the
+n-th operation from now). The first two report when they strike, since the operation may never happen; a crash
+cancels them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class PowerCut(BaseException):
 
 @dataclass
 class _Inode:
-    """``data`` is the page cache, ``durable`` the platter, ``pending`` the writes between them."""
+    """A file. ``data``: the page cache; ``durable``: the platter; ``pending``: the writes between them."""
 
     data: bytearray = field(default_factory=bytearray)
     durable: bytearray = field(default_factory=bytearray)
@@ -57,7 +57,7 @@ class _Inode:
         self.pending.clear()
 
     def fail_sync(self, rng: random.Random) -> None:
-        """Some dirty bytes reach the platter, the others are forgotten; new sizes stay in the journal."""
+        """Some dirty bytes reach the platter, the others are lost; new sizes stay in the journal."""
         share, pending, self.pending = rng.choice((0.0, 0.0, 0.5)), self.pending, []
         self.dropped = True
         if any(data is None for _, data in pending):  # rare: all of the data is lost, the new size is not
@@ -71,7 +71,7 @@ class _Inode:
                 _apply(self.durable, start, bytes(wanted[start : start + PAGE]))
 
     def evict(self) -> None:
-        """Clean pages leave the page cache: what is read now is what the platter has (the size stays)."""
+        """Clean pages leave the page cache: reads now return what the platter has (the size stays)."""
         shown = bytearray(self.durable)
         for pos, data in self.pending:
             _apply(shown, pos, data)
@@ -115,18 +115,20 @@ def _apply(content: bytearray, pos: int, data: bytes | None) -> None:
 
 
 class SimDisk:
-    """See the module's text. One machine's disk; survives power cuts, its open files do not."""
+    """See the module's docstring. One machine's disk. It survives power cuts, but its open files do not."""
 
     def __init__(self, rng: random.Random, *, capacity: int | None = None) -> None:
         self.rng, self.capacity = rng, capacity
-        self.operations = 0  # all that change something, counted for ``stop_after``
+        self.operations = 0  # changing operations, counted for ``stop_after``
         self.syncs = 0
         self.epoch = 0
         self.reboot_needed = False  # the file system stopped: only a reboot helps
-        self.on_effect: Callable[[], None] = lambda: None  # before everything that changes something
-        self.on_full: Callable[[], None] = lambda: None  # when something finds no room
+        self.on_effect: Callable[[], None] = lambda: None  # called before every change
+        self.on_full: Callable[[], None] = lambda: None  # called when something finds no space
         self._stop_at: int | None = None
-        self._failures: dict[str, list[Callable[[], None]]] = {}  # operation -> whom each failure tells
+        self._failures: dict[
+            str, list[Callable[[], None]]
+        ] = {}  # operation -> callback of each armed failure
         self._names: dict[str, _Inode] = {}
         self._durable_names: dict[str, _Inode] = {}
         self._pending_names: list[tuple[str, str, _Inode | None]] = []  # (kind, name, inode)
@@ -134,7 +136,7 @@ class SimDisk:
     # ------------------------------------------------------------ faults
 
     def power_cut(self) -> None:
-        """Lose what was not synced; every open file is gone."""
+        """Lose what was not synced, and invalidate every open file."""
         self.epoch += 1
         self._stop_at = None
         self._failures.clear()
@@ -158,9 +160,9 @@ class SimDisk:
             inode.power_cut(self.rng)
 
     def kill(self) -> None:
-        """The process ends, the machine goes on: open files are gone, the page cache is not.
+        """The process ends, but not the machine: open files are invalidated, the page cache stays.
 
-        What a failed sync left in it may be evicted before the next process looks.
+        What a failed sync left in it may be evicted before the next process reads.
         """
         self.epoch += 1
         self._stop_at = None
@@ -174,21 +176,21 @@ class SimDisk:
         self._stop_at = self.operations + operations
 
     def fail_next(self, kind: str, struck: Callable[[], None] = lambda: None) -> None:
-        """The next operation of this kind fails with EIO, and ``struck`` hears of it.
+        """The next operation of this kind fails with EIO, and ``struck`` is called then.
 
         One of append, read, write_at, truncate, sync; create, rename, remove, sync_dir.
         """
         self._failures.setdefault(kind, []).append(struck)
 
     def flip(self, name: str, pos: int, mask: int = 1) -> None:
-        """Damage one byte where it lies, synced or not."""
+        """Damage one byte in place, synced or not."""
         inode = self._names[name]
         inode.data[pos] ^= mask
         if pos < len(inode.durable):
             inode.durable[pos] ^= mask
 
     def lose(self, name: str, begin: int, end: int) -> None:
-        """These bytes read as zeros, synced or not."""
+        """Make these bytes read as zeros, synced or not."""
         inode = self._names[name]
         for content in (inode.data, inode.durable):
             here = min(end, len(content))
@@ -196,7 +198,7 @@ class SimDisk:
                 content[begin:here] = bytes(here - begin)
 
     def cut_off(self, name: str, size: int) -> None:
-        """The file ends there, synced or not."""
+        """Make the file end there, synced or not."""
         inode = self._names[name]
         del inode.data[size:], inode.durable[size:]
 
@@ -204,15 +206,15 @@ class SimDisk:
         return len(self._names[name].data)
 
     def durable_files(self) -> dict[str, bytes]:
-        """What a power cut would leave for sure: names and bytes that were synced."""
+        """What a power cut would certainly leave: synced names and bytes."""
         return {name: bytes(inode.durable) for name, inode in self._durable_names.items()}
 
     def peek(self, name: str) -> bytes:
-        """What a file holds, for those who look from outside: no operation, never fails."""
+        """The content of a file, for observers; it does not count as an operation and never fails."""
         return bytes(self._names[name].data)
 
     def frozen(self) -> SimDisk:
-        """A copy as the next process on this boot would find it; without faults."""
+        """A copy, without faults, as the next process would find it without a reboot."""
         copy = SimDisk(random.Random(0))
         copy._names = {name: _Inode(bytearray(inode.data)) for name, inode in self._names.items()}
         return copy
@@ -222,7 +224,7 @@ class SimDisk:
         return sum(len(inode.data) for inode in self._names.values())
 
     def step(self, kind: str) -> None:
-        """One operation: counted, and stopped or failed if that was asked for."""
+        """Count one operation, and stop or fail it if that was requested."""
         if failures := self._failures.get(kind):
             failures.pop(0)()
             self.reboot_needed |= kind == "sync_dir"
@@ -315,7 +317,7 @@ class SimFile:
         inode, data = self._inode, b"".join(buffers)
         end, free = len(inode.data), self._disk.free_bytes()
         if len(data) > free:
-            if free:  # a real append fails half-way, and the file cuts it back
+            if free:  # a real append fails half-way; the file truncates it
                 inode.write(end, data[:free])
                 inode.truncate(end)
             self._disk.on_full()
@@ -332,7 +334,7 @@ class SimFile:
         return bytes(self._inode.data[pos : pos + size])
 
     def forget(self, pos: int, size: int) -> None:
-        """What a failed sync left behind is forgotten elsewhere (``kill``): the page cache may keep it."""
+        """Does nothing: the page cache may keep what a failed sync left; ``kill`` may evict it."""
 
     def size(self) -> int:
         return len(self._inode.data)

@@ -1,8 +1,8 @@
-"""Which faults a schedule has, as data: drawn from the seed before anything runs.
+"""The faults of a schedule, as data that is drawn from the seed before anything runs.
 
-A fault is a moment, a kind, and a seed of its own for everything else about it (victim, duration,
-what exactly breaks). So a schedule can be run again with some of its faults left out, and those that
-stay do the same as before as far as the world still allows it: that is what minimise.py works with.
+A fault has a time, a kind, and its own seed for everything else (victim, duration, what exactly breaks). So a
+schedule can be run again without some of its faults, and the others do the same as before as far as the world
+still allows it; minimise.py relies on this.
 """
 
 from __future__ import annotations
@@ -44,33 +44,33 @@ WEIGHTS: dict[str, int] = {
     "at-election": 6,
     "at-cut": 2,
 }
-#: A replica whose node falls out of the supervisor's sight, and is replaced while its process lives on. Drawn
-#: from a stream of its own, so that the plans of old seeds stay as they are.
+#: A replica whose node the supervisor no longer sees, and which is replaced while its process lives on. Drawn
+#: from a separate random stream, so that the plans of old seeds do not change.
 GHOST = "ghost"
 GHOSTS = {"per_schedule": (0, 0, 1, 2)}
-GHOST_NUMBERS = 1000  # their names in ``--only-faults`` begin here, however many others there are
-#: Somebody changes the members of the group. Drawn from a stream of its own, as ghosts are, and only where a
-#: test asks for it: so it is none of the kinds that every phase of a transaction must meet.
+GHOST_NUMBERS = 1000  # their numbers in ``--only-faults`` start here, however many other faults there are
+#: An operator changes the members of the group. Drawn from a separate stream, like ghosts, and only if a test
+#: asks for it; so it is not one of the kinds that must strike every phase of a transaction.
 CHANGE = "change-members"
 CHANGES = {"per_schedule": (0,)}
 CHANGE_NUMBERS = 100_000
-#: Drawn beside the others, from a stream of their own too.
+#: Additional kinds, also drawn from a separate stream.
 ADDED: dict[str, int] = {"leader-ahead": 2, "torn-file": 3}
 ADDED_PAUSE_S = 3.0
 ADDED_NUMBERS = 10_000
 KINDS = (*WEIGHTS, *ADDED, GHOST)
-#: What clients do to others, and no plan draws: somebody deletes a topic, and it is created again.
+#: Not drawn by a plan, but done by clients: a topic is deleted and created again.
 RECREATED = "recreated-topic"
 ONE_GROUP_KINDS = (*KINDS, RECREATED)
 
-#: Beside those, where there are several groups: what a whole group meets, or all of them at once.
+#: Additional kinds with several groups: faults of a whole group, or of all groups at once.
 GROUP_WEIGHTS: dict[str, int] = {
     "group-down": 8,
     "group-cut": 8,
     "clients-cut": 8,
     "leader-ahead": 6,  # more of it than ``ADDED`` has
 }
-#: Copies of requests that arrive late are part of the wire, and not drawn as faults.
+#: Copies of requests that arrive late are part of the wire and not drawn as faults.
 GROUP_KINDS = (*KINDS, *(kind for kind in GROUP_WEIGHTS if kind not in KINDS), "late-copy", RECREATED)
 #: A fault of the plan that strikes every group at the same moment.
 EVERY = -1
@@ -79,7 +79,7 @@ EVERY_SHARE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One line of the plan. ``number`` is its name in ``--only-faults``."""
+    """One line of the plan. ``number`` identifies it in ``--only-faults``."""
 
     number: int
     at_s: float  # virtual seconds from the start
@@ -89,7 +89,7 @@ class Fault:
 
 
 def aimed_faults(seed: int, chaos_s: float, kinds: Collection[str]) -> list[Fault]:
-    """For one group: as many as ever, of these kinds only."""
+    """The plan for one group: the usual number of faults, but only of these kinds."""
     rng, faults, at = random.Random(f"aimed-{seed}"), list[Fault](), FIRST_FAULT_S
     weights = {kind: weight for kind, weight in (WEIGHTS | ADDED).items() if kind in kinds}
     while weights and at < chaos_s:
@@ -103,7 +103,7 @@ def aimed_faults(seed: int, chaos_s: float, kinds: Collection[str]) -> list[Faul
 
 
 def draw_faults(seed: int, chaos_s: float, groups: int = 1) -> list[Fault]:
-    """The plan of a seed; with a shorter chaos, the beginning of the same plan."""
+    """The plan of a seed; a shorter chaos gives the start of the same plan."""
     if groups > 1:
         return _draw_group_faults(seed, chaos_s, groups)
     rng = random.Random(f"faults-{seed}")
@@ -116,7 +116,7 @@ def draw_faults(seed: int, chaos_s: float, groups: int = 1) -> list[Fault]:
 
 
 def _draw_group_faults(seed: int, chaos_s: float, groups: int) -> list[Fault]:
-    """Each group meets somewhat fewer than a lone one: clients have to get through several of them."""
+    """Each group gets somewhat fewer faults than a single one, since clients need several groups at once."""
     rng = random.Random(f"faults-{seed}-{groups}")
     weights = WEIGHTS | GROUP_WEIGHTS
     faults: list[Fault] = []
@@ -129,13 +129,13 @@ def _draw_group_faults(seed: int, chaos_s: float, groups: int) -> list[Fault]:
 
 
 def _draw_beside(seed: int, chaos_s: float, gid: int) -> list[Fault]:
-    """What one group meets from streams of its own."""
+    """The faults of one group that come from separate streams."""
     added, ghosts = draw_added(seed, chaos_s, gid), draw_ghosts(seed, chaos_s, gid)
     return added + ghosts + draw_changes(seed, chaos_s, gid)
 
 
 def draw_added(seed: int, chaos_s: float, gid: int = 0) -> list[Fault]:
-    """Of the whole chaos, as what every plan has."""
+    """Additional kinds, during the whole chaos, like those of every plan."""
     rng = random.Random(f"added-{seed}-{gid}")
     faults: list[Fault] = []
     at = FIRST_GROUP_FAULT_S + rng.expovariate(1 / ADDED_PAUSE_S)
@@ -147,7 +147,7 @@ def draw_added(seed: int, chaos_s: float, gid: int = 0) -> list[Fault]:
 
 
 def draw_ghosts(seed: int, chaos_s: float, gid: int = 0) -> list[Fault]:
-    """Of the first seconds of the chaos: what follows needs some."""
+    """Ghosts, in the first seconds of the chaos, because their consequences take some seconds."""
     rng = random.Random(f"ghosts-{seed}-{gid}")
     most = max(GHOSTS["per_schedule"])
     drawn = [(FIRST_FAULT_S + 5.0 * rng.random(), rng.getrandbits(32)) for _ in range(most)]
@@ -157,7 +157,7 @@ def draw_ghosts(seed: int, chaos_s: float, gid: int = 0) -> list[Fault]:
 
 
 def draw_changes(seed: int, chaos_s: float, gid: int = 0) -> list[Fault]:
-    """Of the first seconds of the chaos, as ghosts."""
+    """Changes of members, in the first seconds of the chaos, like ghosts."""
     rng = random.Random(f"changes-{seed}-{gid}")
     most = max(CHANGES["per_schedule"])
     drawn = [(FIRST_FAULT_S + 5.0 * rng.random(), rng.getrandbits(32)) for _ in range(most)]

@@ -1,4 +1,4 @@
-"""What goes wrong in a simulation: carries out the faults of the plan, one after the other."""
+"""Carries out the faults of the plan in a simulation, one after another."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 #: How far a leader's clock jumps.
 AHEAD_S = (1.0, 60.0, 3600.0, 2e5)
-#: What an armed EIO strikes, the next time that it is done; ``write_at`` is the vote file's.
+#: Operations that an armed EIO strikes when they are done next; ``write_at`` is that of the vote file.
 EIO_OPERATIONS = ("append", "read", "sync_dir", "write_at", "rename", "remove")
-#: These are only laid or armed, and log themselves when they strike: later, more than once, or never.
+#: These are only set up, and are logged when they strike: later, more than once, or never.
 STRIKE_LATER = frozenset(
     (GHOST, "disk-full", "eio", "failed-fsync", "slow-fsync", "crash-at-effect", *AMBUSHES)
 )
 
 
 class Faults:
-    """Strikes at the running simulation. Each fault draws from a stream of its own."""
+    """Carries out faults in the running simulation. Each fault has a separate random stream."""
 
     def __init__(self, simulation: Simulation) -> None:
         self._sim = simulation
@@ -65,7 +65,7 @@ class Faults:
         self._kinds.update({moment: partial(simulation.moments.lay, moment) for moment in AMBUSHES})
 
     def strike(self, fault: Fault) -> None:
-        """Carry out one fault, or lay it; one that meets nothing that it could harm is not logged."""
+        """Carry out one fault, or set it up. A fault that finds nothing to harm is not logged."""
         sim = self._sim
         if sim.calm:
             return
@@ -76,13 +76,13 @@ class Faults:
 
     # -------------------------------------------------------------- processes and machines
     def _victim(self, rng: random.Random) -> SimReplica:
-        """Leaders more often than followers."""
+        """Choose a replica: leaders more often than followers."""
         leading = [r for r in self._sim.replicas if r.up and r.node.is_leader]
         wanted, any_one = rng.random() < 0.6, rng.choice(self._sim.replicas)
         return rng.choice(leading) if leading and wanted else any_one
 
     def _crash(self, rng: random.Random, power: bool) -> str:
-        """One replica, and now and then any subset of them at the same moment."""
+        """Crash one replica or, sometimes, several at the same moment."""
         victims = [self._victim(rng)]
         if rng.random() < 0.15:
             victims = [r for r in self._sim.replicas if rng.random() < 0.7]
@@ -92,7 +92,7 @@ class Faults:
         return "+".join(victim.name for victim in victims)
 
     def _crash_at_effect(self, rng: random.Random) -> str:
-        """In the middle of what a tick, a delivery or a sync does; one replica or several."""
+        """Crash one or more replicas in the middle of a tick, a delivery or a sync."""
         chosen = [self._victim(rng)]
         if rng.random() < 0.2:
             chosen = [r for r in self._sim.replicas if rng.random() < 0.7]
@@ -101,9 +101,10 @@ class Faults:
         return "+".join(victim.name for victim in victims)
 
     def _jump_wall(self, rng: random.Random) -> str:
-        """The wall clock is set, forwards or backwards, by a moment or by days.
+        """Set the wall clock forwards or backwards, by a moment or by days.
 
-        Less than the topics' retention: a leader whose clock is that far ahead rightly lets messages go.
+        The jump is less than the topics' retention: a leader whose clock is that far ahead rightly removes
+        messages.
         """
         victim = self._victim(rng)
         victim.wall_ahead_s = rng.choice((-1, 1)) * rng.choice((0.05, 2.0, 3600.0, 2e5)) * rng.random()
@@ -116,7 +117,7 @@ class Faults:
         return victim.name if victim.up else ""  # a process begins with whatever the clock says
 
     def _jump_leaders(self, rng: random.Random) -> str:
-        """The wall clock of whoever leads jumps ahead, by moments or by days, and does not come back."""
+        """The leader's wall clock jumps ahead, by moments or by days, and stays there."""
         leading = [r for r in self._sim.replicas if r.up and r.node.is_leader]
         for victim in leading:
             victim.wall_ahead_s += rng.choice(AHEAD_S) * rng.random()
@@ -124,7 +125,7 @@ class Faults:
 
     # -------------------------------------------------------------- the log's own life
     def _roll(self, rng: random.Random) -> str:
-        """Segments end early, each after its next entry, for a moment."""
+        """For a moment, segments end early, after each entry."""
         victim = self._victim(rng)
         if not victim.up:
             return ""
@@ -162,7 +163,7 @@ class Faults:
         return victim.name
 
     def _was_full(self, victim: SimReplica) -> None:
-        """Once for each time that the disk was filled, however often it is tried again."""
+        """Log the full disk once each time it was filled, however often writing is retried."""
         victim.disk.on_full = lambda: None
         self._sim.struck("disk-full", victim.name)
 
@@ -177,7 +178,7 @@ class Faults:
         return victim.name
 
     def _fail_sync(self, rng: random.Random) -> str:
-        """The machine may go on: then the next process finds what the disk does not have (disk.py)."""
+        """A sync fails. If the machine stays up, the next process may see bytes the disk lacks (disk.py)."""
         victim = self._victim(rng)
         if not victim.up:
             return ""
@@ -185,14 +186,16 @@ class Faults:
         return victim.name
 
     def _hang_disk(self, rng: random.Random) -> str:
-        """The next sync takes seconds: as long as it takes a leader to hand over, and longer."""
+        """The next sync takes seconds: as long as a leader's hand-over takes, or longer."""
         victim = self._victim(rng)
         victim.disk_hangs_s = rng.choice((1.0, 4.0))
         return victim.name
 
     def _lose_disk(self, rng: random.Random) -> str:
-        """A minority at a time: two lost disks of three are more than any group survives. And not the only
-        sound copy of an entry that is damaged elsewhere."""
+        """Lose a disk, a minority at a time, since no group survives two lost disks of three.
+
+        The disk must not have the only sound copy of an entry that is damaged elsewhere.
+        """
         sim, victim = self._sim, self._victim(rng)
         if not self._minority_with(victim) or not others_have_all(sim, victim):
             return ""
@@ -202,7 +205,7 @@ class Faults:
         return victim.name
 
     def _flip(self, rng: random.Random, flip: Callable[[SimReplica, random.Random], bool]) -> str:
-        """See damage.py; a minority at a time. Such a replica may have to copy or to learn."""
+        """Flip a bit (see damage.py), on a minority at a time. The replica may have to copy or to learn."""
         victim = self._victim(rng)
         if not victim.up or not self._minority_with(victim) or not others_have_all(self._sim, victim):
             return ""
@@ -212,7 +215,7 @@ class Faults:
         return victim.name
 
     def _flip_log(self, rng: random.Random) -> str:
-        """On any replicas, one after the other, at different places and at the same ones."""
+        """Flip bits in the logs of any replicas in turn, at different places and at the same places."""
         struck = []
         for _ in range(rng.choice((1, 1, 2, 5))):
             victim = self._victim(rng)
@@ -222,7 +225,7 @@ class Faults:
         return "+".join(struck)
 
     def _tear(self, rng: random.Random) -> str:
-        """A part of a file reads as zeros, or its end is gone; of the log where others have what is lost."""
+        """A part of a file reads as zeros, or its end is missing; in a log only what others still have."""
         if rng.random() < 0.5:
             return self._flip(rng, tear_state)
         victim = self._victim(rng)
@@ -232,13 +235,13 @@ class Faults:
         return victim.name
 
     def _minority_with(self, victim: SimReplica) -> bool:
-        """Whether no majority would have lost what it knew, or its state, if ``victim`` had too."""
+        """Whether only a minority would have lost its knowledge or state if ``victim`` lost it, too."""
         lost = sum(r.learner or r.spoilt or r is victim for r in self._sim.replicas)
         return 2 * lost < len(self._sim.replicas) and self._sim.leaves_a_majority(victim)
 
     # -------------------------------------------------------------- network
     def _storm(self, rng: random.Random) -> str:
-        """Seconds of latency for everybody, in the wild with losses and echoes that outlive connections."""
+        """Seconds of latency on all links; in the wild network also losses, and copies of old messages."""
         self._sim.network.storm(rng.random() * rng.choice((0.5, 2.0)), rng.choice((0.05, 0.5, 3.0)))
         return "network"
 
@@ -249,7 +252,7 @@ class Faults:
         return f"{a}-{b}" if self._sim.network.cut(a, b) else ""
 
     def _partition(self, rng: random.Random) -> str:
-        """One replica from all others, a minority from the majority, or one direction of one link."""
+        """Cut off one replica, or a minority from the majority, or one direction of one link."""
         names, one = self._sim.names, self._victim(rng).name
         if len(names) < 2:
             return ""

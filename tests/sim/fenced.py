@@ -1,9 +1,9 @@
 """A world in which every local transaction is tied to its messages by the product's own fence.
 
-The fence's code runs as it is over a simulated database (``database``): a local transaction is slow, fails,
-or loses its connection, also in its commit; checks go to any live instance of the app, whoever owns the
-transaction; instances share the database, and their clocks differ. At the end the rows of the database are
-held against what can be read: a difference is ``fence-split``.
+The fence's real code runs over a simulated database (``database``). A local transaction may be slow, fail, or
+lose its connection, even during its commit. Checks go to any live instance of the app, whichever owns the
+transaction. Instances share the database, and their clocks differ. At the end the rows of the database are
+compared with what can be read; a difference is ``fence-split``.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ TOGETHER_S = 0.02  # checks that come within it are asked about with one call
 
 
 class Refused(Exception):
-    """The business says no."""
+    """The application refuses the transaction."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """As much of a producer's transaction as a fence sees."""
+    """The part of a producer's transaction that a fence uses."""
 
     tx_id: str
     given_id: bool
 
 
 class FencedLedger(Ledger):
-    """Knows nothing of local transactions by itself: the database does."""
+    """A ledger that leaves local transactions to the database."""
 
     def __init__(self, world: World, database: SimDatabase) -> None:
         super().__init__(world)
@@ -83,7 +83,7 @@ class FencedProducer(Producer):
         self._to_ask: list[tuple[str, Callable[[TransactionState, Trouble], None]]] = []
 
     def _clock(self) -> float:
-        """The wall clock of its machine, which is set now and then."""
+        """The wall clock of its machine, which is sometimes set."""
         if self._luck.random() < 0.01:
             self._ahead_s = CLOCKS_DIFFER_S * (self._luck.random() - 0.5)
         return self._desk.world.now + self._ahead_s
@@ -107,7 +107,7 @@ class FencedProducer(Producer):
             self._fibres.wait(most_s * self._luck.random())
 
     def _local(self, tx: ClientTx) -> None:
-        """What ``fence.transaction`` does between ``prepare`` and the end of its block."""
+        """Do what ``fence.transaction`` does between ``prepare`` and the end of its block."""
         outcome = self._outcome(tx)
         tx.running = False
         self._ledger.leave(tx, Phase.LOCAL)
@@ -117,7 +117,7 @@ class FencedProducer(Producer):
             self._decide([tx], outcome, once=self._luck.random() < 0.15)
 
     def _outcome(self, tx: ClientTx) -> str | None:
-        """None: it is not known, and the check finds out."""
+        """The outcome of the local transaction; None: unknown, and the check has to find out."""
         calm = self._desk.cluster.calm
         if not calm:
             self._pause(LATE, LATE_S)
@@ -138,8 +138,10 @@ class FencedProducer(Producer):
         return "COMMITTED"
 
     def give_up(self, batch: Sequence[ClientTx]) -> None:
-        """No answer to the PREPARE: rolled back, unless the id is the application's own, which may come back
-        with it. The local transaction never runs here."""
+        """No answer to the PREPARE: roll back, unless the application gave the id and may come back with it.
+
+        The local transaction never runs here.
+        """
         own = [tx for tx in batch if tx.content is None]
         self.running.difference_update(tx.tx for tx in batch)
         if own:
@@ -148,7 +150,7 @@ class FencedProducer(Producer):
     # -------------------------------------------------------------- checks
 
     def ask(self, tx_id: str, told: Callable[[TransactionState, Trouble], None]) -> None:
-        """Have the fence asked; several that come together, with one call."""
+        """Ask the fence; several checks that arrive together are asked with one call."""
         if not self._to_ask:
             self._desk.later(TOGETHER_S * self._luck.random(), self._ask_all)
         self._to_ask.append((tx_id, told))
@@ -170,8 +172,8 @@ class FencedProducer(Producer):
 
 
 class FencedFeedback(Feedback):
-    """Asks whoever polls first: with a fence the owner need not be asked before the others. (In half of the
-    worlds it is.)"""
+    """Feedback that asks the first producer that polls: with a fence, the owner need not be asked first. (In
+    half of the worlds it is.)"""
 
     def __init__(self, *args: Any, owners: bool) -> None:
         self._owners = owners
@@ -210,8 +212,8 @@ class FencedWorkload(BrokerWorkload):
         return FencedLedger(cluster.world, self.database)
 
     def _quiet(self) -> bool:
-        """Much that began amid the faults comes to its commit when the group is well again: the database's
-        own troubles go on for a while."""
+        """Whether the database's own faults are over. They continue for a while after the others, because
+        many transactions that started among faults commit only when the group is well again."""
         assert self._cluster is not None
         world = self._cluster.world
         if not self._cluster.calm:

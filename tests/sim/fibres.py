@@ -1,6 +1,6 @@
-"""Blocking code in virtual time: what waits gives the word back to the world, and goes on at its moment.
+"""Runs blocking code in virtual time: a call that waits returns control to the world until its time comes.
 
-Each fibre is a greenlet, so that code which blocks a thread (a database's driver) runs here as it is.
+Each fibre is a greenlet, so that code which blocks a thread (a database driver) runs here unchanged.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ class Fibre:
     def __init__(self, owner: str, work: greenlet) -> None:
         self.owner, self.work = owner, work
         self.killed = False
-        self.turn = 0  # of its waits: a late wake-up is for an earlier one
+        self.turn = 0  # number of its wait: a late wake-up belongs to an earlier one
 
 
 class Fibres:
-    """All of one world. Made where the world's events run."""
+    """All fibres of a world. Create it in the greenlet that runs the world's events."""
 
     def __init__(self, world: World) -> None:
         self._world, self._main = world, getcurrent()
@@ -34,7 +34,7 @@ class Fibres:
         return sum(not fibre.killed for fibre in self._all.values())
 
     def start(self, owner: str, work: Callable[..., None], *args: Any) -> None:
-        """Begin ``work(*args)`` at once; what it raises ends the schedule."""
+        """Start ``work(*args)`` at once; an exception of it ends the schedule."""
 
         def run() -> None:
             try:
@@ -47,18 +47,18 @@ class Fibres:
         self._world.later(0.0, self._resume, fibre, 0)
 
     def kill(self, owner: str) -> None:
-        """Its process has died: nothing of it goes on."""
+        """End all fibres of a process that has died."""
         for fibre in self._all.values():
             if fibre.owner == owner and not fibre.killed:
                 fibre.killed = True
-                self._world.later(0.0, self._end, fibre)  # it may be the one that runs
+                self._world.later(0.0, self._end, fibre)  # it may be the running fibre
 
     def current(self) -> Fibre:
-        """The one that runs; only inside of one."""
+        """The running fibre; call it only inside a fibre."""
         return self._all[getcurrent()]
 
     def wait(self, seconds: float | None = None) -> None:
-        """Until somebody wakes this fibre, or so much time has passed."""
+        """Suspend this fibre until it is woken, or until the time has passed."""
         fibre = self.current()
         fibre.turn += 1
         if seconds is not None:
@@ -66,7 +66,7 @@ class Fibres:
         self._main.switch()
 
     def wake(self, fibre: Fibre) -> None:
-        """At this instant, after what runs now."""
+        """Resume a fibre at this instant, after the running one."""
         self._world.later(0.0, self._resume, fibre, fibre.turn)
 
     def _resume(self, fibre: Fibre, turn: int) -> None:
@@ -74,7 +74,7 @@ class Fibres:
             fibre.work.switch()
 
     def _end(self, fibre: Fibre) -> None:
-        if not fibre.work:  # it never began
+        if not fibre.work:  # it never started
             self._all.pop(fibre.work, None)
         elif not fibre.work.dead:
             fibre.work.throw(GreenletExit)

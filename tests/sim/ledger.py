@@ -1,8 +1,8 @@
-"""What all clients together know of every transaction: the truth, the history, and its phases.
+"""What all clients together know about every transaction: its true outcome, its history, and its phases.
 
-The local databases live here and survive every crash. A row is written once: by the local
-transaction, or by a check that found none and blocks it for good (a fence). Every change of phase is
-noted with its time, so that coverage.py can tell in which phases of which transactions a fault struck.
+The local databases are here and survive every crash. A row is written once: by the local transaction, or by a
+check that found none and prevents the transaction for good (a fence). Every change of phase is recorded with
+its time, so that coverage.py can tell in which phases of which transactions a fault struck.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.sim.world import Violation, World
 
 
 class LiveRecorder(Recorder):
-    """A recorder whose events are checked as they come; the first anomaly ends the schedule."""
+    """A recorder whose events are checked at once; the first anomaly ends the schedule."""
 
     def __init__(self, clock: Callable[[], int]) -> None:
         super().__init__("clients", clock=clock)
@@ -46,7 +46,7 @@ Content = tuple[str, list[tuple[int, tuple[str, int], bytes]]]
 
 @dataclass(eq=False, slots=True)
 class ClientTx:
-    """One transaction, from its producer's first thought to the end."""
+    """One transaction, from its start in the producer to its end."""
 
     app: str
     tx: str
@@ -54,19 +54,19 @@ class ClientTx:
     parts: int
     producer: str
     prepared: bool = False
-    running: bool = False  # its local transaction, in a producer that lives
-    has_local: bool = True  # a local transaction, which decides; else whoever is asked says what he likes
+    running: bool = False  # its local transaction is running, in a live producer
+    has_local: bool = True  # it has a local transaction, which decides; otherwise any answer is right
     fenced: bool = False  # a check that finds no row of it writes one
     owned: bool = False  # its PREPARE named its producer, so it needs no fence
     content: Content | None = (
-        None  # of one whose id is the application's own: another producer may take it up
+        None  # its content, if the application gave its id: another producer may take it up
     )
-    asked: bool = False  # somebody asked for a decision
+    asked: bool = False  # a decision was requested
     told: str | None = None
     awaits_answer: bool = True  # its producer lives, and sent no one-way decision
     durable: set[int] = field(default_factory=set)  # parts of its PREPARE; a retry may be in the log too
     decided: bool = False  # durably
-    phases: dict[AnyPhase, float] = field(default_factory=dict)  # those it is in, since when
+    phases: dict[AnyPhase, float] = field(default_factory=dict)  # its present phases, and since when
 
     @property
     def parts_durable(self) -> int:
@@ -84,8 +84,8 @@ class Ledger:
         self._no_row: set[tuple[str, str]] = set()
         #: (from, to, phase): closed stays of transactions in phases.
         self.stays: list[tuple[float, float, AnyPhase]] = []
-        self._heard = 0  # entries up to this index were applied by somebody
-        #: Gets group, index, time and operations of each entry. Transactions of the app ``APART`` are its.
+        self._heard = 0  # entries up to this index were applied by some replica
+        #: Called with group, index, time and operations of each entry. It owns transactions of app ``APART``.
         self.listener: Callable[[int, int, int, Sequence[Op]], None] = lambda *entry: None
 
     # -------------------------------------------------------------- the local databases
@@ -94,7 +94,7 @@ class Ledger:
         return self._database.get((app, tx))
 
     def settle_locally(self, app: str, tx: str, outcome: str) -> str:
-        """Insert or ignore; the outcome that stands."""
+        """Insert the outcome unless there is one; returns the outcome in force."""
         known = self._database.get((app, tx))
         if known is None:
             known = self._database[app, tx] = outcome
@@ -109,8 +109,11 @@ class Ledger:
         branch: int | None = None,
         wire: str | None = None,
     ) -> None:
-        """What the broker says of a transaction in the end; ``table``: that of its app, at the leader of its
-        home group, or of the group ``branch``; ``wire``: its id there, if that is another one."""
+        """Record what the broker says about a transaction at the end.
+
+        ``table``: that of its app, at the leader of its home group or of group ``branch``. ``wire``: its id
+        there, if it differs.
+        """
         name = tx_id if wire is None else wire
         mark = None if table is None else table.outcome(name)
         if table is not None and name in table.open:
@@ -121,17 +124,17 @@ class Ledger:
         self.recorder.ok(self.recorder.invoke("outcome", app=app, tx=tx_id, **where), outcome=outcome)
 
     def no_row(self, app: str, tx: str) -> str:
-        """What a plain querier makes of it, and a producer whose local transaction was rolled back. If
-        no row ever comes, that was the truth."""
+        """Interpret a missing row, as a plain querier does, and a producer whose local transaction was rolled
+        back. It is right if no row is written later."""
         self._no_row.add((app, tx))
         return "ROLLBACK"
 
     def tell_the_truth(self) -> None:
-        """In the end, of every transaction of which its database knows nothing: nobody decided it there, or a
-        check took that for a rollback.
+        """Record, at the end, the outcome of every transaction without a row: undecided, or rolled back
+        because a check interpreted the missing row so.
 
-        Here, unlike in tests/chaos, a producer's own rollback is noted, too, with a row or without one,
-        before it asks for it; and so is a check's that writes a fence.
+        Here, unlike in tests/chaos, a producer's own rollback is recorded before it is requested, with or
+        without a row; so is the rollback of a check that writes a fence.
         """
         for (app, tx_id), tx in self.transactions.items():
             if tx.has_local and (app, tx_id) not in self._database:
@@ -154,7 +157,7 @@ class Ledger:
             self.leave(tx, *tx.phases)
 
     def on_entry(self, index: int, command: bytes) -> None:
-        """A replica applies an entry: the first to do so shows that a majority has it on disk."""
+        """A replica applies an entry; the first replica to do so shows that a majority has it on disk."""
         if index <= self._heard:
             return
         self._heard = index

@@ -1,7 +1,6 @@
-"""How two simulated replicas greet each other: the broker's own handshake, frame by frame, in one instant.
+"""The handshake of two simulated replicas: the broker's real code, frame by frame, in one instant.
 
-What it makes durable lies on the simulated disks, so a power cut takes what a mark that was not synced
-promised.
+What it makes durable is on the simulated disks, so a power cut loses marks that were not synced.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ T = TypeVar("T")
 
 
 class _Ended(Exception):
-    """A process ended in the middle: it crashed, or learned that its place was taken."""
+    """A process ended during the handshake: it crashed, or learned that it was replaced."""
 
 
 def meet(dialing: Host, listening: Host) -> bool:
-    """Whether both let each other in; then each has the other's incarnation on its disk."""
+    """Whether both accept each other; then each has the other's incarnation on its disk."""
     return _meet(cast("SimReplica", dialing), cast("SimReplica", listening))
 
 
@@ -37,7 +36,7 @@ def _meet(a: SimReplica, b: SimReplica) -> bool:
         challenge = _as(b, lambda: listener.receive(dialer.hello()))
         proof = _as(a, lambda: _said(lambda: dialer.receive(challenge)))
         welcome = _as(b, lambda: _said(lambda: listener.receive(proof)))
-        if not listener.established:  # it was told, or tells
+        if not listener.established:  # it was refused, or refuses
             _as(a, lambda: _said(lambda: dialer.receive(welcome)))
             return False
         _as(a, lambda: dialer.receive(welcome) or b"")
@@ -47,7 +46,7 @@ def _meet(a: SimReplica, b: SimReplica) -> bool:
 
 
 def _said(step: Callable[[], bytes | None]) -> bytes:
-    """What a side answers; where it refuses the other, the frame with which it does."""
+    """A side's answer; if it refuses the other, the frame that says so."""
     try:
         return step() or b""
     except Refused as refused:

@@ -1,11 +1,11 @@
-"""Operators who change the members of a simulated group, through whoever leads: the product's own
-``next_step``, again and again until the change is done.
+"""Operators who change the members of a simulated group through its leader, with the product's own
+``next_step``, repeatedly until the change is done.
 
-They are careless: two may be at it at once, each asks any replica that believes to lead, and now and then one
-asks for a replica to come back that was removed. What they may not do, the leader refuses.
+They are careless: two may act at once, each asks any replica that believes itself leader, and sometimes one
+asks to add a replica that was removed. The leader refuses what is not allowed.
 
-A replica that comes has an empty disk and an id that nobody had. One that goes lives on for a while, since
-nothing tells its process; it stays under the checker's eyes to the end.
+A new replica has an empty disk and an unused id. A removed one lives on for a while, since nothing tells its
+process; the checker observes it to the end.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from tests.sim.simulation import Simulation
 
 ASK_EVERY_S = 0.08
-#: More than that many operators do not meet.
+#: Maximum number of concurrent operators.
 AT_ONCE = 2
-#: Voters that the changes lead to; more in one step of seven than a schedule has time for.
+#: Range of the number of voters that changes lead to; a schedule has no time for more.
 MOST, LEAST = 5, 1
 LIVES_ON_S = 1.5
 
 
 @dataclass(slots=True)
 class Change:
-    """One operator's. ``steps``: what was appended for it."""
+    """One operator's change. ``steps``: the steps that were appended for it."""
 
     goal: Goal
     steps: int = 0
@@ -42,7 +42,7 @@ class Change:
 
 
 class Operators:
-    """Does nothing before the first fault of its kind."""
+    """The operators. They do nothing before the first fault of their kind."""
 
     def __init__(self, simulation: Simulation) -> None:
         self._sim = simulation
@@ -57,7 +57,7 @@ class Operators:
 
     # -------------------------------------------------------------- the fault
     def begin(self, rng: random.Random) -> str:
-        """Somebody wants other members."""
+        """An operator wants other members."""
         if len(self.under_way) >= AT_ONCE:
             return ""
         add, remove = list[str](), list[str]()
@@ -117,7 +117,7 @@ class Operators:
 
     def _create(self, name: str) -> None:
         sim = self._sim
-        again = name in sim.network.hosts  # which the product does not let happen
+        again = name in sim.network.hosts  # which the product prevents
         newcomer = type(sim.replicas[0])(sim, name, address=f"{name}+" if again else name)
         newcomer.joining = True
         sim.add(newcomer, again)
@@ -134,14 +134,14 @@ class Operators:
                 self._sim.world.later(LIVES_ON_S * self._rng.random(), self._end, gone)
 
     def _end(self, gone: SimReplica) -> None:
-        """Its node is given back. The only sound copy of what is damaged elsewhere goes on instead."""
+        """End a removed replica; but keep the only sound copy of an entry that is damaged elsewhere."""
         if others_have_all(self._sim, gone):
             gone.superseded = True
             gone.crash(power=False)
 
     # -------------------------------------------------------------- at the end
     def missing(self) -> list[str]:
-        """What is not done yet, and who is left over."""
+        """The changes that are not done yet, and the replicas that are left over."""
         missing = [f"{change.goal} is not done" for change in self.under_way]
         if not missing and self.begun:
             names = {replica.name for replica in self._sim.replicas}

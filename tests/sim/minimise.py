@@ -1,9 +1,8 @@
-"""A failing seed made small: the fewest faults, the shortest chaos, the fewest client actions.
+"""Minimises a failing seed: the fewest faults, the shortest chaos, the fewest client actions.
 
-Delta debugging (Zeller's ddmin) over the fault plan, then halving of what is left to halve, as long as
-the *same kind* of violation still shows. Another violation on the way does not count: it would lead
-to a small schedule of something else. What comes out is a list that a person can read, and the
-command that replays it.
+It uses delta debugging (Zeller's ddmin) on the fault plan, and then halves the rest, as long as the *same
+kind* of violation still occurs. Another violation on the way does not count, since it would lead to a small
+schedule of another problem. The result is a list that a person can read, and the command that replays it.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ ACTIONS_FIRST = 256
 
 
 def kind_of(broken: str) -> str:
-    """What was broken, without names, numbers and values."""
+    """The violation's text without names, numbers and values."""
     head, _, rest = broken.partition(":")
     if re.fullmatch(r"\w+", head):  # the type of an exception
         head = f"{head}: {rest}"
@@ -34,14 +33,14 @@ def kind_of(broken: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """What may be left out of a seed's schedule."""
+    """The parts of a seed's schedule that are kept."""
 
     faults: tuple[int, ...]
     chaos_s: float
     actions: int | None = None
 
     def command(self, base: str) -> str:
-        """``base`` is the command that runs the whole seed."""
+        """The command for this schedule. ``base``: the command that runs the whole seed."""
         base = re.sub(r" --(chaos|only-faults|actions) \S+", "", base)
         smaller = {"only_faults": listed(self.faults), "chaos": f"{self.chaos_s:g}", "actions": self.actions}
         return base + options(**smaller)
@@ -49,7 +48,7 @@ class Schedule:
 
 @dataclass(slots=True)
 class Minimised:
-    """The result. ``log`` has (virtual seconds, fault, victim), then what broke and when."""
+    """The result. ``log``: (virtual seconds, fault, victim), and at the end the violation and its time."""
 
     schedule: Schedule
     broken: str
@@ -75,7 +74,7 @@ class _Search:
     tried: dict[Schedule, bool] = field(default_factory=dict)
 
     def fails(self, schedule: Schedule) -> bool:
-        """Whether this smaller schedule still breaks the same promise; False when the budget is spent."""
+        """Whether this smaller schedule still has the same violation; False when the budget is used up."""
         known = self.tried.get(schedule)
         if known is not None:
             return known
@@ -120,7 +119,7 @@ def minimise(seed: int, keywords: dict[str, Any], *, limit_s: float = 300.0) -> 
 
 
 def _shorter(search: _Search, schedule: Schedule, first_try_s: float) -> Schedule:
-    """Less chaos: up to where it broke, then by quarters."""
+    """Shorten the chaos: to the time of the violation, then by quarters."""
     length = min(first_try_s, schedule.chaos_s)
     while length >= 0.1:
         rounded = math.ceil(length * 10) / 10
@@ -139,7 +138,7 @@ def _fewer_faults(search: _Search, schedule: Schedule) -> Schedule:
 
 
 def ddmin(items: Sequence[int], fails: Callable[[Sequence[int]], bool]) -> list[int]:
-    """A subset of which no single part of its last division can be left out. ``items`` itself fails."""
+    """A failing subset from which no single part of its last division can be removed. ``items`` must fail."""
     if fails(()):
         return []
     current, parts = list(items), 2
@@ -162,7 +161,7 @@ def ddmin(items: Sequence[int], fails: Callable[[Sequence[int]], bool]) -> list[
 
 
 def _fewer_actions(search: _Search, schedule: Schedule) -> Schedule:
-    """As few client actions as halving finds, then single steps down."""
+    """Reduce the client actions by halving, and then one by one."""
     limit = schedule.actions or ACTIONS_FIRST
     while limit and search.fails(fewer := replace(schedule, actions=limit)):
         schedule, limit = fewer, limit // 2

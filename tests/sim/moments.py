@@ -1,8 +1,8 @@
-"""Faults that wait for their moment: a vote just given, a leader just elected, a log just cut.
+"""Faults that wait for a certain moment: a vote just given, a leader just elected, a log just truncated.
 
-Faults at random times miss what lasts microseconds. An ambush is laid at a time of the plan and
-strikes whichever replica next does what it waits for, some steps later or at once: what that replica
-has sent is on its way, what it has not synced is lost with it.
+Faults at random times miss situations that last microseconds. An ambush is set up at a time of the plan and
+strikes the replica that next does what it waits for, at once or some steps later: what that replica has sent
+is on its way, and what it has not synced is lost.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ DELAYS_S = (0.0, 0.0, 0.002, 0.02)
 @dataclass(slots=True)
 class _Ambush:
     moment: str
-    left: int  # how often it still strikes
+    left: int  # number of strikes left
     rng: random.Random
 
 
 class Moments:
-    """Watches every step of every replica; called beside the checker."""
+    """Observes every step of every replica; called together with the checker."""
 
     def __init__(self, simulation: Simulation) -> None:
         self._sim = simulation
@@ -38,11 +38,11 @@ class Moments:
 
     @property
     def waiting(self) -> bool:
-        """Whether an ambush is laid: then every step is looked at."""
+        """Whether an ambush is set up, so that every step has to be observed."""
         return bool(self._armed)
 
     def lay(self, moment: str, rng: random.Random) -> str:
-        """Wait for ``moment``, and strike the next few times it comes."""
+        """Wait for ``moment``, and strike the next few times that it occurs."""
         ambush = _Ambush(moment, rng.choice((1, 2, 4)), rng)
         self._armed.append(ambush)
         return f"{ambush.left} times"

@@ -1,13 +1,13 @@
-"""The network between simulated replicas: bytes that are late, lost, doubled, or held by a partition.
+"""The network between simulated replicas: bytes may be late, lost, duplicated, or held by a partition.
 
-Two kinds. ``fifo`` is what TCP gives: connections that break and come back, in between every
-message in order or not at all. ``wild`` drops, doubles and reorders, even across reconnects: more
-than our transport ever does, so that no safety rests on the order of messages.
+There are two kinds. ``fifo`` behaves like TCP: connections break and come back, and in between every message
+arrives in order or not at all. ``wild`` drops, duplicates and reorders, even across reconnects. That is more
+than the real transport does, and ensures that safety does not depend on the order of messages.
 
-A host is known by its address. That is the name of its replica, until the replica is replaced while its
-machine lives on: then two hosts bear one name, and links between the three of them are made as net/tcp.py
-makes them. The one with the greater name dials; a link to a name that is up is not dialled; a newer link from
-a name takes the place of an older one, of which nothing more is heard; and both sides greet each other first
+A host is identified by its address. That is the name of its replica, until the replica is replaced while its
+machine lives on; then two hosts have the same name, and links between the three of them are made as in
+net/tcp.py: the host with the greater name dials; a name with a link that is up is not dialled; a newer link
+from a name replaces an older one, which delivers nothing more; and both sides first do a handshake
 (``meet``).
 """
 
@@ -21,11 +21,11 @@ from typing import Protocol
 from tests.sim.world import World
 
 Link = tuple[str, str]
-LOOK_S = 0.05  # between two looks of a host for one that does not let it in
+LOOK_S = 0.05  # between two tries of a host to connect to one that refuses it
 
 
 class Host(Protocol):
-    """A replica's process as the network sees it."""
+    """A replica's process, as the network sees it."""
 
     name: str
     up: bool
@@ -39,7 +39,7 @@ class Host(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Weather:
-    """How bad it is, chosen per seed."""
+    """How unreliable the network is, chosen by the seed."""
 
     kind: str  # "fifo" or "wild"
     loss: float
@@ -48,7 +48,7 @@ class Weather:
 
 
 class SimNetwork:
-    """See the module's text. A connection is a number; zero means none."""
+    """See the module's docstring. A connection is a number; zero means none."""
 
     def __init__(self, world: World, weather: Weather) -> None:
         self.world, self.weather = world, weather
@@ -62,16 +62,16 @@ class SimNetwork:
         self._held: dict[Link, list[tuple[int, bytes]]] = {}
         self._streams: dict[Link, random.Random] = {}
         self._sent = 0
-        self._void: dict[str, int] = {}  # sender -> its messages before this one arrive no more
-        #: The greeting of two hosts, dialler first: whether they let each other in.
+        self._void: dict[str, int] = {}  # sender -> messages before this number are dropped
+        #: The handshake of two hosts, dialler first: whether they accept each other.
         self.meet: Callable[[Host, Host], bool] = lambda dialer, listener: True
-        self._twins: dict[str, list[str]] = {}  # names that several hosts bear: their addresses
+        self._twins: dict[str, list[str]] = {}  # name of several hosts -> their addresses
         self._isolated: set[str] = set()  # addresses
         self._looking: set[Link] = set()
         self._storm_until, self._storm_delay_s = 0.0, 0.0
 
     def _stream(self, a: str, b: str) -> random.Random:
-        """Chance on the link from ``a`` to ``b``: a stream for each, so that links do not disturb another."""
+        """The random stream of the link from ``a`` to ``b``; each link has one, so they are independent."""
         stream = self._streams.get((a, b))
         if stream is None:
             stream = self._streams[a, b] = self.world.stream(f"link-{a}-{b}")
@@ -79,19 +79,19 @@ class SimNetwork:
 
     # -------------------------------------------------------------- two hosts of one name
     def add(self, address: str, host: Host) -> None:
-        """A host that bears the name of another one."""
+        """Add a host that has the same name as another one."""
         self._twins.setdefault(host.name, [host.name]).append(address)
         self.hosts[address] = host
 
     def linked(self, address: str, name: str) -> str | None:
-        """The host called ``name`` to which ``address`` has a link; None: to none."""
+        """The host called ``name`` to which ``address`` has a link; None if there is none."""
         for other in self._twins.get(name, (name,)):
             if self._connections.get(_pair(address, other)):
                 return other
         return None
 
     def isolate(self, address: str) -> None:
-        """Nothing passes to or from this host, of all that may bear its name, until ``release``."""
+        """Cut off this host (and no other with the same name) until ``release``."""
         self._isolated.add(address)
 
     def release(self, address: str) -> None:
@@ -115,7 +115,7 @@ class SimNetwork:
         return bool(self._twins) and not self._twins.keys().isdisjoint((self._name(a), self._name(b)))
 
     def _may_meet(self, a: str, b: str) -> bool:
-        """Whether the one that dials looks for the other now, and both can speak."""
+        """Whether the one that dials is looking for the other now, and both can communicate."""
         dialer, listener = (a, b) if self._name(a) > self._name(b) else (b, a)
         if self.linked(dialer, self._name(listener)):
             return False
@@ -131,7 +131,7 @@ class SimNetwork:
             self.cut(address, other)
 
     def cut(self, a: str, b: str) -> bool:
-        """Break the connection between two hosts; it is dialled again. False if there is none."""
+        """Break the connection between two hosts, which is then dialled again. False if there is none."""
         pair = _pair(a, b)
         if not self._connections.get(pair):
             return False
@@ -167,11 +167,11 @@ class SimNetwork:
         self._connections[pair] = self._serial
         for x, y in ((a, b), (b, a)):
             self._last_arrival[x, y] = 0.0
-            self.hosts[x].link_down(self._name(y))  # a break that nobody noticed yet
+            self.hosts[x].link_down(self._name(y))  # a break that was not noticed yet
             self.hosts[x].link_up(self._name(y))
 
     def _look_again(self, a: str, b: str) -> None:
-        """One look at a time: two that have links to others of the name may go on looking for long."""
+        """Schedule one try at a time: hosts with links to others of the same name may try for long."""
         pair = _pair(a, b)
         if pair not in self._looking:
             self._looking.add(pair)
@@ -182,7 +182,7 @@ class SimNetwork:
         self._connect(a, b)
 
     def _greet(self, a: str, b: str) -> bool:
-        """Whether a link comes about; it then is the only one that either side has with the other's name."""
+        """Whether a link is made; it is then the only one that either side has with the other's name."""
         contested = self._contested(a, b)
         if contested and not self._may_meet(a, b):
             return False
@@ -198,20 +198,20 @@ class SimNetwork:
         return not (self._shut(a, b) or self._shut(b, a))
 
     def silence(self, name: str) -> None:
-        """What ``name`` has sent so far arrives no more.
+        """Drop everything that ``name`` has sent so far.
 
-        For a machine whose successor knows less than it did: each peer closes the old connection
-        before it hears of the new one, so even the wild network must not deliver this.
+        This is for a machine whose successor knows less: each peer closes the old connection before it learns
+        about the new one, so even the wild network must not deliver these messages.
         """
         self._void[name] = self._sent + 1
 
     def storm(self, duration_s: float, delay_s: float) -> None:
-        """For some time messages take up to ``delay_s`` longer, and in the wild many are lost or doubled."""
+        """For a time, messages take up to ``delay_s`` longer; in the wild many are lost or duplicated."""
         self._storm_until, self._storm_delay_s = self.world.now + duration_s, delay_s
 
     # -------------------------------------------------------------- partitions
     def block(self, links: Iterable[Link]) -> bool:
-        """Nothing passes these links until ``unblock``; whether any of them was connected and open."""
+        """Block these links until ``unblock``; returns whether any of them was connected and open."""
         met = False
         for a, b in links:
             link = self._name(a), self._name(b)
@@ -235,7 +235,7 @@ class SimNetwork:
         return [(a, b) for a in sides[0] for b in sides[1]]
 
     def _let_go(self, link: Link) -> None:
-        """What was held up on an open connection arrives, or the connection breaks."""
+        """Deliver what was held up on an open connection, or break the connection."""
         held = self._held.pop(link, [])
         if self._stream(*link).random() < 0.5:
             self.cut(*link)
@@ -245,7 +245,7 @@ class SimNetwork:
                 self._fly(*link, connection, frame)
 
     def heal(self) -> None:
-        """No more faults: every partition ends, nothing is lost any more."""
+        """End all faults: partitions end, and nothing is lost from now on."""
         self.calm = True
         for address in sorted(self._isolated):
             self.release(address)
@@ -295,7 +295,7 @@ class SimNetwork:
             return
         if self.weather.kind == "fifo" and self._connections.get(_pair(sender, receiver)) != connection:
             return
-        # What else the wild may do: a link that another host of the name has taken over is closed.
+        # Not even in the wild: a link that another host of the same name has replaced is closed.
         if self._contested(sender, receiver) and self.linked(receiver, self._name(sender)) != sender:
             return
         host.arrive(sender, frame)

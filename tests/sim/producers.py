@@ -1,9 +1,9 @@
 """Simulated producers: transactions with local databases, plain sends, and deaths at every point.
 
-A producer dies before or after its local transaction, or right after it sent a decision, and never
-comes back. What it left open is then resolved by checks (checkers.py), or taken up by another producer of the
-app, where the id was the application's own. Short and long local transactions, and some that take longer than
-an owner may be silent, are settled in the local database at a moment of their own.
+A producer dies before or after its local transaction, or right after it sent a decision, and never comes
+back. What it left open is then resolved by checks (checkers.py), or taken up by another producer of the app
+if the application gave the id. Local transactions are short or long, and some take longer than an owner may
+be silent; each is settled in the local database at its own time.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ SIZES = (1, 1, 30, 30, 60, 300, 1_500)  # segments may be 1000 bytes
 BIG = 6_000
 DEATH = 0.03  # at each point where a producer may die
 IMPATIENCE = 0.05
-GIVEN = 0.5  # of transactions: their id is the application's, so another producer can come back with it
-SLOW, SLOW_S = 0.15, 4.0  # of local transactions: a database that makes them wait
-#: Of polls: so long nothing more is heard of the producer, and between two silences everybody hears it. With
-#: the time from one poll to the next before and behind it, a silence stays below ``owner_gone_s``.
+GIVEN = 0.5  # share of transactions whose id the application gives, so another producer can come back with it
+SLOW, SLOW_S = 0.15, 4.0  # share of local transactions that the database delays, and the longest delay
+#: Share of polls after which the producer is silent, the longest silence, and the time between silences.
+#: Together with the time between polls before and after it, a silence stays below ``owner_gone_s``.
 SILENT, SILENT_MAX_S, HEARD_S = 0.03, 1.2, 0.5
 Row = tuple[int, tuple[str, int], bytes]  # part, place, row
 #: Phases that end with the producer; the others are the broker's and the checks'.
@@ -50,7 +50,7 @@ class Producer:
         self._big = self._rng.random() < 0.1
         self._mine: list[ClientTx] = []
         self._habits = desk.world.stream(f"habits-{name}")
-        #: What it answers "does it run?" from: from before the PREPARE until the decision is answered.
+        #: Its running transactions, from before the PREPARE until the decision is answered.
         self.running: set[str] = set()
         self.heard_ms = -1
         self._silent_until = 0.0
@@ -68,12 +68,12 @@ class Producer:
                 self._ledger.enter(tx, Phase.ORPHANED)
 
     def left_behind(self) -> list[ClientTx]:
-        """What is undecided of it."""
+        """Its undecided transactions."""
         return [tx for tx in self._mine if tx.producer == self.name and not tx.decided]
 
     def polls(self, now: float) -> bool:
-        """Whether its polls arrive just now: it stands still, or is cut off, but never for as long as an
-        owner may be silent."""
+        """Whether its polls arrive now. It may be paused or cut off, but never as long as an owner may be
+        silent."""
         if self.alive and now >= self._silent_until + HEARD_S and self._habits.random() < SILENT:
             self._silent_until = now + SILENT_MAX_S * max(self._habits.random(), self._habits.random())
         return self.alive and now >= self._silent_until
@@ -90,7 +90,7 @@ class Producer:
     # -------------------------------------------------------------- transactions
 
     def transact(self, numbers: Sequence[int]) -> list[ClientTx]:
-        """Prepare these transactions with one request, or all with two. They are told, too."""
+        """Prepare these transactions with one request, or all with two; returns them."""
         rng, topic = self._rng, self._rng.choice(("t", "t", "t", "u"))
         parts = 2 if rng.random() < 0.15 else 1
         batch, rows = [], []
@@ -139,7 +139,7 @@ class Producer:
         _Preparation(self, [tx], topic, [values], [record], True).go_on()
 
     def prepared(self, batch: Sequence[ClientTx]) -> None:
-        """All are on the disks of a majority: run their local transactions."""
+        """All are durable on a majority: run their local transactions."""
         for tx in batch:
             tx.prepared = True
             self._ledger.leave(tx, Phase.PREPARED, Phase.PREPARING, Phase.PREPARED_IN_PART, Phase.ORPHANED)
@@ -177,13 +177,13 @@ class Producer:
                 return
 
     def give_up(self, batch: Sequence[ClientTx]) -> None:
-        """No answer to the PREPARE in time: the local transaction never runs, and this rolls back; unless it
-        was taken up, and the one before has run it."""
+        """No answer to the PREPARE in time: the local transaction does not run, and this rolls back,
+        unless it was taken up and the previous process has run it."""
         for outcome, chosen in self._as_stands(batch):
             self._decide(chosen, outcome, once=False)
 
     def _as_stands(self, batch: Sequence[ClientTx]) -> list[tuple[str, list[ClientTx]]]:
-        """By what the database says of them now; what it does not know is over without a row."""
+        """The transactions by their outcome in the database; those without a row were rolled back."""
         outcomes = {tx: self._ledger.settle_locally(self.app, tx.tx, "ROLLBACK") for tx in batch}
         chosen = [(o, [tx for tx in batch if outcomes[tx] == o]) for o in ("COMMITTED", "ROLLBACK")]
         return [(outcome, of_it) for outcome, of_it in chosen if of_it]
@@ -203,7 +203,7 @@ class Producer:
     # -------------------------------------------------------------- plain messages
 
     def send(self, number: int) -> None:
-        """One batch to a partition, if none is under way: its sequence number is the one that is due."""
+        """Send one batch to a partition, with the next sequence number, if none is in flight."""
         place = self._rng.choice(PLACES)
         if place in self._sending:
             return
@@ -230,7 +230,7 @@ class Producer:
 
 
 class _Preparation:
-    """The requests of a PREPARE, one after the other; now and then the producer loses its patience."""
+    """The requests of a PREPARE, in sequence; sometimes the producer gives up waiting."""
 
     def __init__(
         self,
@@ -282,10 +282,10 @@ class _Preparation:
     def _answered(self, results: list[Any]) -> None:
         code = results[0][0]
         problems = results[0][1] if code == ResultCode.PARTIAL else []
-        if any(p[1] == ResultCode.STALE for p in problems):  # again, with what was heard just now
+        if any(p[1] == ResultCode.STALE for p in problems):  # retry, with the time heard just now
             self._producer._desk.later(0.01, self.go_on)
             return
-        # DUPLICATE: the same bytes were here before, and somebody has decided it already.
+        # DUPLICATE: the same bytes arrived before, and it is already decided.
         bad = [p for p in problems if p[1] != ResultCode.DUPLICATE]
         if code not in (ResultCode.OK, ResultCode.PARTIAL) or bad:
             raise Violation(f"a PREPARE was answered {results[0]}", "unexpected-answer")

@@ -1,8 +1,8 @@
-"""A replica's state built anew from its disk must be the state it has: now and then, and at the end.
+"""Checks, now and then and at the end, that a replica's state rebuilt from its disk equals its state.
 
-What a start would find on this disk is opened as a start opens it, from the newest snapshot or, where
-the log still begins at its beginning, from nothing at all, and every entry is applied again. The checker
-holds each state on the way against what any replica had after the same entry.
+The disk is opened as a restart would open it, from the newest snapshot or, if the log is still complete, from
+nothing, and every entry is applied again. The checker compares each intermediate state with what any replica
+had after the same entry.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from tests.sim.replica import SimReplica
     from tests.sim.simulation import Simulation
 
-#: As much work as the look at all replicas at the end.
+#: Number of checks during the chaos: as much work as checking all replicas at the end.
 MOMENTS = 4
 STATE_FILES = (".snap", ".runs", CHECKPOINT)
 
 
 def check_now_and_then(simulation: Simulation) -> None:
-    """At MOMENTS of the chaos, whatever goes on then, on a replica that is up."""
+    """Check a replica that is up at MOMENTS random times of the chaos."""
     chance = simulation.world.stream(f"rebuild-moments{simulation.prefix}")
 
     def check() -> None:
@@ -39,7 +39,7 @@ def check_now_and_then(simulation: Simulation) -> None:
 
 def check_rebuilt(simulation: Simulation, replica: SimReplica, moment: str = "") -> None:
     """Raise Violation if state and log do not lead to what this replica has."""
-    if replica.node.applied_index <= 1:  # the entry that every log begins with; a start makes it anew
+    if replica.node.applied_index <= 1:  # every log starts with this entry, which a start makes again
         return
     chance = simulation.world.stream(f"rebuild-{replica.name}{moment}")
     disk = replica.disk.frozen()
@@ -63,7 +63,7 @@ def check_rebuilt(simulation: Simulation, replica: SimReplica, moment: str = "")
         )
         index, last = app.applied_index, replica.node.applied_index
         if not journal.first_index - 1 <= index <= last <= journal.last_index:
-            # A run file that both snapshots name, say: the next start finds it, and repairs.
+            # For example a run file that both snapshots use: the next start finds and repairs it.
             if replica.flipped or replica.spoilt:
                 return
             raise Violation(
@@ -87,5 +87,5 @@ def check_rebuilt(simulation: Simulation, replica: SimReplica, moment: str = "")
             )
         simulation.checker.rebuilt(replica, replica.app.digest(force=True), app.digest(force=True))
     except CorruptLog:
-        if not replica.flipped and not replica.spoilt:  # else the next start would find it, and repair it
+        if not replica.flipped and not replica.spoilt:  # otherwise the next start would find and repair it
             raise

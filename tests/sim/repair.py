@@ -1,5 +1,5 @@
-"""How a simulated replica mends its log, or takes its leader's: the broker's own code, reading simulated
-peers. As in the broker, entries are also given by one that is being opened."""
+"""How a simulated replica repairs its log or copies its leader's: the broker's real code, reading from
+simulated peers. As in the broker, a replica that is still being opened serves entries, too."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class SimPeers:
-    """The other replicas as the repair sees them: one answers if it is up and no partition is between."""
+    """The other replicas as the repair sees them: one answers if it is up and reachable."""
 
     def __init__(self, simulation: Simulation, replica: SimReplica) -> None:
         self._sim, self._replica = simulation, replica
@@ -37,7 +37,7 @@ class SimPeers:
 
     def manifest(self, peer: str) -> Manifest | None:
         source = self._reached(peer)
-        # Any leader will do, ready or not: where both others are too far behind, none becomes ready before.
+        # Any leader will do, ready or not: if both others are too far behind, none can become ready before.
         if source is None or not source.node.is_leader:
             return None
         state_files = source.app.repair_files(source.journal.durable_index)
@@ -81,7 +81,7 @@ class SimPeers:
             return None
 
     def named(self, peer: str) -> SimReplica | None:
-        """Whoever has the name now: it may have been replaced since; None: it is no member any more."""
+        """The replica with this name now, which may be a successor; None if it is no longer a member."""
         return next((r for r in self._sim.replicas if r.name == peer), None)
 
     def _reached(self, peer: str) -> SimReplica | None:
@@ -93,7 +93,7 @@ class SimPeers:
 
 
 def _look_at(source: SimReplica, name: str, size: int) -> None:
-    """As ``Offers.checkpoint_suspect``: entries are mended, what else is damaged ends the process."""
+    """As ``Offers.checkpoint_suspect``: entries are repaired; any other damage ends the process."""
     damage = damage_offered(source.disk, name, size)
     if damage is None:
         return
@@ -112,7 +112,7 @@ def replace_file(replica: SimReplica, name: str, error: CorruptLog) -> None:
 
 
 def mend_log(simulation: Simulation, replica: SimReplica) -> bool | None:
-    """Fill the holes of a log that is not open: whether all is sound now; None: it is beyond mending."""
+    """Fill the holes of a log that is not open; returns whether all is sound, None if that is impossible."""
     peers = [r.name for r in simulation.replicas if r.name != replica.name]
     try:
         finish_install(replica.disk)
@@ -126,12 +126,12 @@ def mend_log(simulation: Simulation, replica: SimReplica) -> bool | None:
 
 
 def has_forgotten_nothing(replica: SimReplica) -> bool:
-    """Whether it knows its log's end and its vote."""
+    """Whether it still knows the end of its log and its vote."""
     return bool(segment_firsts(replica.disk)) and knows_its_end(replica.disk)
 
 
 def copy_log(simulation: Simulation, replica: SimReplica) -> bool:
-    """Replace the files of ``replica``, which is down, by its leader's; False if no leader answers now."""
+    """Replace the files of ``replica``, which is down, by its leader's; False if no leader answers."""
     peers = [r.name for r in simulation.replicas if r.name != replica.name]
     source = SimPeers(simulation, replica)
     try:

@@ -1,4 +1,4 @@
-"""Whether a schedule is the same in every process: string hashes differ there, what happens must not."""
+"""Checks that a schedule is the same in every process, although string hashes differ between processes."""
 
 from __future__ import annotations
 

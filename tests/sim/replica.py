@@ -1,8 +1,8 @@
 """One simulated replica: the real node, journal and wire format over a simulated disk and network.
 
-It does under virtual time what the drivers and running replicas of ``replication.host`` do under real time:
-coalesced ticks, one sync at a time beside them, retries when the disk is full, an end of the process
-when the disk fails, a copy of the leader's log when its own is damaged or too far behind.
+In virtual time it does what the drivers and running replicas of ``replication.host`` do in real time:
+coalesced ticks, one concurrent sync at a time, retries while the disk is full, the end of the process when
+the disk fails, and a copy of the leader's log if its own is damaged or too far behind.
 """
 
 from __future__ import annotations
@@ -64,29 +64,29 @@ class SimReplica:
         self.meta = SimDisk(stream(f"meta-{self.address}"))
         self.own = Incarnation(number, self.address)
         self.marks = PeerMarks(self.meta, self.own)
-        self.joining = False  # came after the group's beginning
-        self.superseded = False  # and says so for ever (a file, in the broker)
+        self.joining = False  # added after the group's start
+        self.superseded = False  # permanently (a file, in the broker)
         self.learner = False  # lost its disk, and is not a full member yet (a file, in the broker)
         self.wants_copy = ""  # of the leader's files, BEHIND or DAMAGED (a file, in the broker)
-        self.scrubbed = ""  # how far it has been (a file, in the broker)
-        self.opening = False  # the process is there, and waits for what it needs from peers
-        self._just_mended = self._in_vain = False  # its log; and it could not start all the same
+        self.scrubbed = ""  # progress of the scrub (a file, in the broker)
+        self.opening = False  # the process is up and waits for data from peers
+        self._just_mended = self._in_vain = False  # its log was repaired; and it still could not start
         self._copy_tries = self._ticks = self._idle_ticks = 0
-        self.flipped = False  # bits of its log were flipped, and not everything has been replaced since
-        self.spoilt = False  # so were bits of its vote or of its state: it may have to learn, or to copy
+        self.flipped = False  # bits of its log were flipped and not all replaced yet
+        self.spoilt = False  # its vote or state was damaged: it may have to learn or copy
         self.clock_ahead_s = self.wall_ahead_s = 0.0  # jumps of the monotonic and of the wall clock
-        self._effects_left: int | None = None  # until the power goes in the middle of something
+        self._effects_left: int | None = None  # until the power fails in the middle of something
         self._effects_power = self._working = False
-        self._quiet = False  # the last tick left nothing to do, and nothing has happened since
-        self.disk_hangs_s = 0.0  # the next sync takes so much longer
+        self._quiet = False  # the last tick left nothing to do, and nothing happened since
+        self.disk_hangs_s = 0.0  # additional time of the next sync
         self.paused_until = 0.0
-        self._put_off: list[tuple[int, Callable[[], None]]] = []  # what a paused process will find
-        self._drift = 1 + 0.02 * (self.rng.random() - 0.5)  # clocks do not run alike
+        self._put_off: list[tuple[int, Callable[[], None]]] = []  # events for a paused process
+        self._drift = 1 + 0.02 * (self.rng.random() - 0.5)  # clocks run at different speeds
         self._inbox: list[tuple[str, bytes]] = []
 
     # -------------------------------------------------------------- the process
     def start(self) -> None:
-        """Start the process, after a repair if it needs one; what hinders it is tried again."""
+        """Start the process, after a repair if it needs one; retry if that is not possible now."""
         if self.up or self.superseded:
             return
         if self._world.now < self._sim.down_until:
@@ -108,7 +108,7 @@ class SimReplica:
         self._world.later(START_RETRY_S, self.start)
 
     def _restore(self) -> bool:
-        """What ``opening.py`` does under real time; False: try again later."""
+        """Do what ``opening.py`` does in real time; False: try again later."""
         if self.wants_copy == BEHIND:
             if segment_firsts(self.disk) and not knows_its_end(self.disk):
                 self.lose_log()
@@ -136,7 +136,7 @@ class SimReplica:
         return True
 
     def _judge(self, error: Exception) -> None:
-        """What the end of a process leaves behind, and what the next one has to do first."""
+        """Record what the error that ended a process means for its next start."""
         corrupt = error.__cause__ if isinstance(error, ApplyFailed) else error
         if isinstance(corrupt, CorruptLog):
             if not self.flipped and not self.spoilt:
@@ -166,7 +166,7 @@ class SimReplica:
         self.meta.kill()
 
     def lose_log(self) -> None:
-        """From here on this replica knows less than it promised: see replication/raft/rejoin.py."""
+        """From now on this replica knows less than it promised; see replication/raft/rejoin.py."""
         self.learner, self.wants_copy = True, DAMAGED
         self._sim.network.silence(self.name)
 
@@ -239,7 +239,7 @@ class SimReplica:
         self._sim.network.host_down(self.address)
 
     def lose_disk(self) -> None:
-        """The machine burns down; another one, empty, takes its name, as a further incarnation."""
+        """The machine is destroyed; an empty one takes its name, as a further incarnation."""
         self.crash(power=True)
         self.own = Incarnation(self.own.number + 1, f"{self.name}-{self.incarnation}")
         self.meta = SimDisk(self._world.stream(f"meta-{self.address}-{self.incarnation}"))
@@ -252,16 +252,16 @@ class SimReplica:
 
     @property
     def members_change(self) -> bool:
-        """Whether anybody ever wanted to change the members of this group."""
+        """Whether a change of this group's members was ever requested."""
         return self._sim.operators.begun > 0
 
     @property
     def hosts(self) -> int:
-        """Processes that ever were on the network."""
+        """Number of processes that ever were on the network."""
         return len(self._sim.network.hosts)
 
     def clock(self) -> float:
-        """Monotonic; it may jump ahead, never back."""
+        """The monotonic clock; it may jump ahead but never back."""
         return self._world.now * self._drift + self.clock_ahead_s
 
     def wall_clock(self) -> float:
@@ -282,7 +282,7 @@ class SimReplica:
         self.guarded(fn)
 
     def _go_on(self) -> None:
-        """The pause is over, unless it was prolonged: all that waited happens now, in its order."""
+        """End the pause, unless it was prolonged: everything that waited happens now, in order."""
         if self._world.now < self.paused_until:
             self._world.later(self.paused_until - self._world.now + 1e-6, self._go_on)
             return
@@ -291,7 +291,7 @@ class SimReplica:
             self._if_alive(incarnation, fn)
 
     def guarded(self, fn: Callable[[], T]) -> T | None:
-        """Run ``fn`` as this process: what must end it does so, and then the answer is None."""
+        """Run ``fn`` as this process. An error that must end the process ends it; the result is then None."""
         try:
             self._working, self._quiet = True, False
             return fn()
@@ -306,21 +306,21 @@ class SimReplica:
         return None
 
     def give_up(self, why: str) -> None:
-        """Its place was taken: it never starts again."""
+        """It was replaced: it never starts again."""
         self.superseded = True
         self._sim.happened(f"{self.address} gives up: {why}")
         self.crash(power=False)
 
     def crash_at_effect(self, number: int, power: bool) -> None:
-        """End the process right before the ``number``-th thing from now that anybody could notice: a
-        change to the disk (each append, sync, rename, ... of its own), a message, an applied entry."""
+        """End the process right before its ``number``-th observable effect from now: a change to the disk
+        (each append, sync, rename, ... counts), a message, an applied entry."""
         self._effects_left, self._effects_power = number, power
         self.disk.on_effect = self.meta.on_effect = self._effect
 
     def _effect(self) -> None:
         if self._effects_left is None or not self._working:
             return
-        if self._effects_left <= 0:  # and every further one, however the stack unwinds
+        if self._effects_left <= 0:  # also for every further effect while the stack unwinds
             if self._effects_left == 0:
                 self._effects_left = -1
                 self._sim.struck("crash-at-effect", self.name)
@@ -334,9 +334,12 @@ class SimReplica:
             self._world.later(STEP_S, self._kicked, self.incarnation)
 
     def _kicked(self, incarnation: int) -> None:
-        """The tick that was asked for, unless it would do nothing: to this follower nothing has happened
-        since the last one, and nothing is due. Of regular ticks some are never left out, so that work which
-        somebody adds to a tick is done, late, also if it is not named here."""
+        """Run the requested tick, unless it would do nothing: nothing has happened to this follower since the
+        last tick, and nothing is due.
+
+        Some regular ticks are always run, so that work which is added to a tick later is still done, though
+        late, even if it is not listed here.
+        """
         if (
             self._quiet
             and incarnation == self.incarnation
@@ -453,20 +456,20 @@ class SimReplica:
 
     def _connected(self, peer: str) -> None:
         if peer not in self._sim.founders:
-            self.node.told_of(peer)  # whoever let the link come up knew the list of members
+            self.node.told_of(peer)  # a peer that accepted the link knew the list of members
         self.node.connected(peer, knows_us=True)
 
     def link_down(self, peer: str) -> None:
         self.later(0, lambda: self.node.disconnected(peer))
 
     def arrive(self, peer: str, frame: bytes) -> None:
-        """Bytes from the host at address ``peer`` arrived; a paused process finds them, in order, when it
-        goes on."""
+        """Bytes from the host at address ``peer`` arrived; a paused process gets them, in order, when it
+        resumes."""
         self._inbox.append((peer, frame))
         self.later(0, self._read)
 
     def drop_link(self, peer: str) -> None:
-        """The link to a process whose place was taken."""
+        """Close the link to a process that was replaced."""
         address = self._sim.network.linked(self.address, peer)
         mark = self.marks.of(peer)
         if address is not None and mark is not None and mark.supersedes(self._sim.replica_at(address).own):

@@ -1,8 +1,8 @@
-"""What ``python -m tests.sim --seeds N --seed FIRST`` does: run schedules, stop at the first broken promise.
+"""``python -m tests.sim --seeds N --seed FIRST``: runs schedules and stops at the first violation.
 
-A failing seed is printed with the one command that replays it, message by message if ``--trace`` is
-added. ``--drop GUARD`` takes one guard away, and ``--plant NAME`` puts a fault of tests/controls into the
-code: then a broken seed is what should happen.
+A failing seed is printed with the command that replays it, message by message if ``--trace`` is added.
+``--drop GUARD`` removes a guard, and ``--plant NAME`` plants a fault of tests/controls in the code; then a
+violation is the expected result.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from tests.support.faults.progress import bar
 from tests.support.faults.replaying import command, listed
 
 CHAOS_S = 10.0
-ENDED = 130  # what a run says that was ended from outside, as shells do of Ctrl-C
+ENDED = 130  # exit code of a run that was ended by a signal, as shells use for Ctrl-C
 #: Seed, workload, number of groups.
 Schedule = tuple[int, str, int]
-FENCED_EVERY = 4  # seeds: it is the least that brokers differ in
+FENCED_EVERY = 4  # every how many seeds: this workload adds least for the broker
 GROUPS = ("1", "2", "3", "several", "mixed")
 OF_GROUPS = "1, 2, 3, several (2 or 3, by the seed), or mixed"
-#: What runs on the log: random bytes, which look closest at Raft; the broker's transactions; the same with
-#: the fence in the application's database.
+#: The workloads: random bytes, which test Raft most closely; the broker's transactions; the same with the
+#: fence in the application's database.
 WORKLOADS: dict[str, Callable[[], Workload]] = {
     "raw": RawWorkload,
     "broker": BrokerWorkload,
@@ -54,7 +54,7 @@ WORKLOADS: dict[str, Callable[[], Workload]] = {
 
 @dataclass(slots=True)
 class Options:
-    """What every schedule of a run has in common."""
+    """The settings that all schedules of a run have in common."""
 
     size: int | None = None
     kind: str | None = None
@@ -71,7 +71,7 @@ class Options:
         return settings | {"workload": WORKLOADS[workload], "groups": groups, "reach": self.reach}
 
     def command(self, seed: int, workload: str, groups: int = 1) -> str:
-        """How to run one seed again."""
+        """The command that runs one seed again."""
         return command(
             "tests.sim",
             seed=seed,
@@ -119,8 +119,11 @@ def _told(seed: int, name: str, groups: int, options: Options) -> Told:
 
 
 def schedules(seeds: Iterable[int], workload: str | None, groups: str) -> Iterator[Schedule]:
-    """``mixed``: each seed with two workloads (each fourth with all) in one group, and with two or three
-    groups in turn; ``several``: only the latter."""
+    """The schedules of a run.
+
+    ``mixed``: each seed with two workloads (each fourth with all) in one group, and in two or three groups in
+    turn. ``several``: only the latter.
+    """
     for n in seeds:
         names = ("raw", "broker", *(("fenced",) if n % FENCED_EVERY == 0 else ()))
         several = (n, "broker", 2 + n % 2)
@@ -241,8 +244,10 @@ def run(
     small: bool = False,
     told: Callable[[], None] = lambda: None,
 ) -> None:
-    """All schedules, summed up in ``totals``; ``told`` is called after each. ``small``: minimise the first
-    that is broken. Ends early when the run is to end."""
+    """Run all schedules and add them to ``totals``; ``told`` is called after each.
+
+    ``small``: minimise the first violation. Ends early when the run is asked to end.
+    """
     started, before, minimised, commit = time.monotonic(), totals.wall_s, False, commit_hash()
     totals.commits = sorted({*totals.commits, commit})
     for each in workers.results(partial(_one, *schedule, options) for schedule in work):

@@ -1,7 +1,7 @@
-"""Runs of a partition's index in one form, whatever the moment a replica took its snapshots.
+"""Brings the runs of a partition's index into a form that does not depend on when snapshots were taken.
 
-A snapshot seals the runs, and a sealed run grows no more: where one replica has one run of two messages
-another one rightly has two runs of one. What a reader gets is the same.
+A snapshot seals the runs, and a sealed run does not grow: so one replica may have one run of two messages
+where another one rightly has two runs of one. Readers get the same.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from escrowmq.replication.state.index import Run
 
 
 def joined(runs: Iterable[Run]) -> list[tuple[int, ...]]:
-    """Neighbours in the same entry with the same time as one run, each with the fields of ``Run``."""
+    """The runs, with neighbours of the same entry and time joined, each with the fields of ``Run``."""
     out: list[tuple[int, ...]] = []
     last_index = last_time_ms = end = -1
     for run in runs:

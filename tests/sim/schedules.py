@@ -1,4 +1,4 @@
-"""Schedules by their seed, over one group or several: made, carried out, and what they broke."""
+"""Makes and runs schedules by their seed, with one group or several, and reports violations."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ AnySimulation = Simulation | ManyGroups
 def chosen_faults(
     seed: int, chaos_s: float, only: frozenset[int] | None, plant: str | None = None, groups: int = 1
 ) -> list[Fault]:
-    """The plan of a seed, or those of its faults that are named."""
-    with planted(plant):  # it may change how often which fault is drawn
+    """The plan of a seed, or only the given faults of it."""
+    with planted(plant):  # it may change which faults are drawn
         drawn = draw_faults(seed, chaos_s, groups)
         return [fault for fault in drawn if only is None or fault.number in only]
 
@@ -41,9 +41,9 @@ def made(
     one: type[Simulation] = Simulation,
     many: type[ManyGroups] = ManyGroups,
 ) -> AnySimulation:
-    """A schedule that has not begun. Several groups have clients of their own, whatever ``workload`` is.
+    """A schedule that has not started. Several groups have their own clients, whatever ``workload`` is.
 
-    ``reach``: see ``tests.sim.across.scene``. ``one``, ``many``: the class, where a special one is wanted.
+    ``reach``: see ``tests.sim.across.scene``. ``one``, ``many``: the classes to use.
     """
     if groups == 1:
         return one(
@@ -93,5 +93,5 @@ def simulate(
 
 
 def run_seed(seed: int, **settings: Any) -> tuple[Figures, str | None]:
-    """One schedule: its figures, and what was broken (None: nothing). ``settings``: see ``simulate``."""
+    """Run one schedule: its figures, and the violation (None: none). ``settings``: see ``simulate``."""
     return simulate(seed, **settings)[1:]

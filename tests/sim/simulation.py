@@ -1,8 +1,8 @@
 """A whole broker group in one thread: a plan from the seed, faults from the plan, checks at every step.
 
-A schedule is some seconds of chaos (crashes, power cuts, partitions, pauses, full and failing
-disks, hand-overs), then a calm in which every replica is up and the network is whole. The real
-``RaftNode``, guards, journal and wire format run over ``SimDisk`` and ``SimNetwork``.
+A schedule is some seconds of chaos (crashes, power cuts, partitions, pauses, full and failing disks,
+hand-overs), and then a calm in which every replica is up and the network works. The real ``RaftNode``,
+guards, journal and wire format run over ``SimDisk`` and ``SimNetwork``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SETTLE_S = 4.0
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a seed chose. Every field can be read in a failing seed's report."""
+    """The choices of a seed. A failing seed's report prints every field."""
 
     size: int
     weather: Weather
@@ -49,7 +49,7 @@ class Plan:
 
     @staticmethod
     def of(seed: int, *, size: int | None = None, kind: str | None = None, group: int | None = None) -> Plan:
-        """``group``: one of several, each of which has a plan of its own."""
+        """The plan of a seed. ``group``: one of several groups, each of which has its own plan."""
         rng = random.Random(f"plan-{seed}" if group is None else f"plan-{seed}-{group}")
         batch = rng.choice((120, 400, 4000))
         return Plan(
@@ -76,7 +76,7 @@ class Plan:
 
 @dataclass(slots=True)
 class Figures:
-    """What happened in one schedule."""
+    """The figures of one schedule."""
 
     virtual_s: float = 0.0
     events: int = 0
@@ -112,10 +112,10 @@ class Simulation:
 
     def __post_init__(self) -> None:
         self.world = self.shared or World(self.seed)
-        self.rng = self.world.stream(f"clients{self.prefix}")  # nobody else draws from it
+        self.rng = self.world.stream(f"clients{self.prefix}")  # used by nothing else
         if self.faults is None:
             self.faults = draw_faults(self.seed, self.chaos_s)
-        #: What struck, when it did (a fault may be laid long before, and may never strike): see ``struck``.
+        #: The faults that struck, with the time of their effect (see ``struck``).
         self.fault_log: list[tuple[float, str, str]] = []
         self.actions = 0
         self.names = [f"{self.prefix}r{n}" for n in range(self.plan.size)]
@@ -125,16 +125,16 @@ class Simulation:
         self.replicas = [SimReplica(self, name) for name in self.names]
         self.network.hosts.update((r.name, r) for r in self.replicas)
         self.network.meet = meet
-        #: Processes whose replica was replaced, and which may live on.
+        #: Processes whose replica was replaced and which may live on.
         self.ghosts: list[SimReplica] = []
         self.supervisor = Supervisor(self)
         self.operators = Operators(self)
         #: Replicas that were removed from the group; their processes may live on.
         self.retired: list[SimReplica] = []
         self.crashes = self.repairs = self.disk_failures = self.damage_found = self.wipes = 0
-        self.down_until = 0.0  # no replica starts before
+        self.down_until = 0.0  # no replica starts before this time
         self.mended = 0
-        self.mended_checked = False  # at the end: all damage that can be mended is
+        self.mended_checked = False  # set at the end: all damage that can be mended is mended
         self._calm_at = START_S + self.chaos_s
         self._hash = hashlib.sha1() if self.trace else None
 
@@ -165,34 +165,34 @@ class Simulation:
             check_tables(replica)
 
     def boot(self) -> None:
-        """Every replica starts within a moment."""
+        """Start all replicas within a short time."""
         for replica in self.replicas:
             self.world.later(replica.rng.random() * 0.1, replica.start)
 
     def check_end(self, missing: Sequence[str]) -> None:
-        """There was time to read everything again, to mend what is damaged, and to go on."""
+        """Check the end: there was time to re-read everything, to repair damage, and to continue."""
         for replica in self.replicas:
             if replica.up:
                 note_mended(self, replica)
                 left = mendable_entries(self, replica)
                 if left:
                     raise Violation(f"still damaged on {replica.name} after the calm: {left}", "unmended")
-                replica.flipped = bool(replica.journal.holes)  # of entries that retention took elsewhere
+                replica.flipped = bool(replica.journal.holes)  # of entries retention removed elsewhere
         self.mended_checked = True
         self.checker.end(
             list(self.replicas), missing, lambda: a_majority_holds(self, self.checker.acknowledged)
         )
 
     def check_started(self) -> None:
-        """A successor waits for a leader to copy from, for ever if the group has lost its majority."""
+        """Check that all started: a successor waits for a leader to copy from, perhaps forever."""
         waiting = [replica.address for replica in self.replicas if replica.incarnation % LIVES == 0]
         if waiting:
             raise Violation(f"{', '.join(waiting)} never started", "stuck")
 
     def _prove_alive(self, before: int) -> list[str]:
-        """A group that is stuck must not pass: something is acknowledged after the calm, and all agree.
+        """Let time pass until an entry is acknowledged after the calm and all replicas agree.
 
-        What it still lacks after 20 s; nothing, if it is well.
+        Returns what the group still lacks after 20 s; nothing if it is well.
         """
         world = self.world
         for _ in range(40):
@@ -206,7 +206,7 @@ class Simulation:
         return missing
 
     def missing(self, before: int) -> list[str]:
-        """What the group lacks although the faults are over; ``before``: entries acknowledged by then."""
+        """What the group still lacks. ``before``: number of entries acknowledged when the faults ended."""
         missing = [f"{r.name} is down" for r in self.replicas if not r.up]
         up = [r for r in self.replicas if r.up]
         missing += [f"{r.name} is still learning" for r in up if r.node.rejoining]
@@ -249,7 +249,7 @@ class Simulation:
                 replica.kick()
 
     def calm_down(self) -> None:
-        """The faults are over: the network is whole, disks have room, every replica starts."""
+        """End the faults: the network works, disks have room, every replica starts."""
         self.down_until = 0.0
         self.network.heal()
         for replica in (*self.replicas, *self.ghosts, *self.retired):
@@ -263,7 +263,7 @@ class Simulation:
         return host
 
     def add(self, replica: SimReplica, again: bool = False) -> None:
-        """One that is to become a member; ``again``: another one has borne its name."""
+        """Add a replica that should become a member. ``again``: its name was used before."""
         if again:
             self.network.add(replica.address, replica)
         else:
@@ -272,8 +272,8 @@ class Simulation:
         self.names.append(replica.name)
 
     def leaves_a_majority(self, victim: SimReplica) -> bool:
-        """Whether each configuration that somebody may count by has a majority that knows what it promised,
-        also if ``victim`` forgets it. Where members never change others look that it is so."""
+        """Whether each configuration that may be in force keeps a majority that knows what it promised, even
+        if ``victim`` forgets it. (If members never change, other code ensures this.)"""
         if not self.operators.begun:
             return True
         lost = {r.name for r in self.replicas if r.learner or r.spoilt or r is victim}
@@ -286,7 +286,7 @@ class Simulation:
         )
 
     def retire(self, replica: SimReplica) -> None:
-        """One that is none any more."""
+        """Retire a replica that is no longer a member."""
         self.replicas.remove(replica)
         self.names.remove(replica.name)
         self.retired.append(replica)
@@ -316,10 +316,10 @@ class Simulation:
         self.moments.look(replica)
 
     def happened(self, text: str) -> None:
-        """A fault or a start; for whoever reads along."""
+        """Record a fault or a start, for readers of the trace."""
 
     def struck(self, kind: str, victim: str) -> None:
-        """Log that a fault of this kind has its effect on ``victim`` now."""
+        """Log that a fault of this kind takes effect on ``victim`` now."""
         self.fault_log.append((self.world.elapsed_s, kind, victim))
         self.happened(f"{kind} strikes {victim}")
 
@@ -329,7 +329,7 @@ class Simulation:
         self.world.later(rng.choice((0.02, 0.3, 1.0)) * (0.5 + rng.random()), replica.start)
 
     def roll(self, replica: SimReplica, duration_s: float = 0.0) -> None:
-        """Begin a new segment with the next entry, and with every one for ``duration_s``."""
+        """Start a new segment with the next entry, and with every entry for ``duration_s``."""
         journal = replica.journal
         journal._segment_bytes = FILE_HEADER_SIZE + 1
         replica.later(duration_s + 0.02, lambda: setattr(journal, "_segment_bytes", self.plan.segment_bytes))

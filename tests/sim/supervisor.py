@@ -1,12 +1,12 @@
-"""The supervisor in a simulation: the product's own ``decide`` over what it can see, and the ghosts it makes.
+"""The supervisor in a simulation: the product's own ``decide`` with what it can see, and the ghosts it makes.
 
-A replica's node falls out of its sight: the machine is suspended, cut off, dead, or only its raylet hangs.
-After a while the supervisor has the replica built anew on another machine, as a further incarnation; and the
-process on the old one lives on, goes on, or starts again. From then on two hosts bear one name (network.py).
+The supervisor no longer sees a replica's node: the machine is suspended, cut off, dead, or only its raylet
+hangs. After a while it has the replica rebuilt on another machine, as a further incarnation, and the process
+on the old machine lives on, resumes, or restarts. From then on two hosts have the same name (network.py).
 
-What must hold then is checked here: once the successor is a full member, no full member counts a vote or an
-acknowledgement of its predecessor (``ghost-counted``). What the predecessor believes of itself is nobody's
-concern, except that it leads no term in which another one was elected.
+This module checks what must hold then: once the successor is a full member, no full member counts a vote or
+an acknowledgement of its predecessor (``ghost-counted``). What the predecessor believes does not matter,
+except that it must not lead a term in which another replica was elected.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 LOOK_EVERY_S = 0.1
 REPLACE_AFTER_S = 0.4
 ANNOUNCE_EVERY_S = 0.2
-#: What has become of the process that the supervisor does not see: it goes on as if nothing were, stands
-#: still, is cut off from the others, or has lost its power and comes back.
+#: What happens to the process that the supervisor does not see: it continues normally, is paused, is cut off
+#: from the others, or loses power and comes back.
 FATES = ("unseen", "unseen", "paused", "cut-off", "cut-off", "dead")
 
 
 class Supervisor:
-    """Does nothing before the first fault of its kind."""
+    """The supervisor. It does nothing before the first fault of its kind."""
 
     def __init__(self, simulation: Simulation) -> None:
         self._sim = simulation
@@ -50,7 +50,7 @@ class Supervisor:
 
     # -------------------------------------------------------------- the fault
     def lose_sight(self, rng: random.Random) -> str:
-        """A replica's node is not seen any more, for longer than it takes to replace it."""
+        """The supervisor no longer sees a replica's node, for longer than it takes to replace the replica."""
         sim, victim = self._sim, rng.choice(self._sim.replicas)
         if victim.address in self._missing:
             return ""
@@ -74,7 +74,7 @@ class Supervisor:
         return victim.address
 
     def _may_lose(self, victim: SimReplica) -> bool:
-        """Whether of what is damaged, which the supervisor does not see, enough is left: see damage.py."""
+        """Whether enough sound copies remain, which the supervisor cannot see; see damage.py."""
         replicas = self._sim.replicas
         if not self._sim.leaves_a_majority(victim):
             return False
@@ -102,7 +102,7 @@ class Supervisor:
                 self._replace(victim, start.seat.incarnation)
 
     def _report(self, replica: SimReplica) -> ReplicaReport | None:
-        """What it answers to the supervisor, as far as members go."""
+        """Its report to the supervisor, as far as members are concerned."""
         seen = replica.address not in self._missing
         if not (seen and replica.up and self._goes_on(replica)):
             return None
@@ -142,7 +142,7 @@ class Supervisor:
         sim.world.later(0.01, successor.start)
 
     def _announce(self) -> None:
-        """As host/announcing.py: a successor tells its peers, from its first moment on, also while it
+        """As host/announcing.py: a successor announces itself to its peers from its start on, even while it
         copies."""
         sim = self._sim
         sim.world.later(ANNOUNCE_EVERY_S, self._announce)
@@ -158,7 +158,7 @@ class Supervisor:
 
     # -------------------------------------------------------------- what must hold
     def check_counted(self, receiver: SimReplica, sender: SimReplica, message: RaftMessage) -> None:
-        """Before ``receiver`` hears ``message``: does it count what a predecessor says?"""
+        """Check, before ``receiver`` gets ``message``, that it does not count a predecessor's message."""
         if not self.replaced or receiver in self._sim.ghosts or receiver.learner:
             return
         if sender.own.number >= self._full.get(sender.name, 0):
@@ -176,14 +176,17 @@ class Supervisor:
             raise Violation(told, "ghost-counted")
 
     def check_elected(self, leader: SimReplica) -> None:
-        """After it heard a message: was it elected in a term in which a predecessor voted for it? A candidate
-        that has counted such a vote hears with another one that the place was taken, and counts no more."""
+        """Check, after a message, that it was not elected in a term in which a predecessor voted for it.
+
+        (A candidate that has counted such a vote learns with another vote about the successor, and then no
+        longer counts it.)
+        """
         given = self._ghost_votes.get(leader.address)
         if given is not None and leader.up and leader.node.is_leader and leader.node.term == given[0]:
             raise Violation(given[1], "ghost-counted")
 
     def look_at_ghost(self, ghost: SimReplica) -> None:
-        """After every step of one that was replaced."""
+        """Check a replaced process; called after each of its steps."""
         self._sim.checker.look_at_ghost(ghost)
 
 

@@ -1,8 +1,8 @@
-"""A bound for every container that a replica's objects hold: queues, tables, and what they hold in turn.
+"""A bound for every container in a replica's objects: queues, tables, and the containers in them.
 
-Walked now and then, since it takes a hundred times as long as the sums of bounds.py: a table that leaks is
-still there at the next look. A container without a bound is a violation of its own, so a new table cannot be
-forgotten.
+They are checked only now and then, because that takes a hundred times as long as the sums of bounds.py; a
+table that leaks is still too large at the next check. A container without a bound is a violation, too, so a
+new table cannot be forgotten.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from tests.sim.replica import SimReplica
 
 WALK_EVERY = 256  # ticks
-#: Transactions that one operation may settle: the table of the settled turns after it.
+#: Transactions that one operation may settle; the table of settled ones turns over only after it.
 SETTLED_AT_ONCE = 10_000
-#: Names of handlers and the like: they come with the program, and not with what it does.
+#: Bound of handlers and the like, whose number depends on the program and not on what it does.
 OF_THE_PROGRAM = 100
 #: Requests that wait for an entry: their bytes are bounded; the smallest have some 20.
 REQUESTS = 20_000
-#: Segments, snapshots and run files on disk, and places in them: they go with retention.
+#: Segments, snapshots and run files on disk, and positions in them, which retention removes.
 FILES = 20_000
-#: What simulated clients create, and more.
+#: More than simulated clients create.
 TOPICS = 1_000
-#: Ids of decisions in entries that are under way, or of which this leader does not know what became.
+#: Ids of decisions in entries that are in flight or whose result this leader does not know.
 DECIDING = 20_000
 
 #: Values in the answer to one operation, and partitions of one topic that simulated clients create.
@@ -43,13 +43,13 @@ Most = Callable[[Counter[str], "SimReplica", Any], int]
 
 
 def _peers(found: Counter[str], replica: SimReplica, broker: Any) -> int:
-    """Of members that are gone nothing stays, except votes of this term and the like."""
+    """Nothing remains of former members, except votes of this term and the like."""
     most = VOTERS_MAX + LEARNERS_MAX if replica.members_change else 0
     return max(len(replica.node._hearing.known) + 1, most)
 
 
 def _links(found: Counter[str], replica: SimReplica, broker: Any) -> int:
-    """The network lets everybody in; a broker's transport only whom the node wants."""
+    """The simulated network accepts every host; a broker's transport only those that the node wants."""
     return replica.hosts
 
 
@@ -62,7 +62,7 @@ def _opened(found: Counter[str], replica: SimReplica, broker: Any) -> int:
 
 
 def _aged(found: Counter[str], replica: SimReplica, broker: Any) -> int:
-    """Open ones, and those that settled while a snapshot was being written."""
+    """Open transactions, and those settled while a snapshot was being written."""
     return found["OpenTable.old"]
 
 
@@ -77,18 +77,18 @@ def _producers(found: Counter[str], replica: SimReplica, broker: Any) -> int:
 
 
 def _of(path: str) -> Most:
-    """As many as ``path`` has: no empty ones, none that are left behind."""
+    """As many as ``path`` has: no empty entries and no leftovers."""
     return lambda found, replica, broker: found[path]
 
 
 def _apps(found: Counter[str], replica: SimReplica, broker: Any) -> int:
-    """Each has something open, or decided, or something settled since the last turn but one."""
+    """Apps with something open, decided, or settled since the turn before last."""
     held = _opened(found, replica, broker) + _decided(found, replica, broker)
     return held + _settled(found, replica, broker)
 
 
 def _decided(found: Counter[str], replica: SimReplica, broker: Any) -> int:
-    """Decisions that wait for branches in other groups: one waits for each of them at the most."""
+    """Decisions that wait for branches in other groups: at most one for each branch."""
     return int(broker.state.transactions.across.decided) * broker.state.groups
 
 
@@ -101,7 +101,7 @@ def _positions(found: Counter[str], replica: SimReplica, broker: Any) -> int:
 
 
 def _partitions(found: Counter[str], replica: SimReplica, broker: Any) -> int:
-    """Also those of topics that are deleted while what is about them is on its way."""
+    """Including partitions of deleted topics while operations on them are in flight."""
     gone = "AboutTopics.topics", "Admission._deleting", "Admission._unsure", "ComposedEntry.deleting"
     return found["TopicTable.slots"] + PARTITIONS * sum(found[name] for name in gone)
 
@@ -112,7 +112,7 @@ def _due(found: Counter[str], replica: SimReplica, broker: Any) -> int:
 
 
 BOUNDS: dict[str, int | Most] = {
-    # What the leader decides: requests that wait, and what is under way.
+    # The leader's work: waiting requests, and entries in flight.
     "Admission._queue": REQUESTS,
     "Admission._deciding": _of("Admission._deciding[]"),
     "Admission._deciding idle": 0,
@@ -187,7 +187,7 @@ BOUNDS: dict[str, int | Most] = {
     "DueNews._pairs": _of("DueQueue._due"),
     "DueQueue._order": lambda found, replica, broker: 2 * found["DueQueue._buckets"] + 2_000,
     "DueQueue._untidied": _due,
-    # Snapshots: one that is being written has a copy of the state.
+    # Snapshots: while one is being written, it has a copy of the state.
     "Checkpoints._ends": FILES,
     "Checkpoints._ends[]": FILES,
     "Checkpoints._named": FILES,
@@ -286,7 +286,7 @@ def check_tables(replica: SimReplica) -> None:
         )
     for path, size in found.items():
         bound = BOUNDS.get(path)
-        if size and bound is not None:  # idle values are fine in most tables
+        if size and bound is not None:  # idle values are allowed in most tables
             most = bound if isinstance(bound, int) else bound(found, replica, broker)
             if size > most:
                 raise Violation(f"{path} on {replica.name} holds {size}, more than {most}", "unbounded")

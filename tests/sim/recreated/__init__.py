@@ -1,5 +1,5 @@
-"""A topic that is deleted and created again while everything goes on, with clients of its own.
+"""A topic that is deleted and created again while everything continues, with its own clients.
 
-``model.py`` says what each life of the topic holds, ``clients.py`` and ``members.py`` use it, and
-``topic.py`` joins them. First read ``model.py``.
+``model.py`` knows what each life of the topic must contain, ``clients.py`` and ``members.py`` use the topic,
+and ``topic.py`` puts them together. Read ``model.py`` first.
 """

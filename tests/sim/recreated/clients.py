@@ -1,5 +1,6 @@
-"""Who sends to the topic: plain messages, and transactions that may be decided when another topic has its
-name. They never die: what is prepared gets decided, so what stays open is the broker's doing.
+"""Clients that send plain messages and transactions to the topic; a transaction may be decided when another
+topic has the same name. They never die and decide everything, so if a transaction stays open, it is the
+broker's fault.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tests.sim.world import Violation
 if TYPE_CHECKING:
     from tests.sim.recreated.topic import RecreatedTopic
 
-PAUSE_S = 0.12  # from one thing that somebody sends to the next, about
+PAUSE_S = 0.12  # approximate time between two sends
 AT_ONCE = 25
 PLAIN = 0.3
 LOCAL_S = (0.0, 0.1, 0.6, 2.0)
@@ -26,7 +27,7 @@ COMMITTED = 0.8
 
 
 class Clients:
-    """All of them."""
+    """All clients of the topic."""
 
     def __init__(self, topic: RecreatedTopic) -> None:
         self._topic, self._rng = topic, topic.rng
@@ -56,7 +57,7 @@ class Clients:
         sent = [(partition, f"{name}.{n}") for n in range(self._rng.choice((1, 2)))]
         self._topic.models[gid].sent[name] = sent
         rows = [encode_row(None, body(id, 40), None, None) for _, id in sent]
-        # Without a sequence: that of a producer is no matter of topics.
+        # Without a sequence number, since sequence numbers do not depend on topics.
         request = ops.message(TOPIC, partition, name, 0, -1, rows)
         self._topic.desks[gid].call(request, lambda results: None, lambda: True)
 
@@ -94,7 +95,7 @@ class Clients:
         self._topic.desks[gid].call(request, prepared, lambda: True, hears=hears)
 
     def _decide(self, gid: int, tx: ClientTx, commit: bool) -> None:
-        """Also of what was refused: an earlier copy of its PREPARE may have opened it."""
+        """Decide, even if the PREPARE was refused: an earlier copy of it may have opened the transaction."""
         request = (ops.commit if commit else ops.rollback)(APP, [tx.tx], ops.BY_PRODUCER)
 
         def decided(results: list[Any]) -> None:

@@ -1,10 +1,10 @@
-"""Members of a consumer group that outlive the topic: the broker's own service of groups, and a consumer's
-own memory of its membership.
+"""Members of a consumer group that outlive the topic: the broker's real group service, and a consumer's real
+membership state.
 
-A member commits what it has read, whenever it likes. Its calls may be lost, and so may their answers, which
-take their time. A static member's process is killed now and then, and the next one of its instance begins at
-once. A new leader does not know which topic a member read before; that is told in the guide, so a
-member that joins under a new leader claims nothing in an earlier life of the topic.
+A member commits what it has read at any time. Its calls and their answers may be lost or late. A static
+member's process is killed now and then, and the next one of its instance starts at once. A new leader does
+not know which topic a member read before (the guide says so), so a member that joins under a new leader
+claims nothing of an earlier life of the topic.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from tests.sim.recreated.topic import RecreatedTopic
 
 GROUP = "recreated"
-PAUSE_S = 0.06  # from one thing that a member does to the next, about
+PAUSE_S = 0.06  # approximate time between two actions of a member
 SESSION_S = 1.0
 ANSWER_S = 0.1
 LOST = 0.05
@@ -46,11 +46,11 @@ POLL_BYTES = (1, 300, 5_000)
 @dataclass(slots=True)
 class _Place:
     offset: int
-    life: int  # the one in which it was looked up
+    life: int  # the life in which it was looked up
 
 
 class _Service:
-    """The groups of one process of a broker. Answers of the log come to whoever asked last."""
+    """The group service of one broker process. Answers of the log go to the last caller."""
 
     def __init__(self, world: World, replica: SimReplica, app: BrokerApplication) -> None:
         self._replica, self._app = replica, app
@@ -93,7 +93,7 @@ _SERVICES: WeakKeyDictionary[BrokerApplication, _Service] = WeakKeyDictionary()
 
 
 class Member:
-    """One of them."""
+    """One member."""
 
     def __init__(self, name: str, topic: RecreatedTopic, *, static: bool = False) -> None:
         self._topic, self._instance = topic, name if static else None
@@ -107,7 +107,7 @@ class Member:
         self._calling = self._committing = False
 
     def act(self) -> None:
-        """Poll, tell that it lives, or commit; and again, until nobody does anything any more."""
+        """Poll, send a heartbeat, or commit; repeat until the end."""
         if self._topic.desks[0].cluster.calm:
             return
         self._topic.later(self._rng.expovariate(1 / PAUSE_S), self.act)
@@ -161,7 +161,7 @@ class Member:
         self._later(self._joined, term, answer)
 
     def _later(self, then: Callable[..., None], *args: Any) -> None:
-        """The answer comes, or is lost."""
+        """Deliver the answer later, or lose it."""
         lost, process = self._rng.random() < LOST, self._process
 
         def answered() -> None:
@@ -207,7 +207,7 @@ class Member:
             self._read(*self._rng.choice(standing))
 
     def _look_up(self, tp: TopicPartition) -> None:
-        """Where the group is, else at the start."""
+        """Look up the group's committed offset, or the start of the partition."""
         found = self._topic.leader(self._gid)
         if found is None:
             return

@@ -1,8 +1,8 @@
-"""What each life of a topic must hold, told by one group's log alone: a deletion ends a life, a creation
-begins the next one, and nothing of one reaches another.
+"""What each life of a topic must contain, from one group's log alone: a deletion ends a life, a creation
+starts the next one, and nothing passes from one life to another.
 
-Messages that were prepared in an earlier life go nowhere when they are committed. What retention cuts is
-older than this life's own limit. A place of a consumer group is one that a member had in this life.
+Messages that were prepared in an earlier life are dropped when they are committed. Retention removes only
+messages older than this life's own limit. A consumer group's offset is one that a member had in this life.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TOPIC, APP = "d", "recreated"
 
 @dataclass(slots=True)
 class Life:
-    """From one creation to the next deletion, in one group. Partitions are those of this group."""
+    """One life, from a creation to the next deletion, in one group, with that group's partitions."""
 
     number: int
     retention_ms: int
@@ -38,7 +38,7 @@ class _Prepared:
 
 
 class Model:
-    """Of one group. Fed with every entry once, in their order."""
+    """The model of one group. Feed it every entry once, in order."""
 
     def __init__(self, gid: int, groups: int) -> None:
         self.gid, self._groups = gid, groups
@@ -48,7 +48,7 @@ class Model:
         #: (group, partition, offset) -> lives in which a member was there when it committed.
         self.stood: dict[tuple[str, int, int], set[int]] = {}
         self._prepared: dict[str, _Prepared] = {}
-        self._lives: list[tuple[int, Life | None]] = [(0, None)]  # from which entry on
+        self._lives: list[tuple[int, Life | None]] = [(0, None)]  # (first entry, life)
         self._count = 0
         self._now_ms = 0
 
@@ -87,7 +87,7 @@ class Model:
         self._lives.append((index, self.life))
 
     def _prepare(self, op: Op, attached: Sequence[Op]) -> None:
-        """Where it is refused as stale, nobody will ever commit it."""
+        """Record a PREPARE. (If it is refused as stale, it is never committed.)"""
         (tx_id,) = op.meta[2]
         fits = self.life is not None and all(pre.meta[1] in self.life.held for pre in attached)
         if fits and tx_id not in self._prepared:
@@ -102,7 +102,7 @@ class Model:
             self._append(tx_id)
 
     def _message(self, op: Op) -> None:
-        """A plain one, which is stored as often as it comes."""
+        """Record a plain message, which is stored as often as it arrives."""
         assert self.life is not None
         if op.meta[1] in self.life.held:
             self._append(op.meta[2])
@@ -137,7 +137,7 @@ class Model:
 
     # -------------------------------------------------------------- what replicas say
     def check_read(self, life: Life, partition: int, records: Sequence[tuple[int, str]], who: str) -> None:
-        """What a replica serves in that life."""
+        """Check what a replica serves in that life."""
         held = life.held.get(partition, [])
         for offset, id in records:
             wanted = held[offset][0] if offset < len(held) else None
@@ -146,14 +146,14 @@ class Model:
                 raise Violation(f"{text}, where {wanted} belongs", "namesake")
 
     def check_place(self, life: Life, group: str, partition: int, offset: int) -> None:
-        """What stands for a group in that life."""
+        """Check the offset of a consumer group in that life."""
         lives = self.stood.get((group, partition, offset), set())
         if life.number not in lives:
             text = f"{group} is at {offset} of {TOPIC}[{partition}] in life {life.number}"
             raise Violation(f"{text}; its members stood there in {sorted(lives)}", "old-place")
 
     def check_whole(self, partition: int, start: int, end: int, ids: Sequence[str], who: str) -> None:
-        """All that a replica has in the end."""
+        """Check everything that a replica has at the end."""
         life = self.life
         assert life is not None
         self.check_read(life, partition, list(enumerate(ids, start)), who)

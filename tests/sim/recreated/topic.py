@@ -1,9 +1,9 @@
-"""The operators who delete the topic and create it again, also with other partitions in other groups, and all
-who use it.
+"""The operators who delete the topic and create it again, perhaps with other partitions in other groups, and
+all users of the topic.
 
-One operator works at a time, in all groups one after the other, as the admin does. One that dies in the
-middle is followed by one that does the same. Late copies of a deletion are not drawn: one would delete the
-namesake. In one group somebody else may create the topic while the deletion is on its way to the log.
+One operator works at a time, in all groups in turn, as the admin client does. If one dies half-way, another
+one repeats its work. Late copies of a deletion are not simulated, because one would delete the namesake. In
+one group, another operator may create the topic while the deletion is on its way to the log.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ DONE = (ResultCode.OK, ResultCode.DUPLICATE, ResultCode.UNKNOWN_TOPIC)
 
 
 class RecreatedTopic:
-    """Of one world. ``members``: whether a group reads it, which takes a place in the table of groups."""
+    """The topic of one world. ``members``: whether a consumer group reads it, which uses a table entry."""
 
     def __init__(self, clusters: Sequence[Cluster], *, members: bool) -> None:
         world = clusters[0].world
@@ -47,7 +47,9 @@ class RecreatedTopic:
         self.desks = [Desk(one, "desk-of-recreated") for one in clusters]
         self.models = [Model(gid, len(clusters)) for gid in range(len(clusters))]
         self.done: Counter[str] = Counter()
-        self.info: TopicInfo | None = None  # as it was created last; None: it is being deleted, or gone
+        self.info: TopicInfo | None = (
+            None  # of its last creation; None: it is being deleted, or does not exist
+        )
         self._busy = self._began = False
         self._next_s = 0.0
         self._wanted: tuple[dict[str, int | str], int | None] | None = None
@@ -57,11 +59,11 @@ class RecreatedTopic:
 
     @property
     def waiting(self) -> int:
-        """What is to be waited for in the end."""
+        """Number of pending actions to wait for at the end."""
         return sum(desk.waiting for desk in self.desks) + self._clients.busy
 
     def group_of(self, partition: int) -> int:
-        """Where a partition lies in this life."""
+        """The group of a partition in this life."""
         assert self.info is not None
         return group_of(first_group(self.info), partition, len(self.desks))
 
@@ -71,12 +73,12 @@ class RecreatedTopic:
             self.models[gid].heard(index, now_ms, entry)
 
     def leader(self, gid: int) -> tuple[SimReplica, BrokerApplication] | None:
-        """The one that may be asked, if it is there."""
+        """The leader that can be asked, if there is one."""
         return next(((r, app) for r, app in self.desks[gid].leaders() if r.node.ready), None)
 
     # -------------------------------------------------------------- a moment
     def act(self) -> None:
-        """Somebody does something, if it is time."""
+        """Let operators and clients act, if it is time."""
         if not self._works or self.desks[0].cluster.calm:
             return
         now_s = self.desks[0].world.elapsed_s
@@ -89,7 +91,7 @@ class RecreatedTopic:
 
     def _operate(self, now_s: float) -> None:
         rng = self.rng
-        if self.info is not None:  # else somebody died over what is begun
+        if self.info is not None:  # otherwise an operator died half-way
             self.info, self._wanted, self._deleting = None, None, True
             self._hasty = len(self.desks) == 1 and rng.random() < HASTY
         if self._wanted is None and (self._hasty or not self._deleting) and not self._choose():
@@ -121,7 +123,7 @@ class RecreatedTopic:
             self.done["cut short"] += 1
 
     def _step(self, gid: int, alive: list[bool]) -> None:
-        """The same in the next group."""
+        """Do the same in the next group."""
         if gid == len(self.desks):
             self._end(alive)
             return
@@ -156,7 +158,7 @@ class RecreatedTopic:
 
     # -------------------------------------------------------------- at the end
     def check(self) -> None:
-        """In the end, where all replicas have applied everything."""
+        """Check the end, when all replicas have applied everything."""
         if not self._works:
             return
         for model, desk in zip(self.models, self.desks, strict=True):
@@ -175,7 +177,7 @@ class RecreatedTopic:
             return
         for partition in held:
             read = read_all(app, (TOPIC, partition), 0, settled=True)
-            if read is not None:  # else the replica found damage, and is gone
+            if read is not None:  # otherwise the replica found damage and has ended
                 start, end, records = read
                 model.check_whole(partition, start, end, [id for _, id in records], replica.name)
         found = {
