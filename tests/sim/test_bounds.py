@@ -1,7 +1,7 @@
-"""Each bound of bounds.py is shown to be one: a replica of a sound simulation that exceeds just this one.
+"""Proves that each bound of bounds.py is checked: a replica of a sound simulation exceeds just this one.
 
-The replica is a real one, in the middle of a schedule without faults. One field at a time is given a
-value that the code under test must never let it have, and put back afterwards.
+The replica is a real one, in the middle of a schedule without faults. One field at a time is set to a value
+that the code under test must never allow, and restored afterwards.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.sim.tables import BOUNDS, check_tables
 from tests.sim.world import START_S, Violation
 
 Tamper = Callable[[pytest.MonkeyPatch, SimReplica, Any], None]
-#: (what the bound is on, whether only a recount sees it, what exceeds it)
+#: (what is bounded, whether only a recount sees it, the function that exceeds the bound)
 CASES: list[tuple[str, bool, Tamper]] = []
 
 
@@ -216,7 +216,7 @@ def test_what_exceeds_a_bound_is_reported(
 ) -> None:
     tamper(monkeypatch, leader, leader.app.replica)  # type: ignore[attr-defined]
     if recount:
-        check_bounds(leader, CACHE_BYTES, recount=False)  # the sums look well
+        check_bounds(leader, CACHE_BYTES, recount=False)  # the sums alone look correct
     with pytest.raises(Violation, match=what) as broken:
         check_bounds(leader, CACHE_BYTES, recount=recount)
     assert broken.value.kind == "unbounded"
@@ -250,7 +250,7 @@ def test_a_table_that_nobody_thought_of_is_reported(
 def test_what_is_left_behind_is_reported(
     leader: SimReplica, monkeypatch: pytest.MonkeyPatch, path: str, left_behind: Any
 ) -> None:
-    """Apps come and go: an empty set for each that there ever was is a leak, and counts of zero are."""
+    """Apps come and go: an empty set, or a count of zero, for every app that ever existed is a leak."""
     admission = leader.app.replica.admission  # type: ignore[attr-defined]
     monkeypatch.setattr(admission, path, getattr(admission, path) | left_behind)
     with pytest.raises(Violation, match=rf"Admission\.{path}"):
@@ -263,7 +263,7 @@ def test_no_bound_is_without_a_case() -> None:
 
 
 def _bounds() -> Iterator[tuple[str, bool]]:
-    """What bounds.py looks at, as its calls name it, and whether only when it recounts."""
+    """The bounds that bounds.py checks, by the names in its calls, and whether each needs a recount."""
     for function in ast.parse(inspect.getsource(bounds)).body:
         for call in ast.walk(function):
             if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):

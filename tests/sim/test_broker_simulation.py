@@ -1,7 +1,7 @@
 """Transactions under simulated faults: nothing lost, nothing twice, nothing torn, replicas agree.
 
-Any failing seed is run again by ``make simulate SEEDS=1 SEED=<seed>``. That broken code is found is the
-subject of tests/controls.
+``make simulate SEEDS=1 SEED=<seed>`` runs a failing seed again. tests/controls proves that broken code is
+found.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from tests.sim.simulation import Plan, Simulation
 from tests.sim.world import Violation
 from tests.support.faults.tables import Cells
 
-#: At least so many schedules, and as many more as it takes to fill the table of the common kinds: these have
-#: only faults of which some phase is still missing.
+#: At least SEEDS schedules, then up to SEEDS_MAX until the table of the common kinds is full: the additional
+#: ones have only those faults that have not yet met every phase.
 SEEDS, SEEDS_MAX = 14, 60
-#: Kinds that do not meet a transaction in each of its phases within so few schedules; thousands of
-#: schedules fill the table (docs/evidence/simulation.md).
+#: Kinds that do not meet a transaction in each of its phases within so few schedules; it takes thousands of
+#: schedules to fill their rows (docs/evidence/simulation.md).
 RARE = (
     *("storm", "clock-ahead", "slow-fsync", "flip-log", "flip-state", "flip-vote", "hand-over", "at-cut"),
     *ADDED,
 )
 COMMON = tuple(kind for kind in KINDS if kind not in RARE)
-#: Without that no log is cut.
+#: Without a partition no log is truncated.
 BESIDE_A_CUT = "partition"
 
 
 def run(seed: int, kinds: Collection[str] | None = None) -> tuple[BrokerWorkload, Cells]:
-    """``kinds``: of the faults, where they are not drawn as usual."""
+    """``kinds``: the kinds of faults to draw, if not the usual ones."""
     workload = BrokerWorkload()
     faults = None if kinds is None else aimed_faults(seed, CHAOS_S, kinds)
     simulation = Simulation(seed, Plan.of(seed), workload=workload, chaos_s=CHAOS_S, faults=faults)
@@ -47,7 +47,7 @@ def run(seed: int, kinds: Collection[str] | None = None) -> tuple[BrokerWorkload
 
 
 def met_too_little(reached: Cells) -> list[str]:
-    """Kinds to draw from now on, as they have not met transactions in enough phases."""
+    """Kinds that have not yet met transactions in enough phases: the next schedules draw these."""
     kinds = {kind for _, kind in grid(reached, COMMON).empty()}
     kinds |= {kind for kind in RARE if len(grid(reached, (kind,)).empty()) > len(Phase) // 2}
     return sorted({*kinds, BESIDE_A_CUT} if "at-cut" in kinds else kinds)
@@ -77,5 +77,6 @@ def test_promises_hold_over_many_schedules_that_reach_every_phase() -> None:
 
 
 def test_a_replica_that_applies_retention_anew_gives_no_cut() -> None:
-    """A cut took it for one that is behind, and so a transaction for torn, of which it had a part."""
+    """Regression: a cut took this replica for one that is behind, and reported a transaction of which it had
+    a part as torn."""
     run(501194)

@@ -1,4 +1,4 @@
-"""A run that is ended from outside ends, keeps what was run, and goes on with the seed behind the last."""
+"""A run that is stopped from outside ends, keeps its results, and continues after its last seed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.sim.runner import Options, run
 from tests.sim.totals import Totals
 from tests.sim.workers import Ending, WorkerFailed, Workers
 
-SOON_S = 20.0  # on a busy machine, and far below what a minimiser takes
+SOON_S = 20.0  # enough on a busy machine, and far less than a minimiser takes
 ENVIRONMENT = {"PYTHONPATH": ":".join(sys.path), "COLUMNS": "200", "PATH": os.environ["PATH"]}
 
 
@@ -68,7 +68,7 @@ def test_a_run_that_is_to_end_keeps_what_has_run() -> None:
     with Ending() as ending, Workers(2, ending) as workers:
         run(work, Options(chaos_s=1.0), workers, totals, Console(quiet=True), told=told)
         assert ending.asked == 1
-    assert 2 <= totals.schedules < 50  # those that ran when it was to end are in
+    assert 2 <= totals.schedules < 50  # includes those that were running when it was stopped
     assert totals.ranges() == [("raw", 0, totals.schedules - 1)]
 
 
@@ -81,7 +81,7 @@ def test_what_is_minimised_does_not_hold_up_an_end() -> None:
 
 
 def test_a_signal_to_all_processes_ends_a_run_that_minimises() -> None:
-    """As Ctrl-C in a terminal and ``timeout`` do it."""
+    """Ctrl-C in a terminal and ``timeout`` send their signals like this."""
     command = [sys.executable, "-m", "tests.sim", "--seeds", "200", "--seed", "0", "--jobs", "2"]
     command += ["--workload", "raw", "--drop", "hold-acks"]
     with subprocess.Popen(

@@ -1,7 +1,7 @@
-"""Each invariant of checks.py is shown to be one: a sound history of three small replicas, then one bad step.
+"""Proves that each invariant of checks.py is checked: a sound history of three replicas, then one bad step.
 
-Random schedules with planted faults (tests/controls) reach most kinds, but not all, and not by a step that
-one can read. The replicas (seen_group.py) have only what the checker looks at.
+Random schedules with planted faults (tests/controls) reach most kinds, but not all, and not by a step that is
+easy to read. The replicas (seen_group.py) have only what the checker looks at.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.sim.world import Violation
 from tests.support.seen_group import SeenGroup, SeenReplica
 
 Story = Callable[[SeenGroup], Callable[[], None]]
-#: kind -> stories: the sound part is told at once, and the bad step is what it returns.
+#: (kind, story): calling a story runs its sound part and returns the bad step.
 STORIES: list[tuple[str, Story]] = []
 
 
@@ -211,7 +211,7 @@ def one_that_cannot_apply_its_log_stands_for_election(group: SeenGroup) -> Calla
     group.led_by_a()
     group.b.journal.damaged.add(2)
     group.look()
-    group.c.journal.ballot = (2, "b")  # others may vote for whom they like
+    group.c.journal.ballot = (2, "b")  # others may vote for any candidate
     group.look()
 
     def bad() -> None:
@@ -275,7 +275,7 @@ def test_a_bad_step_is_reported(kind: str, story: Story) -> None:
 
 
 def test_who_is_blind_to_a_kind_still_sees_the_others() -> None:
-    """As the controls need it where one invariant always comes before another."""
+    """The controls need this where one invariant is always violated before another."""
     group = SeenGroup()
     group.checker.blind = frozenset(("two-leaders",))
     bad = a_second_one_leads_the_same_term(group)
@@ -302,7 +302,7 @@ def test_no_kind_is_without_a_story() -> None:
 
 # ------------------------------------------------------------------ what is no violation
 def test_a_sound_history_breaks_nothing() -> None:
-    """Leaders of several terms, a cut of what nobody acknowledged, a crash, and a lost disk."""
+    """Leaders of several terms, a truncation of unacknowledged entries, a crash, and a lost disk."""
     group = SeenGroup()
     group.led_by_a()
     group.a.journal.append(1)  # reaches nobody

@@ -20,7 +20,7 @@ def crowded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def of_the_crowd(ledger: Ledger) -> Counter[str]:
-    """How many transactions, apps that were used once, and topics of the one app."""
+    """Numbers of transactions, of apps that were used once, and of topics of the one app."""
     many = [tx for (app, _), tx in ledger.transactions.items() if app == crowd.APP and tx.producer == app]
     once = {app for app, _ in ledger.transactions if app.startswith("once")}
     return Counter(transactions=len(many), once=len(once), topics=len({tx.sent[0].topic for tx in many}))

@@ -1,6 +1,5 @@
-"""The end of a schedule sees what is wrong only there: a stuck group, a short read, an empty database.
-
-Each fault is put into the code for one quiet schedule, which passes without it.
+"""The checks at the end of a schedule find what is wrong only there: a stuck group, a short read, an empty
+database. Each fault is put into the code for one quiet schedule, which passes without it.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ def test_a_replica_that_stays_down_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         return prove(before)
 
     monkeypatch.setattr(simulation, "_prove_alive", without_one)
-    simulation.checker.blind = frozenset({"not-converged", "lost-entry"})  # its log tells of both
+    simulation.checker.blind = frozenset({"not-converged", "lost-entry"})  # its log shows both
     error = found(simulation)
     assert error.kind == "stuck" and "r1 is down" in str(error)
 
@@ -137,7 +136,7 @@ def _time(state: StateMachine) -> None:
 def test_a_last_state_that_the_disk_does_not_lead_to_is_found(
     spoil: Callable[[StateMachine], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever the number of the last entry: at others than every 32nd replicas are not compared."""
+    """The last entry may have any number: before the end, replicas are compared only at every 32nd entry."""
     monkeypatch.setattr("tests.sim.broker_app.DIGEST_EVERY", 1 << 60)
     simulation = quiet(BrokerWorkload())
     simulation.run()

@@ -1,4 +1,4 @@
-"""The log of faults has what struck, when it struck: nothing that was merely laid, armed, or met nobody."""
+"""The log of faults has each fault when it took effect, and none that was only prepared or had no victim."""
 
 from __future__ import annotations
 
@@ -73,10 +73,10 @@ def test_what_is_laid_is_logged_when_it_strikes(sim: Simulation, kind: str) -> N
     strike(sim, kind, 3)
     assert sim.fault_log == []
     if kind == "disk-full":
-        for replica in sim.replicas:  # the plan of a fault may leave more room than clients fill in time
+        for replica in sim.replicas:  # the fault may leave more room than the clients fill in this time
             if replica.disk.capacity is not None:
                 replica.disk.capacity = replica.disk.used_bytes()
-    if kind in AMBUSHES:  # they wait for what only another fault brings about
+    if kind in AMBUSHES:  # they wait for something that only another fault causes
         depose_leader(sim)
     sim.world.run(sim.world.now + 5.0)
     assert set(kinds(sim)) == {kind}, sim.fault_log
@@ -98,7 +98,7 @@ def test_an_ambush_that_waits_in_vain_is_not_logged(sim: Simulation) -> None:
 @pytest.mark.parametrize("power", [False, True])
 def test_what_is_armed_is_forgotten_in_a_crash(sim: Simulation, kind: str, power: bool) -> None:
     for replica in sim.replicas:
-        replica._job = None  # what a crash finishes of a sync could meet the failure
+        replica._job = None  # the part of a sync that a crash completes could meet the failure
     strike(sim, kind, 6)
     stop_all(sim, power=power)
     for replica in sim.replicas:
@@ -151,7 +151,7 @@ def test_a_group_meets_every_operation_that_may_fail_and_goes_on(kind: str) -> N
     for replica in sim.replicas:
         replica.disk.fail_next(kind, lambda: told.append(kind))
     depose_leader(sim)
-    if kind == "read":  # nobody reads from the disk what is still in memory, except at a start
+    if kind == "read":  # entries still in memory are not read from the disk, except at a start
         stop_all(sim)
         for replica in sim.replicas:
             replica.disk.fail_next(kind, lambda: told.append(kind))

@@ -1,4 +1,4 @@
-"""The simulated supervisor replaces replicas whose processes live on, and the plans of old seeds stay."""
+"""The simulated supervisor replaces replicas whose processes are still alive; old seeds keep their plans."""
 
 from __future__ import annotations
 

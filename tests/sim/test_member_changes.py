@@ -1,4 +1,4 @@
-"""Members change in simulated groups, beside every other fault, and the plans of old seeds stay."""
+"""Members change in simulated groups, together with every other fault; old seeds keep their plans."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_groups_change_their_members_under_every_other_fault(
 def test_a_voter_without_others_commits_only_what_its_disk_has(
     monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    """Else learners apply, told by it that they are committed, entries that are gone when it dies."""
+    """Otherwise learners apply entries that it reports as committed and that are gone when it dies."""
     many_changes(monkeypatch)
     without_looking_who_stays(monkeypatch)
     _, broken = run_seed(seed, chaos_s=6.0)
@@ -39,7 +39,7 @@ def test_a_voter_without_others_commits_only_what_its_disk_has(
 
 
 def test_no_voter_goes_while_an_empty_one_would_be_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the group stands still for good, with all its entries on two disks. Seed 27 is a control's."""
+    """Otherwise the group is stuck for good, with all its entries on two disks. A control uses seed 27."""
     ghosts_amid_changes(monkeypatch)
     _, broken = run_seed(40, chaos_s=8.0)
     assert broken is None, broken
@@ -48,7 +48,7 @@ def test_no_voter_goes_while_an_empty_one_would_be_needed(monkeypatch: pytest.Mo
 def test_an_entry_is_judged_by_those_who_counted_when_it_was_committed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Here a voter is removed between the commit of an entry and its acknowledgement."""
+    """A voter is removed between the commit of an entry and its acknowledgement."""
     many_changes(monkeypatch)
     without_looking_who_stays(monkeypatch)
     for kind in ("kill", "power-cut"):

@@ -13,8 +13,8 @@ from tests.sim.runner import Options
 from tests.sim.schedules import run_seed
 
 DROPPED = "commit-cap"
-#: It breaks early, so that the runs of its minimisation are short: a seed that breaks at the end of a long
-#: chaos needs most of its faults, and a second or more for each of up to 300 runs.
+#: This seed breaks early, so that its minimisation takes short runs: a seed that breaks at the end of a long
+#: chaos needs most of its faults, and each of up to 300 runs takes a second or more.
 OPTIONS, FIRST_SEED, LIMIT_S = Options(dropped=[DROPPED], chaos_s=4.0), 6, 60
 
 
@@ -45,7 +45,7 @@ def test_a_schedule_without_a_guard_shrinks_and_replays() -> None:
     )
     assert again.returncode == 1
     assert small.broken in re.sub(r"\s+", " ", again.stdout)
-    # Every fault of the small schedule is told with its moment, and the violation comes last.
+    # Every fault of the small schedule is printed with its time, and the violation comes last.
     assert text.count(" s  ") == len(small.log) + 1 and text.splitlines()[-2].endswith(small.broken)
 
 

@@ -1,4 +1,4 @@
-"""A tick of the core that is left out is one in which pysyncobj would have done nothing."""
+"""The core leaves out a tick only if pysyncobj would have done nothing in it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.sim.simulation import Simulation
 
 
 def _seen(core: Any) -> tuple[object, ...]:
-    """All that stock's tick may change, but for its count of seconds."""
+    """Everything that pysyncobj's own tick may change, except its count of seconds."""
     names = ("raftElectionDeadline", "newAppendEntriesTime", "raftLeader", "noopIDx", "transferInProgress")
     private = [getattr(core, f"_SyncObj__{name}") for name in names]
     now = (core.role(), core.term(), core.commit_index(), core.applied_index(), core._journal.last_index)
@@ -22,7 +22,8 @@ def _seen(core: Any) -> tuple[object, ...]:
 
 @pytest.fixture
 def counts(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[bool, bool]]:
-    """Every tick is stock's, and one that would be left out is looked at: (leads, left out) -> how many."""
+    """Runs pysyncobj's own tick every time, and compares before and after where it would be left out. Counts
+    (leads, left out)."""
     rests, stock = Core._rests, Core._onTick
     claimed: dict[Core, bool] = {}
     counted: Counter[tuple[bool, bool]] = Counter()
@@ -56,7 +57,7 @@ def test_the_tick_in_which_a_leader_gives_up_is_not_left_out(counts: Counter[tup
     assert isinstance(simulation, Simulation)
     world, network = simulation.world, simulation.network
     simulation.boot()
-    for _ in range(5):  # its heartbeats fall into other moments each time
+    for _ in range(5):  # its heartbeats come at different times in each
         world.run(world.now + 2.0)
         (leader,) = [r for r in simulation.replicas if r.node.is_leader]
         links = [pair for n in simulation.names for pair in ((n, leader.name), (leader.name, n))]

@@ -1,4 +1,4 @@
-"""A hundred schedules in every test run, and proof that the simulator sees what it must see.
+"""A hundred schedules in every test run, and proof that the simulator finds what it must find.
 
 More of them: ``make simulate SEEDS=10000 SEED=0``.
 """
@@ -14,8 +14,8 @@ from tests.sim.repeated import check_the_same_everywhere
 from tests.sim.schedules import run_seed
 
 CHUNK = 20
-#: Guards that random schedules alone show to be necessary. The others have targeted tests in
-#: tests/replication/raft/test_defects_*.py; keep-next is a matter of speed.
+#: Guards that random schedules alone prove necessary. The others have targeted tests in
+#: tests/replication/raft/test_defects_*.py; keep-next is only for speed.
 FOUND_BY_CHANCE = ("log-matching", "commit-cap", "ack-cap", "snapshot-commit", "hold-acks", "self-durable")
 
 

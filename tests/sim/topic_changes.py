@@ -1,9 +1,9 @@
-"""Operators who change topics while everything goes on: other settings, and old messages that are let go by
-hand. Each is the admin's own function (ALTER_TOPIC, and TRIM as trimming sends it), over all groups.
+"""Operators who change topics while everything runs: they alter settings, and trim old messages by hand. Both
+use the admin's own functions (ALTER_TOPIC, and TRIM as trimming sends it), over all groups.
 
-One operator works at a topic at a time. Now and then one dies in the middle, and a copy of a request arrives
-much later. What was answered last is in force in the end in every group, and what was trimmed stays away;
-else it is a ``lost-change``.
+Only one operator works on a topic at a time. Some die in the middle, and copies of some requests arrive much
+later. In the end the last answered settings must be in force in every group, and trimmed messages must stay
+trimmed; otherwise it is a ``lost-change``.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from tests.sim.desk import Desk
 from tests.sim.workload import Cluster
 from tests.sim.world import Violation
 
-SHARE = 0.3  # of schedules in which somebody does it: what is trimmed, the checker cannot miss
-PAUSE_S = 1.5  # from one to the next, about
-DIES, DIES_S = 0.15, 0.5  # of operators, and how soon
-#: Of requests, and how much later the copy comes: in the calm too, but before all is read.
+SHARE = 0.3  # of schedules that have such operators: the checker cannot detect the loss of a trimmed message
+PAUSE_S = 1.5  # from one change to the next, on average
+DIES, DIES_S = 0.15, 0.5  # share of operators that die, and how soon
+#: Share of requests that are copied, and how much later the copy arrives: also in the calm, but before the
+#: final read.
 COPIED, COPY_LATER_S = 0.15, (0.3, 1.0, 2.5)
-#: Not what the broker does with transactions that nobody answers for: whether it decides is the application's
-#: word, of which the history would have to know.
+#: Without the setting for transactions that no check answers: the history would have to know when the broker
+#: decides for the application.
 SETTINGS: tuple[dict[str, int | str], ...] = (
     {"retention_ms": -1},
     {"retention_ms": 3_000},
@@ -42,19 +43,19 @@ SETTINGS: tuple[dict[str, int | str], ...] = (
 
 
 class _Ask(Exception):
-    """What an operator asks next, of which group."""
+    """The next request of an operator, and the group it goes to."""
 
     def __init__(self, gid: int, request: bytes) -> None:
         self.gid, self.request = gid, request
 
 
-ALTERS = 3  # the format level that it takes to alter a topic
+ALTERS = 3  # the format level needed to alter a topic
 
 
 @dataclass(slots=True)
 class _Work:
-    """One operator's. ``steps`` asks with what it is given and returns what it has in the end; it is begun
-    anew with each further answer, of those in ``answers``, as far as they lead."""
+    """The work of one operator. ``steps`` sends requests with the function it is given and returns the
+    result; it is restarted from the beginning with each new answer, and replays those in ``answers``."""
 
     topic: str
     steps: Callable[[Submit], Any]
@@ -64,7 +65,7 @@ class _Work:
 
 
 class TopicChanges:
-    """Of one world. ``places``: the partitions of all its groups."""
+    """The topic changes of one world. ``places``: the partitions of all its groups."""
 
     def __init__(self, clusters: Sequence[Cluster], places: Sequence[tuple[str, int]]) -> None:
         world = clusters[0].world
@@ -73,14 +74,14 @@ class TopicChanges:
         self._works = self._rng.random() < SHARE
         self._next_s = 0.0
         self._busy: set[str] = set()
-        self._settings: dict[str, TopicInfo] = {}  # as they were answered last, and nobody has asked since
+        self._settings: dict[str, TopicInfo] = {}  # as last answered, if no request was sent since
         self._firsts: dict[str, int] = {}
         self._starts: dict[tuple[str, int], int] = {}
         self.done: Counter[str] = Counter()
 
     @property
     def waiting(self) -> int:
-        """Requests that are not answered yet."""
+        """Number of requests that are not answered yet."""
         return sum(desk.waiting for desk in self._desks)
 
     # -------------------------------------------------------------- what operators do
@@ -114,7 +115,7 @@ class TopicChanges:
         self.done["altered"] += 1
 
     def _trim(self, topic: str, plan: PartitionTrim) -> None:
-        """Up to somewhere in what this leader has."""
+        """Trim up to a random position in this leader's messages."""
         told = partial(self._trimmed, (topic, plan.partition), plan.before)
         self._begin(topic, lambda submit: carry_out(submit, self._gid, topic, [plan]), told)
 
@@ -140,7 +141,7 @@ class TopicChanges:
         self._busy.discard(work.topic)
 
     def _go_on(self, work: _Work) -> None:
-        """To where an answer is missing."""
+        """Run the steps up to the first request without an answer."""
         told = iter(work.answers)
 
         def submit(gid: int, request: bytes) -> tuple[int, Any]:
@@ -152,7 +153,7 @@ class TopicChanges:
             result = work.steps(submit)
         except _Ask as ask:
             self._ask(work, ask.gid, ask.request)
-        except Overloaded:  # its own requests arrive again and again
+        except Overloaded:  # copies of its own requests keep altering the topic
             self._end(work)
         else:
             self._end(work)
@@ -176,7 +177,7 @@ class TopicChanges:
 
     # -------------------------------------------------------------- at the end
     def check(self, leaders: Sequence[BrokerApplication]) -> None:
-        """In the end, at replicas that have applied everything, one of each group."""
+        """At the end: compare with the leaders, one of each group, that have applied everything."""
         topics = [leader.replica.state.topics.topics for leader in leaders]
         for gid, there in enumerate(topics):
             for name, wanted in self._settings.items():

@@ -1,4 +1,4 @@
-"""Sums over schedules: what a run prints, what it writes to a file, and how several runs are added up."""
+"""Totals over schedules: a run prints them and writes them to a file; those of several runs can be added."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.faults.absence import lines, unseen
 from tests.support.faults.tables import Cells, Grid, Sheet
 
 _FROM_FIGURES = tuple(f.name for f in fields(Figures) if f.name != "trace")
-#: Of a history's figures, those that a reader of a table asks for.
+#: Those figures of a history that the table shows.
 _FROM_HISTORY = (
     "events",
     "messages",
@@ -32,7 +32,7 @@ _FROM_HISTORY = (
 
 @dataclass(slots=True)
 class Told:
-    """What one schedule has to say. Crosses process borders."""
+    """The result of one schedule. Sent between processes."""
 
     seed: int
     workload: str
@@ -45,13 +45,13 @@ class Told:
 
     @property
     def name(self) -> str:
-        """Of the range of seeds that it belongs to."""
+        """Name of the range of seeds that this schedule belongs to."""
         return self.workload if self.groups == 1 else f"{self.workload} in several groups"
 
 
 @dataclass(slots=True)
 class Totals:
-    """Of one run, or of several."""
+    """Totals of one run or of several."""
 
     schedules: int = 0
     broken: int = 0
@@ -63,7 +63,7 @@ class Totals:
     history: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
     cells: Cells = field(default_factory=Cells)
-    #: The same of schedules over several groups, which have phases and faults of their own.
+    #: The same for schedules over several groups, which have their own phases and faults.
     across: Cells = field(default_factory=Cells)
     #: "2 groups: virtual seconds" and the like.
     groups: Counter[str] = field(default_factory=Counter)
@@ -97,7 +97,7 @@ class Totals:
         self.commits = sorted(set(self.commits))
 
     def overlaps(self) -> list[str]:
-        """Seeds that were run more than once must not count more than once."""
+        """Seeds that were run more than once: they must not count more than once."""
         found, last = [], ("", 0)
         for workload, first, count in sorted(self.seeds):
             if last[0] == workload and first < last[1]:
@@ -106,7 +106,7 @@ class Totals:
         return found
 
     def ranges(self) -> list[tuple[str, int, int]]:
-        """Workload, first seed, last seed; what joins is one range."""
+        """Workload, first seed, last seed; adjacent ranges are joined into one."""
         joined: list[tuple[str, int, int]] = []
         for workload, first, count in sorted(self.seeds):
             if joined and joined[-1][0] == workload and joined[-1][2] + 1 == first:
@@ -116,11 +116,11 @@ class Totals:
         return joined
 
     def next_seed(self) -> int:
-        """The first that is beyond all that were run."""
+        """The first seed above all that were run."""
         return max((first + count for _, first, count in self.seeds), default=0)
 
     def virtual_s(self, *, several: bool = False) -> int:
-        """Of all schedules, or of those over several groups."""
+        """Virtual seconds of all schedules, or of those over several groups."""
         ends = " groups: virtual seconds" if several else ": virtual seconds"
         return sum(n for name, n in self.groups.items() if name.endswith(ends))
 
@@ -163,7 +163,7 @@ class Totals:
         for name in ("cells", "across"):
             data[name] = [[phase, kind, n] for (phase, kind), n in sorted(data[name].items())]
         data["seeds"] = [[name, first, last - first + 1] for name, first, last in self.ranges()]
-        written = file.with_name(file.name + ".new")  # what is there stays whole if this is cut short
+        written = file.with_name(file.name + ".new")  # the old file stays whole if this write is interrupted
         written.write_text(json.dumps(data, indent=1) + "\n")
         written.replace(file)
 
@@ -177,7 +177,7 @@ class Totals:
         return Totals(**data)
 
     def markdown(self) -> str:
-        """For a document: totals, seeds, faults by phase."""
+        """Totals, seeds and faults by phase as Markdown, for a document."""
         seeds = ", ".join(f"{w} {first} to {last}" for w, first, last in self.ranges())
         rows = [
             ("schedules", f"{self.schedules:,}"),
@@ -200,7 +200,7 @@ class Totals:
 
 
 def commit_hash() -> str:
-    """Of the code that ran; marked if it has changes that no commit has."""
+    """The commit of the code that ran; marked if there are uncommitted changes."""
     shown = subprocess.run(
         ["git", "describe", "--always", "--dirty"],
         capture_output=True,
@@ -212,7 +212,7 @@ def commit_hash() -> str:
 
 
 def total(files: Annotated[list[Path], typer.Argument(exists=True, dir_okay=False)]) -> None:
-    """Add up what several runs wrote with --coverage-json, and print it for a terminal and a document."""
+    """Add up the files that several runs wrote with --coverage-json; print the totals, and as Markdown."""
     console, sums = Console(), Totals()
     for file in files:
         sums.add_run(Totals.load(file))

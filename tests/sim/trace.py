@@ -1,4 +1,4 @@
-"""A schedule, told message by message: for reading what led to a violation."""
+"""Prints a schedule message by message, to find out what led to a violation."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ class Told(Simulation):
 
 
 class ToldPart(Told, Part):
-    """One group of several, told as well."""
+    """One of several groups; prints what happens too."""
 
 
 class ToldMany(ManyGroups):
-    """Several groups that print what happens."""
+    """A simulation of several groups that prints what happens."""
 
     part_class = ToldPart
     say: Callable[[str], None] = staticmethod(print)
@@ -63,7 +63,7 @@ class ToldMany(ManyGroups):
 
 
 def replay(seed: int, keywords: dict[str, Any]) -> int:
-    """Run one seed and tell it; 1 if it broke a promise."""
+    """Run one seed and print what happens; returns 1 if it broke a promise, else 0."""
     settings = dict(keywords)
     drop, plant, only = settings.pop("drop"), settings.pop("plant"), settings.pop("only_faults")
     faults = chosen_faults(seed, settings["chaos_s"], only, plant, settings["groups"])

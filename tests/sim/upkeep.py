@@ -1,4 +1,4 @@
-"""What a simulated replica does beside its ticks: mend damaged entries, and read its log again for damage.
+"""A simulated replica's work besides its ticks: it mends damaged entries, and scrubs its log for damage.
 
 The broker's own Mender and Scrubber, as ``replication/host/upkeep.py`` drives them in threads.
 """
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from tests.sim.simulation import Simulation
 
 SCRUB_PERIOD_S, SCRUB_STEP_S, SCRUB_PIECE_BYTES = 2.0, 0.01, 1000
-MEND_S = 0.1  # from damage that is met, or could not be mended, to the next try
+MEND_S = 0.1  # from finding damage, or failing to mend it, to the next attempt
 
 
 class Upkeep:
-    """That of one process: it begins, and ends, with it."""
+    """The upkeep of one process: it starts and ends with the process."""
 
     def __init__(self, simulation: Simulation, replica: SimReplica) -> None:
         self._sim, self._replica = simulation, replica
@@ -38,14 +38,14 @@ class Upkeep:
             self._replica.later(MEND_S, self._mend)
 
     def _mend(self) -> None:
-        """A real replica waits longer where nothing could be done."""
+        """One attempt. (A real replica waits longer if nothing could be done.)"""
         self._mending = False
-        # As in the broker, whoever came to the group since this process began is asked too.
+        # As in the broker, replicas that joined the group since this process started are asked too.
         self._others[:] = [name for name in self._sim.names if name != self._replica.name]
         self._mender.round()
 
     def lost_next(self) -> bool:
-        """Whether no replica has the entry that is to be applied next, and another one leads."""
+        """Whether no replica has the entry to apply next, while another replica leads."""
         journal, node = self._replica.journal, self._replica.node
         waits_for, leader = node.applied_index + 1, node.leader_id
         if leader in (None, self._replica.name) or journal.damaged_after(waits_for - 1) != waits_for:
@@ -53,7 +53,7 @@ class Upkeep:
         return self._mender.lacks(waits_for, leader)
 
     def _make_scrubber(self) -> Scrubber:
-        """A week is two seconds here, in pieces of an entry or two; its place is kept with the disk."""
+        """A scrubber whose week lasts two seconds, in pieces of one or two entries. Its position is kept."""
         replica = self._replica
         return Scrubber(
             replica.journal,
@@ -79,8 +79,8 @@ class Upkeep:
 
 
 def note_mended(simulation: Simulation, replica: SimReplica) -> None:
-    """At the end of a process, or of the schedule: what its journal counted."""
-    if not hasattr(replica, "journal"):  # the disk of one that came was at fault when it first started
+    """Record what the journal counted, at the end of a process or of the schedule."""
+    if not hasattr(replica, "journal"):  # a new member whose disk failed at its first start
         return
     holes = replica.journal.holes
     simulation.damage_found += holes.found

@@ -1,10 +1,9 @@
-"""Processes that carry out schedules for a run, and that end when the run is ended from outside.
+"""Processes that run the schedules of a run, and that end when the run is stopped from outside.
 
-Each process has a pipe of its own, and shares no lock with another one: a process that is killed takes
-nothing with it but its schedule. (A pool of ``multiprocessing`` waits for ever for the lock that a killed
-process held.) The first SIGTERM or Ctrl-C lets the schedules that run come to their end, within ``GRACE_S``;
-the second one does not. Both go to all processes of a terminal or of ``timeout``: workers ignore
-them.
+Each process has its own pipe and shares no lock with another one: if a process is killed, only its schedule
+is lost. (A pool of ``multiprocessing`` waits forever for the lock that a killed process held.) The first
+SIGTERM or Ctrl-C lets the running schedules finish within ``GRACE_S``; the second one does not. A terminal
+and ``timeout`` send these signals to all processes; the workers ignore them.
 """
 
 from __future__ import annotations
@@ -20,18 +19,18 @@ from multiprocessing.connection import Connection
 from types import FrameType, TracebackType
 from typing import Any, Self, TypeVar
 
-GRACE_S = 8.0  # for the schedules that run when the run is to end; most take less than three
-LOOK_S = 0.2  # how soon a wait sees that it is to end
+GRACE_S = 8.0  # for the schedules still running when the run is stopped; most take less than three
+LOOK_S = 0.2  # how often a wait looks whether the run is stopped
 T = TypeVar("T")
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class WorkerFailed(Exception):
-    """A process that worked is gone, or what it ran is at fault itself: the text says how."""
+    """A worker process is gone, or the job it ran raised an exception; the text says which."""
 
 
 class Ending:
-    """Notes SIGTERM and Ctrl-C instead of raising: what is under way decides where it can stop."""
+    """Records SIGTERM and Ctrl-C instead of raising: the running code decides where it can stop."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -51,13 +50,13 @@ class Ending:
     def _noted(self, number: int, frame: FrameType | None) -> None:
         if not self.asked:
             self._since = time.monotonic()
-        # ``timeout`` sends its signal twice, to its child and to the group: that is one wish.
+        # ``timeout`` sends its signal twice, to its child and to the group: that counts as one.
         if not self.asked or time.monotonic() - self._since > 1.0:
             self.asked += 1
 
     @property
     def at_once(self) -> bool:
-        """Whether there is no time left for what runs."""
+        """Whether the running schedules get no more time."""
         return self.asked > 1 or (self.asked == 1 and time.monotonic() - self._since > GRACE_S)
 
 
@@ -65,11 +64,11 @@ class Ending:
 class _Worker:
     process: multiprocessing.process.BaseProcess
     pipe: Connection
-    job: int | None = None  # the number of what it does
+    job: int | None = None  # number of its job
 
 
 class Workers:
-    """``count`` processes. To be used in a ``with``, at the end of which none of them is left."""
+    """``count`` processes. Use it in a ``with``: none of them is left at its end."""
 
     def __init__(self, count: int, ending: Ending) -> None:
         self._count, self._ending = count, ending
@@ -97,12 +96,12 @@ class Workers:
             worker.pipe.close()
 
     def results(self, jobs: Iterable[Callable[[], T]]) -> Iterator[T]:
-        """What the jobs return, in their order. Ends early, with what there is, when the run is to end.
+        """What the jobs return, in their order. Ends early, with the results so far, when the run is stopped.
 
-        A job is asked for when a process is free. Raises WorkerFailed.
+        The next job is taken from ``jobs`` only when a process is free. Raises WorkerFailed.
         """
         waiting: Iterator[Callable[[], T]] | None = iter(jobs)
-        mine: list[int] = []  # numbers of jobs whose results are still to come
+        mine: list[int] = []  # numbers of jobs without a result yet
         while True:
             if self._ending.asked:
                 waiting = None
@@ -118,12 +117,12 @@ class Workers:
             if (waiting is None and not (mine and busy)) or self._ending.at_once:
                 break
             self._wait()
-        for number in mine:  # those behind one that did not end in time
+        for number in mine:  # results that come after a job that did not finish in time
             if number in self._done:
                 yield self._done.pop(number)
 
     def one(self, job: Callable[[], T]) -> T | None:
-        """What this job returns, while others go on; None once the run is to end. Raises WorkerFailed."""
+        """What this job returns, while others continue; None once the run is stopped. Raises WorkerFailed."""
         while (free := self._free()) is None:
             if self._ending.asked:
                 return None
@@ -148,7 +147,7 @@ class Workers:
         return worker.job
 
     def _wait(self) -> None:
-        """Until a process has done its job, or for ``LOOK_S``."""
+        """Wait until a process has finished its job, or for ``LOOK_S``."""
         busy = {worker.pipe: worker for worker in self._workers if worker.job is not None}
         for pipe in multiprocessing.connection.wait(list(busy), LOOK_S):
             worker = busy[pipe]  # type: ignore[index]
@@ -157,7 +156,7 @@ class Workers:
                 well, result = worker.pipe.recv()
             except (EOFError, ConnectionResetError):
                 worker.process.join(1.0)
-                if self._ending.asked:  # by what ends everything: before it could ignore that
+                if self._ending.asked:  # the signal reached it before it could ignore signals
                     self._workers.remove(worker)
                     continue
                 text = f"a process that ran schedules has ended with {worker.process.exitcode}"
@@ -168,7 +167,7 @@ class Workers:
 
 
 def _work(pipe: Connection) -> None:
-    """The life of a process: it ends with the pipe."""
+    """Run jobs in this process until the pipe is closed."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     while True:

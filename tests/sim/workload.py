@@ -1,9 +1,9 @@
-"""What runs on top of the log in a simulation, and what its clients do: exchangeable.
+"""The exchangeable part of a simulation: the state machine on top of the log, and what its clients do.
 
-``Application`` is one replica's state machine between two starts; ``Workload`` opens it (again)
-from the replica's disk, acts as the clients, and may check more at the end. ``RawWorkload`` puts
-random commands into the log and keeps a hash chain of what was applied; the broker's replicated
-state plugs in the same way.
+``Application`` is one replica's state machine from one start to the next; ``Workload`` opens it from the
+replica's disk at each start, acts as the clients, and may check more at the end. ``RawWorkload`` puts random
+commands into the log and keeps a hash chain of what was applied; the broker's replicated state plugs in the
+same way.
 """
 
 from __future__ import annotations
@@ -29,45 +29,45 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaContext:
-    """What an application gets of its replica. ``later`` is forgotten when the replica crashes."""
+    """What a replica gives its application. Calls scheduled with ``later`` are dropped when it crashes."""
 
     name: str
-    #: Of the process: a predecessor that lives on (a ghost) has the name, and another address.
+    #: Address of the process. A predecessor that is still alive (a ghost) has the same name, another address.
     address: str
     disk: Disk
     journal: SegmentJournal
     rng: random.Random
     clock: Callable[[], float]
     later: Callable[[float, Callable[[], None]], None]
-    #: Runs a client's direct access as the replica's process does: None if that ended it.
+    #: Runs a client's direct access as the replica's process does; None if that ended the process.
     guarded: Callable[[Callable[[], Any]], Any]
 
 
 class Application(Protocol):
-    """One replica's state from one start to the next crash."""
+    """One replica's state machine from one start to the next crash."""
 
     @property
     def applied_index(self) -> int:
-        """Index up to which the recovered state stands (1: from the log's beginning)."""
+        """Index up to which the recovered state has been applied (1: from the log's beginning)."""
 
     def attach(self, raft: RaftNode) -> None: ...
     def apply(self, index: int, term: int, command: bytes) -> Any: ...
     def after_tick(self, now_s: float) -> None: ...
     def timer_s(self) -> float:
-        """When, by the replica's clock, ``after_tick`` has something to do that nothing asked for."""
+        """When, by the replica's clock, ``after_tick`` next has something to do without being triggered."""
 
     def digest(self, force: bool = False) -> bytes | None:
-        """Hash of the state after the last applied entry; None where that would cost too much now, which
-        it never does with ``force``."""
+        """Hash of the state after the last applied entry; None if that costs too much now (never with
+        ``force``)."""
 
     def repair_files(self, last_index: int) -> list[str] | None:
-        """Files that a replica needs beside the log up to ``last_index``; None if there are none that fit."""
+        """Files that a replica needs besides the log up to ``last_index``; None if none fit."""
 
     def want_checkpoint(self) -> None:
-        """Take one as soon as possible."""
+        """Take a checkpoint as soon as possible."""
 
     def want_retention(self) -> None:
-        """Drop what may be dropped as soon as possible."""
+        """Apply retention as soon as possible: drop what may be dropped."""
 
 
 class Cluster(Protocol):
@@ -80,16 +80,16 @@ class Cluster(Protocol):
 
     @property
     def calm(self) -> bool:
-        """The faults are over."""
+        """Whether the faults are over."""
 
     def leaders(self) -> Sequence[tuple[RaftNode, Application]]:
-        """All replicas that believe to lead, deposed ones that do not know it yet included."""
+        """All replicas that believe they lead, including deposed ones that do not know it yet."""
 
     def struck(self, kind: str, victim: str) -> None:
-        """Log that something of this kind has its effect now."""
+        """Log that a fault of this kind takes effect now."""
 
     def acknowledged(self, index: int, term: int, command: bytes) -> None:
-        """Tell the checker that a client was told this entry is done."""
+        """Tell the checker that this entry was acknowledged to a client."""
 
 
 class Workload(Protocol):
@@ -97,13 +97,13 @@ class Workload(Protocol):
 
     def open(self, context: ReplicaContext) -> Application: ...
     def act(self, cluster: Cluster) -> None:
-        """A moment in a client's life; called again and again at random times."""
+        """One step of the clients; called again and again at random times."""
 
     def check_end(self, applications: Sequence[Application]) -> None:
-        """After the calm: raise Violation for what only this workload can see."""
+        """After the calm: raise Violation for faults that only this workload can see."""
 
 
-# ------------------------------------------------------------------ the plain one
+# ------------------------------------------------------------------ raw commands
 CHECKPOINT = "raw-state.json"
 
 
@@ -168,7 +168,7 @@ class RawApplication:
 
 
 class RawWorkload:
-    """Random commands at every replica that believes to lead."""
+    """Random commands at every replica that believes it leads."""
 
     def __init__(self, retain: bool = True) -> None:
         self._retain = retain

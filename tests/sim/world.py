@@ -1,8 +1,8 @@
-"""Virtual time: one heap of events, random streams of one seed, nothing that waits.
+"""Virtual time: one heap of events, random streams from one seed, and no real waiting.
 
-Everything that happens in a simulation is an event that runs to its end at one instant. Two runs
-of one seed are the same event by event, whatever machine they run on. Every purpose draws from a
-stream of its own, so that a schedule with one fault less differs as little as possible.
+Everything that happens in a simulation is an event that runs to its end at one instant. Two runs of one seed
+are identical event by event, on any machine. Each purpose draws from its own stream, so that a schedule with
+one fault less differs as little as possible.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import Any
 
-START_S = 1000.0  # not zero, so that a forgotten time stands out
+START_S = 1000.0  # not zero, so that a time that was never set is noticed
 
 
 class Violation(BaseException):
@@ -35,7 +35,7 @@ class World:
         self._serial = 0
 
     def stream(self, purpose: str) -> random.Random:
-        """A random generator for one purpose, the same for the same seed whatever else is drawn."""
+        """A random generator for one purpose; for one seed it is the same, whatever the others draw."""
         return random.Random(f"{purpose}-{self.seed}")
 
     def later(self, delay_s: float, fn: Callable[..., None], *args: Any) -> None:
