@@ -1,6 +1,6 @@
-"""For every test: no deadline for Hypothesis' examples, which files share a worker, and which begin first.
+"""For all tests: no deadline for Hypothesis' examples, which files share a worker, and which start first.
 
-Hypothesis judges what an example does, never how long a busy machine took for it.
+Hypothesis judges what an example does, never how long it takes on a busy machine.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 settings.register_profile("here", deadline=None)
 settings.load_profile("here")
 
-#: The longest first: what came last would run alone. Behind them, what needs no cluster of the worker's own
-#: stands before what shares one, which costs a sixth of a core for as long as it runs.
+#: The longest first: started last, they would run alone at the end. After them come the files without a
+#: cluster, then those that share one, because a running cluster costs a sixth of a core.
 LONGEST_FIRST = (
     "spark_trials/test_slice.py",
     "integration/test_spark_sessions.py",
@@ -44,8 +44,8 @@ LONGEST_FIRST = (
     "sim/test_campaign.py",
     "sim/test_member_changes.py",
 )
-#: One worker takes the files of a group one after the other: they share a Ray, a cluster, and a JVM with a
-#: session of Spark; or database servers.
+#: One worker runs the files of a group one after the other: they share Ray, a cluster and a JVM with a Spark
+#: session; or database servers.
 ON_ONE_WORKER = (
     (
         "tests/integration/test_spark_sessions.py",
@@ -62,7 +62,7 @@ ON_ONE_WORKER = (
         "tests/feedback/database/test_async.py",
     ),
 )
-#: Each test of these stands for itself, and together they take longer than anything else.
+#: The tests of these files are independent, and together they take longer than any other file.
 ONE_BY_ONE = ("tests/controls/test_controls.py",)
 
 
@@ -73,14 +73,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What is imported by now stays, and need not be looked at by every collection of garbage."""
+    """Freeze what is imported by now: it stays, so the garbage collector need not look at it each time."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling | None:
-    """``--dist loadfile``, but for the files above."""
+    """``--dist loadfile``, except for the files above."""
     if config.getvalue("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling

@@ -1,4 +1,4 @@
-"""Rules of the repository that no linter knows: sizes, words, links (what imports what: test_rooms.py).
+"""Rules of the repository that no linter checks: sizes, words, links (for imports see test_rooms.py).
 
 Each failure names the file and the line, so that the fix needs no search.
 """
@@ -15,14 +15,14 @@ PACKAGES = ("replication", "feedback", "actors", "cluster", "spark_integration")
 SKIPPED = {".venv", ".git", "build", "dist", "artifacts", "node_modules", ".demo"}
 TEXT = {".py", ".md", ".toml", ".yaml", ".yml", ".txt", ".svg", ".cfg", ".sh", ""}
 
-#: Above this somebody looks whether a file has two subjects.
+#: A longer file must be checked for having two subjects.
 LINES_TO_LOOK_AT = 500
-#: Files that are longer and have one subject all the same, each with the reason.
+#: Longer files that have only one subject, each with the reason.
 LONG_FILES: dict[str, str] = {
     "cluster/exporter/table.py": "one table: a metric is looked for in one place",
 }
 FUNCTION_LINES_MAX = 75
-#: A function or class up to this long may speak for itself.
+#: A function or class of at most this many lines needs no docstring.
 OBVIOUS_LINES = 6
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 #: Built from halves, so that this file does not break its own rule.
@@ -130,7 +130,7 @@ def test_no_test_is_skipped_for_good() -> None:
 
 
 def test_no_test_file_is_another_ones_helper() -> None:
-    """What two of them need lies in tests/support."""
+    """A helper that two test files need belongs in tests/support."""
     imported = re.compile(
         r"^from tests\.(?:\w+\.)*test_\w+ import|^import tests\.(?:\w+\.)*test_\w+", re.MULTILINE
     )

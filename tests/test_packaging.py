@@ -1,7 +1,7 @@
 """The package as users get it: the folder mapping, the pinned versions, and a wheel that works elsewhere.
 
-The folders stand at the repository's root and are mapped into one package three times over: in
-``package-dir``, as symlinks for tools that read files, and in the list of packages. They must agree.
+The folders are at the repository's root and are mapped into one package in three places: in ``package-dir``,
+as symlinks for tools that read files, and in the list of packages. The three must agree.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     copy = tmp_path_factory.mktemp("source") / "checkout"
     copy.mkdir()
     for name in ("escrowmq", *_mapped_folders().values(), "pyproject.toml", "README.md", "LICENSE"):
-        # cp keeps links as links, as a clone has them
+        # cp keeps symlinks as symlinks, as in a clone
         subprocess.run(["cp", "-a", ROOT / name, copy / name], check=True)
     out = tmp_path_factory.mktemp("wheel")
     built = _run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", out, copy, cwd=out)
@@ -162,7 +162,7 @@ def test_the_wheel_holds_every_module_once_and_nothing_else(wheel: Path) -> None
 @pytest.mark.ray
 @pytest.mark.timeout(420)
 def test_the_wheel_works_from_an_empty_environment_outside_the_checkout(wheel: Path, tmp_path: Path) -> None:
-    # This environment's pip fills the new one, and compiles nothing: most of it is never imported.
+    # This environment's pip installs into the new one, and compiles nothing: most of it is never imported.
     made = _run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "env", cwd=tmp_path)
     assert made.returncode == 0, made.stderr
     python = tmp_path / "env" / "bin" / "python"
@@ -170,8 +170,8 @@ def test_the_wheel_works_from_an_empty_environment_outside_the_checkout(wheel: P
     pip += ("--quiet", "--disable-pip-version-check", "--retries", "1")
     installed = _run(*pip, "-c", ROOT / "constraints.txt", wheel, cwd=tmp_path)
     if installed.returncode != 0:
-        # No way to the packages from here: lend the new environment this one's, but never the
-        # checkout (.pth files of a lent folder are not read, so the editable install stays out).
+        # The package index cannot be reached: let the new environment use this one's packages, but never the
+        # checkout (.pth files of a folder on PYTHONPATH are not read, so the editable install stays out).
         assert "No matching distribution" in installed.stderr or "onnection" in installed.stderr, (
             installed.stderr
         )

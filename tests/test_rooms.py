@@ -1,4 +1,4 @@
-"""The rooms: each says what it is, is on the map, and keeps its contracts; and every contract can fail."""
+"""The rooms: each describes itself, is on the map, and keeps its contracts; and every contract can fail."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROOMS = sorted(
     str(init.parent.relative_to(ROOT)) for folder in FOLDERS for init in (ROOT / folder).glob("*/__init__.py")
 )
 CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
-#: What starts a thread, or a process.
+#: Calls that start a thread or a process.
 STARTERS = {
     "Thread",
     "Timer",
@@ -67,7 +67,7 @@ def test_only_the_host_of_a_replica_starts_threads() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-#: Contract -> a line that breaks it, and the file that the line is put into.
+#: Contract -> the file to change, and the line added to it that breaks the contract.
 PLANTED = {
     "The five folders only import downwards": ("feedback/policy.py", "import escrowmq.actors.client.router"),
     "The rooms of replication only import downwards": (

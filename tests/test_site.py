@@ -1,4 +1,4 @@
-"""The site of ``make docs``: it builds without a warning, and its pages say what the code says."""
+"""The site of ``make docs``: it builds without a warning, and its pages agree with the code."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_the_limits_are_those_of_the_code() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
-    """Strict: a broken link or anchor, and a page outside of the navigation, fail."""
+    """Strict: a broken link or anchor fails, and so does a page outside the navigation."""
     built = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)],
         cwd=ROOT,

@@ -1,6 +1,6 @@
 """A web service for uvicorn that connects when it starts: ``tests.integration.asgi_service:app``.
 
-EMQ_ADDRESS says where; EMQ_LOCAL=1 starts a cluster of its own instead.
+It connects to EMQ_ADDRESS; with EMQ_LOCAL=1 it starts its own cluster instead.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ async def app(
     receive: Callable[[], Awaitable[dict[str, Any]]],
     send: Callable[[dict[str, Any]], Awaitable[None]],
 ) -> None:
-    """The lifespan only; there is nothing to serve."""
+    """Handles only the lifespan; there is nothing to serve."""
     assert scope["type"] == "lifespan"
     assert (await receive())["type"] == "lifespan.startup"
     running = cluster()

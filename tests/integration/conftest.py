@@ -1,8 +1,8 @@
 """One Ray and one EscrowMQ cluster for all integration tests of a run.
 
-Starting Ray takes seconds and a cluster a few more, so both are session-scoped and shared: use topic,
-group and app names of your own (``unique``), and leave the brokers as you found them. A test that kills
-a broker waits until it is back; one that stops something starts what it stops by itself.
+Starting Ray takes seconds and a cluster a few more, so both are session-scoped and shared: take topic, group
+and app names from ``unique``, and leave the brokers as you found them. A test that kills a broker waits until
+it is back; a test that stops something starts its own.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def ray_local() -> Iterator[str]:
 
     if importlib.util.find_spec("pyspark"):
         provide_java()  # Spark's executors find Java in the environment that Ray was started with
-    # Ray's Unix sockets allow no long path, so not pytest's own temporary directory.
+    # Not pytest's temporary directory: the paths of Ray's Unix sockets must be short.
     directory = Path(tempfile.mkdtemp(prefix="emq-", dir="/tmp"))
     address = start_ray(RaySettings(num_cpus=8, temp_dir=directory), namespace="escrowmq")
     yield address
@@ -54,7 +54,7 @@ def cluster(ray_local: str) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module", autouse=True)
 def room(request: pytest.FixtureRequest) -> None:
-    """A module that does not share its session of Spark begins without one."""
+    """A module that does not share its Spark session starts without one."""
     if not hasattr(request.module, "shared"):
         make_room()
 

@@ -1,4 +1,4 @@
-"""A service that connects, forks as ``gunicorn --preload`` does, and goes on in the parent.
+"""A service that connects, forks as ``gunicorn --preload`` does, and continues in the parent.
 
 Argument: the address of the Ray cluster.
 """
@@ -54,7 +54,7 @@ def main() -> None:
         child = os.fork()
         if child == 0:
             in_child(cluster, topic, address)
-            sys.exit(0)  # an ordinary end, with all that atexit runs
+            sys.exit(0)  # an ordinary exit, including the atexit handlers
         os.waitpid(child, 0)  # Ray's library may crash in a child at the interpreter's very end
         assert producer.send(Message(topic, b"after")).result(30).offset == 1
         consumer.seek_to_beginning()

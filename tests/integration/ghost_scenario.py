@@ -1,9 +1,8 @@
-"""The story of test_ghost.py, in a process of its own: a process can be connected to one Ray only.
+"""The scenario of test_ghost.py, in its own process: a process can connect to only one Ray cluster.
 
-Four Ray nodes on this machine. One of them stands still, raylet and broker, for longer than the supervisor
-waits; its replica is built anew on the spare node; then the old broker goes on, with nothing that would stop
-it but its peers. Run by hand: ``RAY_AUTH_MODE=disabled python -m tests.integration.ghost_scenario
-DIRECTORY``.
+Four Ray nodes on this machine. One of them (raylet and broker) is suspended for longer than the supervisor
+waits, and its replica is rebuilt on the spare node. Then the old broker resumes, and only its peers can stop
+it. Run by hand: ``RAY_AUTH_MODE=disabled python -m tests.integration.ghost_scenario DIRECTORY``.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class GhostStory(Story):
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
         self.writing = threading.Event()
-        self.unsure: set[bytes] = set()  # of transactions whose outcome nobody was told
+        self.unsure: set[bytes] = set()  # of transactions whose outcome was not reported
 
     def comes_up(self) -> Cluster:
         cluster = self.comes_up_spread_over_the_nodes()
@@ -35,7 +34,7 @@ class GhostStory(Story):
         return cluster
 
     def keeps_writing(self, cluster: Cluster) -> threading.Thread:
-        """Transactions all the while; what was acknowledged is counted in ``sent``."""
+        """Send transactions until the end; acknowledged ones are counted in ``sent``."""
 
         def write() -> None:
             while self.writing.is_set():
@@ -88,7 +87,7 @@ class GhostStory(Story):
         say("its directory was removed, because the successor votes")
 
     def loses_a_directory(self, cluster: Cluster) -> None:
-        """A replica's directory is emptied under its feet: it comes back as a further incarnation."""
+        """A running replica's directory is emptied: it comes back with a higher incarnation."""
         leader = cluster.status().groups[0].leader
         replica, seat = next(
             (r, s) for r, s in seats(cluster).items() if r != leader and s["node"] in ("n0", "n1", "n2")

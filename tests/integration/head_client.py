@@ -1,4 +1,4 @@
-"""A program that sends until its Ray ends: ``python -m tests.integration.head_client ADDRESS IP``."""
+"""A program that sends until its Ray cluster ends: ``python -m tests.integration.head_client ADDRESS IP``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from escrowmq import Message
 
 
 def main(address: str, ip: str) -> None:
-    """Says "sending" once the first message is acknowledged."""
+    """Prints "sending" once the first message is acknowledged."""
     ray.init(
         address=address,
         namespace="escrowmq",

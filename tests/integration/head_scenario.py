@@ -1,9 +1,9 @@
-"""The stories of test_head_lost.py, in a process of its own: a process can be connected to one Ray only.
+"""The scenarios of test_head_lost.py, in their own process: a process can connect to only one Ray cluster.
 
-Ray's head and workers as machines of their own on this machine; the head is lost with everything on it, by
+This machine simulates one machine each for Ray's head and workers; the head is lost with everything on it, by
 SIGKILL. Run by hand: ``RAY_AUTH_MODE=disabled RAY_gcs_rpc_server_reconnect_timeout_s=600
-python -m tests.integration.head_scenario DIRECTORY survives [SECONDS]``; ``ends`` is the story without fault
-tolerance, with 5 instead of 600.
+python -m tests.integration.head_scenario DIRECTORY survives [SECONDS]``; ``ends`` is the scenario without
+fault tolerance, with 5 instead of 600.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TOPICS = ("t", "u", "v", "w")  # checks of different topics belong to different 
 
 
 class Traffic:
-    """A producer and a consumer that never rest: errors, and the longest time without an answer."""
+    """A producer and a consumer that always work; records errors, and the longest time without an answer."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.sent: list[bytes] = []
@@ -79,7 +79,7 @@ class Traffic:
                 self.gap["read"], last = max(self.gap["read"], now - last), now
 
     def leave_open(self) -> None:
-        """Transactions that nobody decides but the check."""
+        """Prepare transactions that only a check decides."""
         for topic in TOPICS:
             with self.producer.transaction() as tx:
                 tx.send(Message(topic, b"unknown"))
@@ -93,7 +93,7 @@ class Traffic:
 
 
 class HeadStory:
-    """Machines, and the cluster on them."""
+    """The simulated machines, and the cluster on them."""
 
     def __init__(self, directory: Path, names: tuple[str, ...], changes: dict[str, str | None]) -> None:
         self.directory = directory
@@ -103,7 +103,7 @@ class HeadStory:
         self.head = self.machines[names[0]]
 
     def up(self, *more: str) -> str:
-        """Start Ray everywhere, and the cluster; what ``escrowmq up`` notes."""
+        """Start Ray on all machines, and the cluster; returns the notes of ``escrowmq up``."""
         self.start_head()
         for machine in self.machines.values():
             if machine is not self.head:
@@ -116,8 +116,8 @@ class HeadStory:
         return str(command("up", "--address", self.address, *data, "--nodes-min", count, *more))
 
     def start_head(self) -> None:
-        # As `ray stop` does, which comes before: the other machines' processes can be seen from here, so that
-        # Ray would think that this one runs already.
+        # As `ray stop` does before a start: the processes of the other machines are visible here, so Ray
+        # would assume that this node is already running.
         (self.directory / "ray" / "ray_current_cluster").unlink(missing_ok=True)
         self.head.start()
         deadline = time.monotonic() + 60
@@ -131,7 +131,7 @@ class HeadStory:
                 time.sleep(0.1)
 
     def connect_beside(self, machine: Machine) -> Cluster:
-        """From a machine that is not the head."""
+        """Connect through a machine that is not the head."""
         ray.init(
             address=self.address,
             namespace="escrowmq",
@@ -147,7 +147,7 @@ class HeadStory:
 
 
 def survives(directory: Path, outage_s: float) -> None:
-    """With fault tolerance: traffic goes on, and everything is well again when the head is back."""
+    """With fault tolerance: traffic continues, and the cluster is healthy again when the head is back."""
     story = HeadStory(directory, ("n0", "n1", "n2"), {})
     try:
         said = story.up()
@@ -183,7 +183,8 @@ def survives(directory: Path, outage_s: float) -> None:
 
 
 def works_without_a_head(story: HeadStory, traffic: Traffic) -> None:
-    """Transactions are left to the check, this process connects again, and another is told why it cannot."""
+    """While the head is away: transactions are left to checks, this process connects again, and a new process
+    gets an error that explains why it cannot."""
     traffic.leave_open()
     began = time.monotonic()
     again = escrowmq.connect()
@@ -208,7 +209,7 @@ def escrowmq_command(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def another_node_is_replaced(story: HeadStory, cluster: Cluster) -> None:
-    """The supervisor does its work again: a worker is lost, its replica is built anew on a new one."""
+    """The supervisor works again: a worker is lost, and its replica is rebuilt on a new worker."""
     replica = next(r for r, seat in seats(cluster).items() if seat["node"] == "n2")
     old = story.machines["n2"]
     old.lose()
@@ -227,7 +228,7 @@ def check_all_there(cluster: Cluster, traffic: Traffic) -> None:
 
 
 def ends(directory: Path, _: float) -> None:
-    """Without: everything of Ray ends, and the program that was connected has been told why."""
+    """Without fault tolerance: all of Ray ends, and the connected program has been told why."""
     off: dict[str, str | None] = {"RAY_gcs_storage": None, "RAY_gcs_storage_path": None}
     wait = {RECONNECT_VARIABLE: os.environ[RECONNECT_VARIABLE]}
     story = HeadStory(directory, ("z-head", "a-worker"), {**off, **wait})

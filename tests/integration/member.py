@@ -1,4 +1,4 @@
-"""A group member in a process of its own, to be killed: ``python -m tests.integration.member``.
+"""A consumer group's member in its own process, which a test kills: ``python -m tests.integration.member``.
 
 Arguments: Ray address, namespace, group, topic. Prints each record's value; never commits.
 """

@@ -1,7 +1,7 @@
-"""The story of test_three_nodes.py, in a process of its own: a process can be connected to one Ray only.
+"""The scenario of test_three_nodes.py, in its own process: a process can connect to only one Ray cluster.
 
-Three Ray nodes on this machine; they share a file system, so a node is known by its name alone, as it
-would be on machines of their own. Run by hand: ``python -m tests.integration.nodes_scenario DIRECTORY``.
+Three Ray nodes on this machine. Although they share a file system, each has its own directory by its name, as
+on separate machines. Run by hand: ``python -m tests.integration.nodes_scenario DIRECTORY``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ BEGAN = time.monotonic()
 
 
 def until(what: str, condition: Callable[[], Any], cluster: Cluster) -> Any:
-    """Wait until ``condition()`` gives something true, and give that."""
+    """Wait until ``condition()`` returns something true, and return that."""
     deadline = time.monotonic() + PATIENCE_S
     last: object = None
     while time.monotonic() < deadline:
@@ -52,7 +52,7 @@ def until(what: str, condition: Callable[[], Any], cluster: Cluster) -> Any:
 
 
 def command(*arguments: str) -> Any:
-    """``escrowmq ... --format json`` in a process of its own; its result."""
+    """Run ``escrowmq ... --format json`` in its own process; returns its result."""
     done = subprocess.run(
         [sys.executable, "-c", "from escrowmq.cluster.cli import main; main()", *arguments],
         capture_output=True,
@@ -65,12 +65,12 @@ def command(*arguments: str) -> Any:
 
 
 def seats(cluster: Cluster) -> dict[int, dict[str, Any]]:
-    """Replica -> what the supervisor knows of it."""
+    """Replica -> its seat, as the supervisor reports it."""
     return {entry["replica"]: entry for entry in cluster.health()["replicas"]}
 
 
 def settled(cluster: Cluster) -> bool:
-    """Every replica answers, and has applied the same."""
+    """Whether every replica answers and has applied the same entries."""
     status = cluster.status()
     applied = {replica.applied_index for replica in status.groups[0].replicas}
     return bool(status.healthy and cluster.health()["ready"] and len(applied) == 1)
@@ -88,7 +88,7 @@ def read_all(cluster: Cluster, count: int) -> list[bytes]:
 
 
 class Story:
-    """Nodes and the cluster on them; each step leaves everything well for the next."""
+    """The nodes and the cluster on them; each step leaves the cluster healthy for the next."""
 
     def __init__(self, directory: Path) -> None:
         settings = RaySettings()
@@ -132,13 +132,13 @@ class Story:
         return cluster
 
     def config(self) -> Path:
-        """A short patience for lost nodes: these do not come back from a reboot."""
+        """A configuration that waits only briefly for lost nodes: these do not come back from a reboot."""
         path = self.data_dir.parent / "escrowmq.yaml"
         path.write_text("supervisor: {replace_after_s: 2}\n")
         return path
 
     def moves_the_leader_off_the_head_node(self, cluster: Cluster) -> str:
-        """Ray itself lives on the head node, so the leader's node can only be killed if it is another."""
+        """Ray itself runs on the head node, so the leader's node can be killed only if it is another one."""
         leader = self.leader(cluster)
         if leader["node"] == "n0":
             psutil.Process(leader["pid"]).kill()
@@ -160,7 +160,7 @@ class Story:
         say(f"committed {time.monotonic() - began:.1f} s after the leader's node {victim} was killed")
         until("the supervisor misses the node", lambda: seats(cluster)[replica]["node_missing"], cluster)
         self.check_all_there(cluster)
-        # No node is free of this group, so nothing moves, however long it stays away.
+        # Every node has a replica of this group, so nothing moves, however long the node stays away.
         time.sleep(3.0)
         assert seats(cluster)[replica]["node"] == victim
         return victim
@@ -193,12 +193,12 @@ class Story:
         say(f"node {lost} is gone for good; its replica was built anew on n3")
 
     def empties_a_node(self, cluster: Cluster) -> None:
-        """Its replica is replaced by one with another number, and the node can go."""
+        """Its replica is replaced by one with another number, and the node can be removed."""
         drained = next(name for name in sorted(self.nodes) if name != "n3")
         self.nodes["n4"] = self.machines.add_node(num_cpus=1, node_name="n4")
         until("the new node", lambda: any(one.node == "n4" for one in cluster.admin.nodes()), cluster)
         said = command("node", "drain", drained, "--address", self.machines.address)
-        # Which steps it tells of depends on when it looks; how it ends does not.
+        # Which steps it prints depends on when it looks; the last line does not.
         assert said.startswith("group 0: ") and said.rstrip().endswith("done"), said
         now = seats(cluster)
         assert now[3]["node"] == "n4" and drained not in {seat["node"] for seat in now.values()}
@@ -210,7 +210,7 @@ class Story:
         say(f"node {drained} was drained, and is gone; replica 3 is on n4")
 
     def takes_a_node_out_for_a_while(self, cluster: Cluster) -> None:
-        """Its leader hands over; a second node may not be taken out, too."""
+        """Its leader hands over; a second node must not be taken out at the same time."""
         admin, leader = cluster.admin, self.leader(cluster)["node"]
         admin.begin_maintenance(leader)
         until("another leads", lambda: self.leader(cluster)["node"] != leader, cluster)

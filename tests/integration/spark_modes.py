@@ -1,8 +1,8 @@
-"""The ways to a session, for fixtures: tests of source and sink are the same under each of them.
+"""The modes of a Spark session, for fixtures: the tests of source and sink are the same in each mode.
 
-A process has one session at a time, and to start one costs as much processor time as the tests of a whole
-module. So ``shared`` keeps the last one for the next module, if that is one of those which import ``shared``;
-for all others the fixture ``room`` (conftest.py) has ended it.
+A process has one session at a time, and starting one costs as much CPU time as the tests of a whole module.
+So ``shared`` keeps the last session for the next module if that imports ``shared``; before all other modules
+the fixture ``room`` (conftest.py) ends it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-#: Without executors to start, so it is the one of every run; the others have theirs in `make test-long`.
+#: Local mode starts no executors, so it is tested in every run; the other modes only in `make test-long`.
 MODES = [
     "local",
     pytest.param("raydp", marks=pytest.mark.long),
@@ -25,9 +25,10 @@ _kept: dict[str, SparkSession] = {}  # by mode, at most one
 
 
 def shared(mode: str) -> SparkSession:
-    """The session of this process in that mode, in the cluster that is shared as well.
+    """This process's session in that mode, connected to the shared cluster.
 
-    Two tasks run at a time, in two executors if there are any; without, a task that fails is tried once more.
+    Two tasks run at a time, in two executors if the mode has any; in local mode a failed task is retried
+    once.
     """
     from escrowmq.spark_integration import spark_session
 
@@ -37,7 +38,7 @@ def shared(mode: str) -> SparkSession:
         settings: dict[str, Any] = {"executors": 2, "cores": 1, "memory": "512m"}
         if mode == "local":
             settings = {"cores": 2}
-            configs["spark.master"] = "local[2,2]"  # else a task that fails is not repeated
+            configs["spark.master"] = "local[2,2]"  # otherwise a failed task is not retried
         session = spark_session("tests", mode=mode, quick_start=True, configs=configs, **settings)
         session.sparkContext.setLogLevel("ERROR")
         _kept[mode] = session
@@ -45,7 +46,7 @@ def shared(mode: str) -> SparkSession:
 
 
 def make_room() -> None:
-    """End the session that is kept, if there is one."""
+    """End the kept session, if there is one."""
     from escrowmq.spark_integration import stop_session
 
     while _kept:

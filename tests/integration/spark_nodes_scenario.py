@@ -1,8 +1,8 @@
-"""Spark on three Ray nodes, of which one is killed, and later another: a batch and a stream end well.
+"""Spark on three Ray nodes, of which one is killed, and later another: a batch and a stream end correctly.
 
-The stream goes from topic to topic, and each message must be in the second one once. Three raylets on this
-machine. The brokers and the driver are on the first; executors are on the other two,
-one on each. In a process of its own: a process can be connected to one Ray only. With
+The stream copies one topic to another, and the second must have each message once. The nodes are three
+raylets on this machine: the brokers and the driver are on the first, and each of the other two has an
+executor. It needs its own process, because a process can be connected to only one Ray cluster. Run it with
 ``make spark-nodes``, or by hand: ``python -m tests.integration.spark_nodes_scenario --mode standalone``.
 """
 
@@ -35,7 +35,8 @@ BEGAN = time.monotonic()
 PATIENCE_S = 150.0
 MESSAGES, PARTITIONS = 600, 6
 TOPIC, COPIES = "numbers", "copies"
-#: All nodes have one address here, so RayDP's master is put beside the driver by what only the head has.
+#: All nodes have the same address here, so a resource that only the head has places RayDP's master with the
+#: driver.
 ON_THE_HEAD = {"spark.ray.raydp_spark_master.actor.resource.node:__internal_head__": "0.001"}
 
 
@@ -62,7 +63,7 @@ class Nodes:
                 "node_name": "head",
                 "include_dashboard": False,
                 "temp_dir": str(directory / "ray"),
-                # Patience for a busy machine: a node that is merely slow must not be taken for dead.
+                # Wait longer on a busy machine: a node that is only slow must not be declared dead.
                 "_system_config": system_config(RaySettings(health_check_failures=10)),
             },
         )
@@ -132,7 +133,7 @@ def a_stream_outlives_a_node(spark: SparkSession, cluster: Cluster, nodes: Nodes
         nodes.kill("w2")
         say(f"node w2 is killed in the middle of a stream, after epoch {query.lastProgress['batchId']}")
         send(cluster, range(MESSAGES, 2 * MESSAGES))
-        after = query.lastProgress["batchId"] + 1  # the one under way may have been past its tasks
+        after = query.lastProgress["batchId"] + 1  # the running epoch may have finished its tasks already
         until("the next epochs", lambda: query.lastProgress["batchId"] > after or not query.isActive)
         say(f"the stream goes on, {time.monotonic() - began:.1f} s after the kill")
         query.processAllAvailable()
@@ -154,7 +155,7 @@ def run(mode: str) -> None:
     provide_java()  # before Ray's nodes start: RayDP's executors look for it on their PATH
     nodes = Nodes(directory)
     try:
-        # Not by escrowmq.connect(): it would use this machine's token, which these raylets do not know.
+        # Not with escrowmq.connect(): it would use this machine's token, which these raylets do not have.
         ray.init(
             address=nodes.machines.address,
             namespace="escrowmq",

@@ -1,4 +1,4 @@
-"""Queries of the sink's tests: a stream of text files, each of which is one epoch."""
+"""Queries for the sink's tests: a stream of text files, each of which is one epoch."""
 
 from __future__ import annotations
 
@@ -37,12 +37,13 @@ class Files:
         self.epochs[name] = [f"{name}/{i}" for i in range(self.rows)]
         hidden = self.directory / f".{name}"
         hidden.write_text("\n".join(self.epochs[name]) + "\n")
-        moment = time.time() - 1_000 + len(self.epochs)  # Spark takes files by their time
+        moment = time.time() - 1_000 + len(self.epochs)  # Spark reads files in the order of their times
         os.utime(hidden, (moment, moment))
         hidden.rename(self.directory / name)
 
     def stream(self, spark: SparkSession) -> DataFrame:
-        """``key``, ``value``, and ``partition`` in turn: every epoch adds as much to each partition."""
+        """``key``, ``value`` and ``partition``, in turn: every epoch adds the same amount to each
+        partition."""
         lines = spark.readStream.format("text").option("maxFilesPerTrigger", 1).load(str(self.directory))
         number = "CAST(split(value, '/')[1] AS INT)"
         return lines.repartition(2, "value").selectExpr(
@@ -51,7 +52,7 @@ class Files:
 
 
 def start(frame: DataFrame, target: Target, checkpoint: Path, mode: str = "append") -> StreamingQuery:
-    """The query over what is there now."""
+    """Start a query over the files that exist now."""
     return (
         frame.writeStream.format("escrowmq")
         .outputMode(mode)
@@ -62,12 +63,13 @@ def start(frame: DataFrame, target: Target, checkpoint: Path, mode: str = "appen
 
 
 def run(frame: DataFrame, target: Target, checkpoint: Path, mode: str = "append") -> None:
-    """The same, to its end."""
+    """Start a query, and wait until it ends."""
     assert start(frame, target, checkpoint, mode).awaitTermination(120), "the query does not end"
 
 
 def forget_last_commit(checkpoint: Path, log: str = "commits") -> int:
-    """As if the driver had died after our commit and before Spark's; ``log``: or another of Spark's logs."""
+    """Remove Spark's last commit, as if the driver had died after our commit and before Spark's. ``log``
+    names another of Spark's logs."""
     last = max(int(path.name) for path in (checkpoint / log).iterdir() if path.name.isdigit())
     (checkpoint / log / str(last)).unlink()
     (checkpoint / log / f".{last}.crc").unlink()
@@ -77,7 +79,7 @@ def forget_last_commit(checkpoint: Path, log: str = "commits") -> int:
 def prepare_as_a_dead_driver(
     target: Target, checkpoint: Path, epoch: int, values: list[str], timeout_ms: int = 60_000
 ) -> Attempt:
-    """What a driver's tasks prepared before it died."""
+    """Prepare transactions as a driver's tasks do before the driver dies."""
     query_id = IntentStore(str(checkpoint)).query_id()
     link = SinkLink(target.router, app_of(query_id))
     attempt, _ = write_batches(

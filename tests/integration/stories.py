@@ -1,4 +1,4 @@
-"""Running a story (``*_scenario.py``) in a process of its own: one can be connected to one Ray only."""
+"""Runs a scenario (``*_scenario.py``) in its own process: a process can connect to only one Ray cluster."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ ROOT = Path(__file__).parents[2]
 
 
 def told(story: str, ending: str, *more: str, **variables: str) -> None:
-    """Run ``tests.integration.<story>`` to its good end, which says ``ending``; with a directory of its
-    own, ``more`` arguments, and environment variables."""
+    """Run ``tests.integration.<story>``, which must succeed and print ``ending``; with its own directory,
+    ``more`` arguments, and environment variables."""
     directory = Path(tempfile.mkdtemp(prefix="emq-", dir="/tmp"))  # sockets allow no long path
     try:
         done = subprocess.run(
             [sys.executable, "-m", f"tests.integration.{story}", str(directory), *more],
             cwd=ROOT,
-            # A token that lies on this machine is for others.
+            # A token on this machine belongs to another Ray cluster.
             env={**os.environ, "RAY_AUTH_MODE": "disabled", **variables},
             capture_output=True,
             text=True,

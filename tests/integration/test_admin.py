@@ -1,4 +1,4 @@
-"""Administration on a real cluster: what an operator does when a transaction hangs."""
+"""Administration on a real cluster: an operator's work when a transaction hangs."""
 
 from __future__ import annotations
 

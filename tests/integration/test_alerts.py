@@ -1,4 +1,4 @@
-"""A real Prometheus over a real cluster: a follower is stopped; an alert is pending, fires, and is gone."""
+"""A real Prometheus and a real cluster: a follower is stopped; an alert is pending, fires, is resolved."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.ray
 
-#: Ten minutes are two seconds.
+#: Ten minutes take two seconds.
 SPEED = 300.0
 ALERT = "EscrowMQNoSpareReplica"
 

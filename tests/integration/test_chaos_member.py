@@ -1,4 +1,4 @@
-"""What the chaos rounds' member of a group commits, whatever moves while it reads."""
+"""The offsets that the group member of the chaos rounds commits while partitions move."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MOVED_S = 20.0
 def test_what_was_polled_before_a_rebalance_is_committed_after_it_unless_it_moved_away(
     cluster: Cluster, unique: Callable[[str], str]
 ) -> None:
-    """Seed 10, round 2 of chaos: no message came after a rebalance, and the last one was never committed."""
+    """Chaos seed 10, round 2: no message came after a rebalance, and the last one was never committed."""
     topic, group = unique("orders"), unique("group")
     cluster.admin.create_topic(topic, partitions=2)
     with cluster.producer("sender") as producer:

@@ -1,4 +1,4 @@
-"""The command line against the real cluster: both formats, exit codes, errors of one line and a hint."""
+"""The command line against a real cluster: both formats, exit codes, errors as one line and a hint."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Unique = Callable[[str], str]
 @pytest.fixture(autouse=True)
 def running(cluster: Cluster) -> Iterator[Cluster]:
     yield cluster
-    # A replica that is busy may be late with its answer to status; one that was hurt stays away.
+    # A busy replica may answer status late; a damaged one stays away, and this wait fails.
     wait_until(lambda: cluster.status().healthy, 20.0, "the shared cluster's health after a command")
 
 
@@ -332,7 +332,7 @@ def test_a_fence_is_audited_and_purged(cluster: Cluster, topic: str, unique: Uni
     assert as_json("db", "audit", url, "--app", app_name, "--days", "90") == []
     left_open(cluster, topic, by_hand := unique("tx"), app_name)
     good("txn", "commit", by_hand)
-    assert fence.query_status(by_hand, "q-7") is TransactionState.ROLLBACK  # asked too late
+    assert fence.query_status(by_hand, "q-7") is TransactionState.ROLLBACK  # the query came too late
     audited = run("db", "audit", url, "--app", app_name, "--format", "json")
     assert audited.exit_code == 1 and "2 rows read" in audited.stderr
     assert json.loads(audited.stdout) == [{"tx_id": by_hand, "database": "ROLLBACK", "broker": "COMMITTED"}]
@@ -358,7 +358,7 @@ def test_an_open_transaction_is_listed_shown_and_committed_by_hand(
     assert as_json("txn", "show", tx_id)["decided_by"] == "operator:ops"
     assert "operator:ops" in good("txn", "show", tx_id)
     assert [record["value"] for record in lines_of("consume", topic)] == ["held back"]
-    assert as_json("txn", "commit", tx_id)["state"] == "COMMITTED"  # again is harmless
+    assert as_json("txn", "commit", tx_id)["state"] == "COMMITTED"  # repeating it is harmless
 
     refused = run("txn", "rollback", tx_id)
     assert refused.exit_code == 5 and "already recorded as COMMITTED" in refused.stderr
@@ -482,7 +482,7 @@ def test_every_command_explains_itself() -> None:
 
 
 def test_replicated_settings_are_shown_and_changed(cluster: Cluster) -> None:
-    """A new cluster has reached the format level that it takes, by itself."""
+    """A new cluster has already reached the required format level by itself."""
     wait_until(lambda: run("settings").exit_code == 0, 20.0, "level 2")
     before = {row["setting"]: row["value"] for row in as_json("settings")}
     assert before["remember_ids_s"] == 86_400

@@ -1,4 +1,4 @@
-"""Consumers on a real cluster: transactions, jobs, asyncio, a member that is killed, brokers that are."""
+"""Consumers on a real cluster: transactions, jobs, asyncio, a killed member, killed brokers."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_bad_input(cluster: Cluster, unique: Unique) -> None:
 def test_reading_and_committing_through_the_death_of_every_kind_of_replica(
     ray_local: str, unique: Unique
 ) -> None:
-    """A cluster of its own: a follower and the leader are killed while a group reads."""
+    """In its own cluster: a follower and the leader are killed while a group reads."""
     with escrowmq.start_local(namespace=unique("deaths")) as cluster:
         cluster.admin.create_topic("orders", partitions=3)
         consumer = member(cluster, "g", "orders", heartbeat_interval_s=0.2)

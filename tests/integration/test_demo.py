@@ -1,4 +1,4 @@
-"""The demo as a newcomer runs it, only smaller: one command, in a process of its own."""
+"""The demo as a new user runs it, only smaller: one command, in its own process."""
 
 from __future__ import annotations
 

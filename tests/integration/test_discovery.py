@@ -1,4 +1,4 @@
-"""A cluster is found through its brokers while the supervisor is away; a search in vain has an end."""
+"""A cluster is found through its brokers while the supervisor is away; a search that finds nothing ends."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ pytestmark = pytest.mark.ray
 
 @pytest.fixture
 def supervisor_stands_still(cluster: Cluster) -> Iterator[None]:
-    """As when its node is lost: its handle is there, and nobody answers."""
-    from ray._private import state  # there is no public way without Ray's dashboard
+    """As when the supervisor's node is lost: its handle exists, but does not answer."""
+    from ray._private import state  # there is no public API for this without Ray's dashboard
 
     actors: dict[str, dict[str, Any]] = state.actors()  # type: ignore[no-untyped-call]
     (pid,) = (a["Pid"] for a in actors.values() if a["Name"] == "supervisor" and a["State"] == "ALIVE")
@@ -60,7 +60,7 @@ def test_without_an_answer_it_says_so_in_bounded_time(
 
 
 def test_a_look_up_that_hangs_is_not_waited_for(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray's own look-ups wait up to a minute for a lost head."""
+    """Ray's own lookups wait up to a minute for a lost head."""
     monkeypatch.setattr(ray, "get_actor", lambda *_, **__: time.sleep(5.0))
     began = time.monotonic()
     with pytest.raises(Unavailable, match=r"Ray's head at .* has not answered.*When Ray's head is lost"):

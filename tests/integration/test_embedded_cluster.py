@@ -1,4 +1,4 @@
-"""start_local and connect for real: committing, coming back, and refusing by name."""
+"""start_local and connect with real processes: committing, starting again on old data, and refusals."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ if __name__ == "__main__":
     escrowmq.start_local(replicas=1, data_dir=Path(sys.argv[1]), namespace="killed")
     os.kill(os.getpid(), signal.SIGKILL)
 """
-#: As the first process of a container that reaps nobody: orphans become its children.
+#: Like a container's first process that does not reap its children: orphans become its children, and zombies.
 REAPS_NOBODY = """
 import ctypes, subprocess, sys
 assert ctypes.CDLL(None).prctl(36, 1, 0, 0, 0) == 0  # PR_SET_CHILD_SUBREAPER
@@ -154,7 +154,7 @@ sys.stdin.read()
 def test_the_directory_of_a_program_that_was_killed_is_free_at_once_also_where_nobody_reaps_it(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    """For a minute it was held by brokers whose Ray took a zombie for a living process."""
+    """Regression: brokers held it for a minute, because Ray took a zombie for a living process."""
     container = subprocess.Popen(
         [sys.executable, "-c", REAPS_NOBODY, KILLED, str(tmp_path)],
         stdin=subprocess.PIPE,
@@ -211,7 +211,7 @@ def test_a_closed_cluster_object_says_so(cluster: Cluster, ray_local: str) -> No
             use()
     with pytest.raises(escrowmq.Closed):
         producer.send(Message("t", b""))
-    assert cluster.status().healthy  # leaving is not stopping
+    assert cluster.status().healthy  # closing a Cluster does not stop the cluster
 
 
 def test_an_unknown_client_option_names_the_nearest(cluster: Cluster) -> None:
@@ -236,7 +236,7 @@ def test_a_process_connected_to_one_ray_is_not_taken_to_another(ray_local: str) 
 
 
 def connect_elsewhere(address: str) -> tuple[str, float]:
-    """``connect`` from a process that is connected to no Ray: what it says, and how long that takes."""
+    """``connect`` from a process without a Ray connection: its output, and how long it takes (s)."""
     program = (
         "import sys, time, escrowmq, ray, escrowmq.cluster.connecting\n"
         "began = time.monotonic()\n"
@@ -282,8 +282,8 @@ def test_a_malformed_address_is_refused(address: str) -> None:
 def test_a_second_ray_on_the_machine_makes_auto_ask_and_leaves_nothing_behind(
     ray_local: str, tmp_path: Path
 ) -> None:
-    """A program that ends without stop() takes its brokers, its Ray and its temporary files with it; and
-    those of one that was killed before."""
+    """When a program ends without stop(), its brokers, its Ray and its temporary files are removed; so are
+    those of a program that was killed before."""
     left_over = TemporaryDir()
     os.close(left_over._lock)
     asking = (

@@ -1,4 +1,4 @@
-"""The embedded Ray: the settings that matter have reached it, and it prints nothing."""
+"""The embedded Ray: it has the settings that matter, and it prints nothing."""
 
 from __future__ import annotations
 

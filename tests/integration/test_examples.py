@@ -1,4 +1,4 @@
-"""The examples run, and end as their text says. They share the cluster of the other integration tests."""
+"""The examples run, and their results are those in their texts. They share the integration tests' cluster."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_consumer_group_counts_every_message_once_over_a_change_of_members(
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_spark_batch_runs_as_a_script_and_sums_up_what_was_committed() -> None:
-    # In a process of its own: a process has one JVM, and other tests want theirs with RayDP.
+    # In its own process: a process has one JVM, and other tests need theirs with RayDP.
     script = [sys.executable, "examples/spark_batch.py", "local"]
     run = subprocess.run(script, cwd=ROOT, capture_output=True, text=True, timeout=220, check=False)
     assert run.returncode == 0, run.stdout + run.stderr[-3000:]

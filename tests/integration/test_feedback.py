@@ -1,4 +1,4 @@
-"""Checks on a real cluster: producers that vanish, queriers that misbehave, limits and policies."""
+"""Checks on a real cluster: producers that disappear, queriers that misbehave, limits and policies."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ UNKNOWN = TransactionState.UNKNOWN
 
 
 class Calls(TxStatusQuerier):
-    """A querier made of a function; remembers how often it was asked about which query id."""
+    """A querier that calls a function; counts the queries by query id."""
 
     def __init__(self, function: Callable[[str], Any]) -> None:
         self.function, self.asked = function, Counter[str]()
@@ -51,14 +51,14 @@ class Calls(TxStatusQuerier):
 
 
 class App:
-    """An app with a topic of its own."""
+    """An app with its own topic."""
 
     def __init__(self, cluster: Cluster, unique: Unique, **options: int | str) -> None:
         self.cluster, self.name, self.topic = cluster, unique("shop"), unique("orders")
         cluster.admin.create_topic(self.topic, partitions=2, **options)
 
     def leave_open(self, *query_ids: str, timeout_s: float = 0.3) -> dict[str, str]:
-        """Transactions of a producer without a querier that never decides them; query id -> id."""
+        """Prepare transactions with a producer that has no querier and never decides them; query id -> id."""
         opened = {}
         with self.cluster.producer(app=self.name) as producer:
             for query_id in query_ids:
@@ -71,7 +71,7 @@ class App:
 
     @contextmanager
     def answers(self, querier: Calls, **config: float) -> Iterator[CheckAnswerer]:
-        """A process of this app that can be asked."""
+        """A producer of this app that answers checks."""
         answerer = CheckAnswerer(
             self.name,
             querier,
@@ -90,7 +90,7 @@ class App:
         return {transaction.query_id: transaction for transaction in found}
 
     def values(self, count: int) -> list[bytes]:
-        """What a consumer reads: waits for ``count`` messages, then a moment for more."""
+        """Values that a consumer reads: waits for ``count`` messages, then briefly for more."""
         consumer = self.cluster.consumer(group=self.name, topics=[self.topic], auto_offset_reset="earliest")
         with consumer:
             found: list[bytes] = []
@@ -248,7 +248,8 @@ def test_a_killed_feedback_process_is_started_again_and_answers_for_all_its_topi
 def test_a_producer_of_an_earlier_version_is_answered_by_an_actor_of_its_own(
     cluster: Cluster, unique: Unique
 ) -> None:
-    """What it does, call by call: one actor for each app and topic, keys without topic and PREPARE."""
+    """Makes the calls of an earlier version's producer: one actor for each app and topic; keys without the
+    topic and the PREPARE."""
     app, info = App(cluster, unique), cluster.admin.info
     actor = (
         ray.remote(FeedbackActor)

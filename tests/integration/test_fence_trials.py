@@ -1,5 +1,5 @@
-"""A slice of ``make fence-trials`` for make test-long: a service, the leader and PostgreSQL are killed,
-and the other service stands still.
+"""A part of ``make fence-trials`` for make test-long: a service, the leader and PostgreSQL are killed,
+and the other service is stopped.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A process that forks after it has connected: the child is told, and the parent goes on."""
+"""A process forks after it has connected: the child gets an error at once, and the parent continues."""
 
 from __future__ import annotations
 

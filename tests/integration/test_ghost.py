@@ -1,4 +1,4 @@
-"""A replica that was replaced lives on, with Ray's processes and real signals: its peers refuse it."""
+"""A replaced replica is still alive (real Ray processes and signals): its peers refuse it."""
 
 from __future__ import annotations
 

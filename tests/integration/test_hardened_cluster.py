@@ -1,7 +1,7 @@
 """A cluster with everything switched on: Ray's token, the replicas' secret, TLS between them.
 
-What holds the token and the secret works; what lacks the token gets nothing; and neither of the two, nor a
-private key, can be found afterwards in any log, output, command line or status.
+Commands with the token and the secret work; without the token they get nothing. Afterwards, no log, output,
+command line or status contains the token, the secret or a private key.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ BIN = Path(sys.executable).parent
 
 @dataclass
 class Hardened:
-    """The running cluster, and everything that any of its commands has printed."""
+    """The running cluster, and everything that its commands have printed."""
 
     path: Path
     port: int
@@ -46,7 +46,7 @@ class Hardened:
         return f"127.0.0.1:{self.port}"
 
     def run(self, *words: str, expect: int = 0, text: str | None = None, **changes: str | None) -> str:
-        """An ``escrowmq`` command's output; ``changes`` to its environment, None takes a variable out."""
+        """An ``escrowmq`` command's output. ``changes`` to its environment: None removes a variable."""
         env = {k: v for k, v in {**self.env, **changes}.items() if v is not None}
         done = subprocess.run(
             [BIN / "escrowmq", *words, "--address", self.address],
@@ -64,7 +64,7 @@ def free_port() -> int:
 
 
 def start_head(words: list[str], env: dict[str, str], output: Path) -> subprocess.Popen[bytes]:
-    """``ray start``, running. Ray gives up after 30 s, which a busy machine needs now and then: try again."""
+    """Run ``ray start``. Ray gives up after 30 s, sometimes too short on a busy machine: try again."""
     for _ in range(3):
         with output.open("wb") as out:
             head = subprocess.Popen(
@@ -100,7 +100,7 @@ def hardened() -> Iterator[Hardened]:
         "start", "--head", "--block", f"--port={port}", "--num-cpus=2", f"--temp-dir={path / 'ray'}",
         "--include-dashboard=false", "--disable-usage-stats",
     ]  # fmt: skip
-    # Ray knows nothing of EscrowMQ's settings: they come with the supervisor's plan.
+    # Ray gets none of EscrowMQ's settings: the supervisor's plan carries them.
     rays = {k: v for k, v in env.items() if not k.startswith("ESCROWMQ_")}
     head = start_head(words, rays, path / "ray.out")
     cluster = Hardened(path, port, token, secret, tls.key.read_text().split("\n")[1], env)
@@ -119,7 +119,7 @@ def hardened() -> Iterator[Hardened]:
 
 
 def _left(path: Path) -> list[int]:
-    """Processes that name our directory on their command line."""
+    """Processes with our directory on their command line."""
     return [number for number, words in _command_lines().items() if str(path).encode() in words]
 
 
@@ -187,7 +187,7 @@ def test_the_secret_can_be_changed_while_the_cluster_is_down(hardened: Hardened)
 
 
 def test_no_secret_is_anywhere_but_where_it_was_put(hardened: Hardened) -> None:
-    """Runs last: everything above has left its logs."""
+    """Runs last, so that all tests above have written their logs."""
     hardened.run("status")
     hardened.run("status", expect=2, ESCROWMQ_SECURITY__SECRET="short")
     hardened.run("status", expect=2, ESCROWMQ_SECURITY__SECRET_FILE=str(hardened.path / "token"))

@@ -1,6 +1,6 @@
-"""Ray's head is lost with its machine: with fault tolerance nobody notices, without it everybody is told.
+"""Ray's head is lost with its machine: with fault tolerance clients see no error, without it they get one.
 
-Clusters of several nodes that wait for a lost head: two and a half minutes, so in ``make test-long``.
+The clusters have several nodes and wait for a lost head: two and a half minutes, so in ``make test-long``.
 """
 
 from __future__ import annotations

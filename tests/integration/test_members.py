@@ -1,5 +1,5 @@
-"""A group of real processes takes replicas in and lets them go, as somebody wants it, while a producer sends
-and commits."""
+"""Replicas join and leave a group of real processes, as its wanted size changes, while a producer sends and
+commits."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ TOPIC = "orders"
 
 
 class Load(threading.Thread):
-    """Plain messages and transactions in turn, each numbered, one at a time. ``only``: nothing but one of the
-    two."""
+    """Sends plain messages and transactions in turn, numbered, one at a time. ``only``: one of the two
+    kinds."""
 
     def __init__(self, cluster: Cluster, topic: str = TOPIC, only: str = "") -> None:
         super().__init__(name=f"load-{topic}", daemon=True)
         self._producer = cluster.producer(app=f"load-{topic}", linger_ms=0)
         self._topic, self._only = topic, only
-        #: When each was acknowledged (time.monotonic()).
+        #: Time of each acknowledgement (time.monotonic()).
         self.moments: list[float] = []
         self._stopping = threading.Event()
         self.sent: list[bytes] = []
@@ -66,7 +66,7 @@ class Load(threading.Thread):
         return max(later - earlier for earlier, later in pairwise(moments))
 
     def stop(self) -> list[bytes]:
-        """What was acknowledged."""
+        """Stop, and return the acknowledged messages."""
         self._stopping.set()
         self.join(40)
         self._producer.close()
@@ -75,11 +75,11 @@ class Load(threading.Thread):
 
 
 def as_wanted(cluster: Cluster, voters: int) -> bool:
-    """Whether the group has so many, and nothing is left to be done."""
+    """Whether the group has this many voters, and no change is pending."""
     (group,) = cluster.admin.members()
     try:
         changes = cluster.admin.member_changes()
-    except Unavailable:  # the supervisor is being started again
+    except Unavailable:  # the supervisor is restarting
         return False
     return len(group.voters) == voters and not changes
 
@@ -103,13 +103,13 @@ def test_from_one_replica_to_three_and_back(
         assert (change.group, change.wanted) == (0, 3)
         wait_until(lambda: admin.members()[0].next_replica == 2, 60.0, "another replica", every_s=0.2)
         supervisor = ray.get_actor("supervisor", namespace=cluster.info.namespace)
-        ray.kill(supervisor, no_restart=False)  # what is wanted is kept
+        ray.kill(supervisor, no_restart=False)  # the wanted size survives
         wait_until(lambda: as_wanted(cluster, 3), 60.0, "three voters", every_s=0.2)
         load.goes_on()
         (members,) = admin.members()
         assert (members.voters, members.learners, members.next_replica) == ((0, 1, 2), (), 3)
 
-        # The only replica that the producer was told of goes away, and one that came leads meanwhile.
+        # The only replica that the producer knew at first leaves, and one that joined later leads.
         (first,) = (r for r in cluster.status().groups[0].replicas if r.replica == 0)
         os.kill(first.details["pid"], signal.SIGKILL)
         load.goes_on()
@@ -131,8 +131,8 @@ def test_from_one_replica_to_three_and_back(
 def test_from_one_to_three_to_five_to_three_to_one(
     ray_local: str, unique: Callable[[str], str], tmp_path: Path
 ) -> None:
-    """All replicas share this machine's disk and processors: the gaps that are told are no figures for
-    machines of their own."""
+    """All replicas share this machine's disk and CPUs: the printed gaps are not those of separate
+    machines."""
     with escrowmq.start_local(1, 1, tmp_path, namespace=unique("members")) as cluster:
         admin = cluster.admin
         loads = [Load(cluster, only, only) for only in ("plain", "transactions")]
@@ -161,7 +161,7 @@ def test_from_one_to_three_to_five_to_three_to_one(
 
 
 def everything(cluster: Cluster, topic: str, expected: int) -> list[bytes]:
-    """The values in the topic's only partition, once so many are there, and what comes soon after."""
+    """The values in the topic's only partition: waits for ``expected`` of them, then briefly for more."""
     found: list[bytes] = []
     with cluster.consumer(auto_offset_reset="earliest") as consumer:
         consumer.assign([(topic, 0)])

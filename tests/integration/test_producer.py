@@ -1,4 +1,4 @@
-"""The producer on real Ray: the public face as the documents show it, and the death of the leader."""
+"""The producer on real Ray: the public API as the documents show it, and the death of the leader."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ COMMITTED, ROLLBACK = TransactionState.COMMITTED, TransactionState.ROLLBACK
 
 
 def read(cluster: Cluster, topic: str, count: int, settle_s: float = 0.3) -> list[Any]:
-    """``count`` records of the topic, and those that should not be there."""
+    """``count`` records of the topic, and any surplus ones that should not be there."""
     with cluster.consumer(topics=[topic], auto_offset_reset="earliest", group=f"g-{topic}") as consumer:
         found: list[Any] = []
         deadline = time.monotonic() + 20.0
@@ -109,7 +109,7 @@ def test_errors_name_what_is_wrong(cluster: Cluster, unique: Unique) -> None:
 
 @pytest.mark.slow
 def test_the_leader_is_killed_under_load(ray_local: str, unique: Unique) -> None:
-    """A cluster of its own. Every thread goes on, nothing is lost, nothing is there twice."""
+    """In its own cluster. Every thread continues; no message is lost, none is there twice."""
     with escrowmq.start_local(namespace=unique("kill")) as cluster:
         cluster.admin.create_topic("plain", partitions=2)
         cluster.admin.create_topic("orders", partitions=2)
@@ -167,7 +167,7 @@ def test_the_leader_is_killed_under_load(ray_local: str, unique: Unique) -> None
 def test_a_producer_travels_to_no_other_process_but_its_cluster_does(
     cluster: Cluster, unique: Unique
 ) -> None:
-    """A task on a worker makes its own producer from the cluster's shape."""
+    """A task on a worker makes its own producer from the cluster's description."""
     import ray
 
     topic = unique("orders")

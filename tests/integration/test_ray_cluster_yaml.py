@@ -1,4 +1,4 @@
-"""ray_cluster.yaml: valid for Ray, every line explained, and its start commands really start EscrowMQ."""
+"""ray_cluster.yaml is valid for Ray, every line is explained, and its start commands start EscrowMQ."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_every_line_is_explained() -> None:
             explained = True
         elif not text:
             explained = False
-        elif not line.startswith(" " * 4):  # deeper lines go on with a command
+        elif not line.startswith(" " * 4):  # deeper lines continue a command
             assert explained, f"line {number} has no comment over it: {line}"
             explained = False
 
@@ -87,7 +87,7 @@ def test_every_file_it_names_is_there(content: dict[str, Any]) -> None:
 def check_a_lost_record_is_not_founded_over(
     escrowmq: Callable[..., subprocess.CompletedProcess[str]], address: str, data_dir: Path, cluster_id: str
 ) -> None:
-    """Without cluster.json a new cluster is not started over the data; ``--adopt`` takes them over."""
+    """Without cluster.json no new cluster is started over the data; ``--adopt`` takes the data over."""
     assert escrowmq("down", "--address", address).returncode == 0
     (data_dir / "cluster.json").unlink()
     up = ("up", "--address", address, "--data-dir", str(data_dir))
@@ -102,7 +102,7 @@ def check_a_lost_record_is_not_founded_over(
 @pytest.mark.long
 @pytest.mark.timeout(180)
 def test_its_start_commands_start_ray_and_escrowmq(content: dict[str, Any]) -> None:
-    """The commands as they stand, but for what must differ on a test machine: port, directories, nodes."""
+    """The commands as written, except what must differ on a test machine: port, directories, nodes."""
     start, up = head_commands(content)
     directory = Path(tempfile.mkdtemp(prefix="emq-", dir="/tmp"))
     port = free_port()

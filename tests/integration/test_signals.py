@@ -1,4 +1,4 @@
-"""The real uvicorn: a container stop ends in the lifespan's shutdown, not in a traceback of Ray's handler."""
+"""With the real uvicorn, a container stop runs the lifespan's shutdown, and Ray's handler raises nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def stopped(number: signal.Signals, **variables: str) -> str:
-    """What a service said that got this signal when it was up."""
+    """The output of a service that gets this signal when it is up."""
     command = [
         sys.executable,
         "-m",

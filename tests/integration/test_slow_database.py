@@ -1,5 +1,5 @@
-"""Two processes of one service, a database that makes them wait, and a querier without a fence: nothing is
-torn."""
+"""Two processes of one service, a database that makes them wait, and a querier without a fence: no
+transaction is torn."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 ORDERS = 10
-LOCAL_S = 10.0  # the default time-out is 6 s
+LOCAL_S = 10.0  # the default timeout is 6 s
 
 
 def test_a_lock_wait_of_ten_seconds_tears_no_transaction(
     cluster: Cluster, unique: Callable[[str], str], ray_local: str, tmp_path: Path
 ) -> None:
-    """Five of ten transactions ended as a row in the database without their message."""
+    """Regression: five of ten transactions ended as a row in the database without their message."""
     database, app, topic = tmp_path / "shop.db", unique("shop"), unique("orders")
     cluster.admin.create_topic(topic, partitions=2)
     with closing(sqlite3.connect(database)) as db:

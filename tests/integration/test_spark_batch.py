@@ -1,4 +1,4 @@
-"""Batch reads on Spark and a real cluster: what is committed, all of it, and nothing else."""
+"""Batch reads with Spark on a real cluster: all committed messages, and nothing else."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.ray, pytest.mark.timeout(240)]
 Name = Callable[[str], str]
 
 
-# Here Spark on Ray is the one of every run.
+# Here RayDP is the mode tested in every run.
 ELSEWHERE = [pytest.param(mode, marks=pytest.mark.long) for mode in ("local", "standalone")]
 
 

@@ -1,7 +1,7 @@
-"""One DataFrame used again: a filter in one query must not change what another query reads.
+"""A DataFrame used more than once: a filter in one query must not change what another query reads.
 
-Spark keeps one reader for a DataFrame and every view and copy of it, and a reader that takes filters keeps
-the last ones. So filters are left to Spark unless a read asks for them with ``pushFilters``.
+Spark keeps one reader for a DataFrame and all its views and copies, and a reader that takes filters keeps the
+last ones. So filters are left to Spark unless a read asks for them with ``pushFilters``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The examples for Spark run, and end as their text says."""
+"""The examples for Spark run, and their results are those in their texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same for every way to a session: it reads what is committed, outlives its executors, leaves nothing."""
+"""The same in every mode: a session reads what is committed, survives its executors, and leaves nothing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Unique = Callable[[str], str]
 MESSAGES, PARTITIONS = 400, 4
 
 
-# In every run, RayDP's sessions are those of test_spark_batch, local ones those of the other modules.
+# In every run, test_spark_batch tests RayDP's sessions and the other modules test local ones.
 MODES = [pytest.param(mode, marks=pytest.mark.long) for mode in ("standalone", "raydp", "local")]
 
 
@@ -40,14 +40,14 @@ def session(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[SparkS
     spark = spark_session(f"sessions-{request.param}", mode=request.param, quick_start=True)
     yield spark
     stop_session(spark)
-    stop_session(spark)  # asked a JVM that was gone
+    stop_session(spark)  # used to call a JVM that was gone
     assert java_children() == children, "stop_session left its JVM behind"
     until(lambda: free_cpus() >= before, "stop_session left executors behind")
 
 
 @pytest.fixture(scope="module")
 def numbers(cluster: Cluster) -> str:
-    """A topic with the numbers below MESSAGES, and some that were rolled back."""
+    """A topic with the numbers below MESSAGES, and some messages that were rolled back."""
     topic = f"numbers-{os.getpid()}"
     cluster.admin.create_topic(topic, partitions=PARTITIONS)
     with cluster.producer(app="sessions") as producer:
@@ -78,7 +78,7 @@ def until(holds: Callable[[], Any], otherwise: str, seconds: float = 20) -> None
 
 
 def total(spark: SparkSession, topic: str, pause_s: float = 0.0) -> int:
-    """Sum of the topic's numbers, each task resting a while first."""
+    """Sum of the topic's numbers; each task sleeps ``pause_s`` first."""
     rows = spark.read.format("escrowmq").option("subscribe", topic).load().select("value")
 
     def resting(batches: Iterator[Any]) -> Iterator[Any]:
@@ -90,7 +90,7 @@ def total(spark: SparkSession, topic: str, pause_s: float = 0.0) -> int:
 
 
 def executor_pid(spark: SparkSession) -> int:
-    """Of the JVM that runs a task, seen by the task."""
+    """Process id of the JVM that runs a task, as seen by the task."""
 
     def parents(_: int) -> list[int]:
         return [parent.pid for parent in psutil.Process().parents() if parent.name() == "java"]
@@ -99,7 +99,7 @@ def executor_pid(spark: SparkSession) -> int:
     return int(spark.sparkContext.parallelize([0], 1).map(parents).collect()[0][0])
 
 
-# First those that start sessions of their own: a process has one at a time.
+# First the tests that start their own sessions: a process has one at a time.
 
 
 @pytest.mark.long
@@ -111,7 +111,7 @@ def test_a_session_that_was_stopped_by_spark_s_own_means_makes_room_for_the_next
         assert heap > 640 << 20, "the second session has a JVM of its own, not the first one's"
     finally:
         stop_session(spark)
-        stop_session(spark)  # it was ended: nothing to do
+        stop_session(spark)  # already ended: nothing to do
 
 
 def test_a_start_that_takes_too_long_is_given_up_with_nothing_left_behind(cluster: Cluster) -> None:

@@ -1,4 +1,4 @@
-"""The sink under a real Spark and a real cluster: what is written is read once, whole epochs at a time."""
+"""The sink with real Spark and a real cluster: each row is read once, whole epochs at a time."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_an_epoch_that_is_run_again_has_one_effect(
 def test_a_batch_that_spark_plans_anew_is_not_taken_for_the_one_that_was_written(
     spark: SparkSession, target: Target, tmp_path: Path
 ) -> None:
-    """As when a power cut takes the end of Spark's logs, and leaves the intent."""
+    """As after a power failure that loses the end of Spark's logs, but not the intent."""
     from pyspark.errors import StreamingQueryException
 
     files, checkpoint = Files(tmp_path / "in", 2), tmp_path / "check"
@@ -150,7 +150,7 @@ def test_a_batch_that_spark_plans_anew_is_not_taken_for_the_one_that_was_written
 def test_an_intent_that_a_dead_driver_left_is_carried_out(
     spark: SparkSession, cluster: Cluster, target: Target, tmp_path: Path
 ) -> None:
-    """As after a crash between the intent and the COMMIT: the chunks are there, and open."""
+    """As after a crash between the intent and the COMMIT: the chunks are prepared and still open."""
     files = Files(tmp_path / "in", 2)
     checkpoint = tmp_path / "check"
     run(files.stream(spark), target, checkpoint)
@@ -267,7 +267,7 @@ def test_a_leader_killed_in_the_middle_delays_and_changes_nothing(
     finally:
         killer.join()
         deadline = time.monotonic() + 60
-        while not (cluster.health()["ready"] and cluster.status().healthy):  # as others expect it
+        while not (cluster.health()["ready"] and cluster.status().healthy):  # as the other tests expect it
             assert time.monotonic() < deadline, "the killed broker does not come back"
             time.sleep(0.2)
 

@@ -1,4 +1,4 @@
-"""Speculative twins, started by Spark itself: a straggler with prepared rows loses; nothing of it stays."""
+"""Speculative task attempts, started by Spark: a slow attempt with prepared rows loses and leaves nothing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.ray, pytest.mark.long, pytest.mark.timeout(400)]
 Straggle = Callable[[Iterator["pa.RecordBatch"]], Iterator["pa.RecordBatch"]]
 
-#: Enough for more than one chunk, so that the straggler has prepared one while it hangs.
+#: Enough for more than one chunk, so that the slow attempt has prepared one while it hangs.
 ROWS, ROW_BYTES = 8_000, 2_000
 
 
@@ -57,7 +57,7 @@ def target(cluster: Cluster, unique: Callable[[str], str]) -> Iterator[Target]:
 
 
 def straggling(attempts: Path) -> Straggle:
-    """The first attempt of the first task hangs near its end; every attempt leaves a file with its name."""
+    """The first attempt of the first task hangs near its end; every attempt creates a file with its name."""
     attempts.mkdir()
 
     def straggle(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

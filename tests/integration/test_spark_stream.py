@@ -1,4 +1,4 @@
-"""Streaming reads on a real cluster: every committed message once, in order, through whatever happens."""
+"""Streaming reads on a real cluster: every committed message once and in order, despite failures."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def send(cluster: Cluster, unique: Name) -> Iterator[Send]:
 
 
 class Seen:
-    """A sink that notes the values of each batch, by batch."""
+    """A sink that records the values of each batch."""
 
     def __init__(self) -> None:
         self.batches: dict[int, list[str]] = {}
@@ -170,7 +170,7 @@ def test_available_now_may_start_at_the_end_while_others_write(
     writer = threading.Thread(target=write)
     writer.start()
     try:
-        for run in range(2):  # the second one goes on from the checkpoint
+        for run in range(2):  # the second run continues from the checkpoint
             query = start(spark, seen, tmp_path, {"availableNow": True}, subscribe=topic)
             assert query.awaitTermination(60), f"run {run}"
     finally:
@@ -258,7 +258,7 @@ def test_a_broker_that_dies_in_the_middle_costs_nothing_but_time(
             assert sorted(seen.wait_for(2000, query), key=int) == numbers(0, 2000)
         query.stop()
         register(spark, address=cluster.address, namespace=namespace)
-        try:  # what a session is made for
+        try:  # the session must still be able to write
             written = spark.range(1).selectExpr("'2000' AS value").write.format("escrowmq").mode("append")
             written.option("topic", "t").save()
             assert read(spark, subscribe="t").count() == 2001
@@ -272,7 +272,7 @@ def read(spark: SparkSession, **options: str) -> DataFrame:
 
 @pytest.fixture
 def filters_offered(spark: SparkSession) -> Iterator[None]:
-    """Spark offers filters to Python sources, which it does not by default."""
+    """Make Spark offer filters to Python sources, which it does not by default."""
     setting = "spark.sql.python.filterPushdown.enabled"
     spark.conf.set(setting, "true")
     yield
@@ -297,7 +297,7 @@ def test_filters_shorten_the_plan_of_reads_that_push_them_and_give_the_same_rows
         "offset IN (3, 7) AND length(value) > 0": 10,
         "NOT (topic = 'x' OR partition = 0)": 15,
     }.items():
-        # A read for each query: Spark plans every use of a DataFrame by the filters that it pushed last.
+        # A new read for each query: Spark plans every use of a DataFrame with the filters pushed last.
         found = read(spark, subscribe=topic, minPartitions="15", pushFilters="true").where(condition)
         assert sorted(found.collect()) == sorted(frame.where(condition).collect()), condition
         assert found.rdd.getNumPartitions() <= tasks + 1, condition

@@ -1,4 +1,4 @@
-"""Three Ray nodes: spread out, one lost, one back, one replaced; ``escrowmq up``, ``status`` and ``down``."""
+"""Three Ray nodes: spread, one lost, one back, one replaced; ``escrowmq up``, ``status`` and ``down``."""
 
 from __future__ import annotations
 

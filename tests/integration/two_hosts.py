@@ -1,7 +1,7 @@
-"""A Spark cluster of two hosts on one machine, by two of its loopback addresses, as a factory of sessions.
+"""A Spark cluster of two hosts on one machine, on two of its loopback addresses, as a factory of sessions.
 
-Spark starts no second attempt of a task on the host of the first, and calls a machine one host however many
-Workers run on it. So its own Master and two Workers are started here, each Worker at an address of its own.
+Spark does not start a second attempt of a task on the host of the first, and all Workers of a machine are on
+one host for it. So this starts Spark's own Master and two Workers, each Worker with its own address.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PATIENCE_S = 120.0
 
 @contextmanager
 def two_hosts(directory: Path) -> Iterator[Callable[[SessionRequest], SparkSession]]:
-    """For ``spark_session(mode=...)`` with two executors; stop the session first."""
+    """A factory for ``spark_session(mode=...)`` with two executors. Stop the session before this ends."""
     started: list[subprocess.Popen[bytes]] = []
     try:
         master = _daemon(directory, "master.Master", ["--host", HOSTS[0], "--port", "0"], started)
@@ -65,7 +65,7 @@ def _daemon(
 
 
 def _said(log: Path, process: subprocess.Popen[bytes], after: str) -> str:
-    """The word that follows in a daemon's log."""
+    """The word that follows ``after`` in a daemon's log."""
     deadline = time.monotonic() + PATIENCE_S
     while after not in (text := log.read_text()):
         assert process.poll() is None and time.monotonic() < deadline, text[-3000:]

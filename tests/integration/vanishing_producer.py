@@ -2,7 +2,7 @@
 
     python -m tests.integration.vanishing_producer ADDRESS DATABASE APP TOPIC ORDER before|after
 
-``before``: it dies before its local commit. It has no querier, so others of its app must answer.
+``before``: it dies before its local commit. It has no querier, so another producer of its app must answer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from escrowmq import Message
 
 
 def main(address: str, database: str, app: str, topic: str, order: str, when: str) -> None:
-    """Never returns."""
+    """Ends with SIGKILL; never returns."""
 
     def local_transaction() -> None:
         with closing(sqlite3.connect(database)) as db:

@@ -2,8 +2,8 @@
 
     python -m tests.integration.waiting_producer ADDRESS DATABASE APP TOPIC ORDERS SECONDS
 
-It places so many orders at once, each with a local transaction of so many seconds, and prints what became of
-them; with none it says "ready", answers checks until its input ends, and prints what it was asked about.
+It places ORDERS orders at once, each with a local transaction of SECONDS seconds, and prints their outcomes.
+With 0 orders it prints "ready", answers checks until its input ends, and prints which queries it got.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from escrowmq import Message, TransactionState, TxStatusQuerier
 
 
 class Orders(TxStatusQuerier):
-    """Without a fence: no row means ROLLBACK."""
+    """A querier without a fence: no row means ROLLBACK."""
 
     def __init__(self, database: str) -> None:
         self.database, self.asked = database, list[str]()
@@ -36,7 +36,7 @@ def main(address: str, database: str, app: str, topic: str, orders: int, seconds
     querier = Orders(database)
 
     def store(tx_id: str, query_id: str) -> None:
-        time.sleep(seconds)  # as long as another one has the lock
+        time.sleep(seconds)  # as if another process had the lock for this long
         with closing(sqlite3.connect(database, timeout=30)) as db, db:
             db.execute("INSERT INTO orders VALUES (?)", (query_id,))
 
