@@ -1,4 +1,4 @@
-"""The state of a cluster as ``escrowmq status`` shows it: the reports of the replicas and of the supervisor."""
+"""The state of a cluster as ``escrowmq status`` shows it: what the replicas and the supervisor report."""
 
 from __future__ import annotations
 

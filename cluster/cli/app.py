@@ -1,7 +1,7 @@
 """The top-level Typer application, which collects all commands.
 
-Only the module of the command named on the command line is loaded, because loading all of them takes longer than
-a command that only reads. Help, completion and usage errors load all of them.
+Only the module of the command named on the command line is loaded, because loading all of them takes longer
+than a command that only reads. Help, completion and usage errors load all of them.
 """
 
 from __future__ import annotations
