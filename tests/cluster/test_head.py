@@ -34,7 +34,7 @@ def test_a_node_that_does_not_wait_is_named() -> None:
     said = head_problem(Head("rocksdb", 600.0), {"n1": 60.0, "n2": 600.0, "n3": 60.0})
     assert said is not None and "processes on n1, n3 end 60 s after its loss: set " + WAIT in said
     said = head_problem(Head("redis", 60.0), {"n1": 600.0})
-    assert said is not None and "processes of the head itself end 60 s" in said
+    assert said is not None and "processes on the head itself end 60 s" in said
 
 
 def test_a_fault_tolerant_head_says_for_how_long() -> None:

@@ -226,7 +226,7 @@ def test_messages_that_are_gone_are_an_error_or_skipped_as_one_wishes(
         query.awaitTermination(60)
     cluster.admin.delete_topic(topic)
     query = start(spark, seen, tmp_path, subscribe=topic)
-    with pytest.raises(Exception, match=rf"DataLoss.*{topic}/0: gone"):
+    with pytest.raises(Exception, match=rf"DataLoss.*{topic}/0: deleted"):
         query.awaitTermination(60)
     query = start(spark, seen, tmp_path, subscribe=topic, failOnDataLoss="false")
     query.processAllAvailable()

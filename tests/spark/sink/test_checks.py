@@ -39,7 +39,7 @@ def test_columns_of_kafkas_sink_are_taken(columns: list[tuple[str, str]]) -> Non
         ([("value", "string"), ("headers", "map<string,string>")], "t", "column 'headers' has type map"),
         ([("value", "string"), ("amount", "double")], "t", "column 'amount' cannot be written"),
         ([("Value", "string")], "t", "column 'Value' cannot be written \\(did you mean 'value'\\?\\)"),
-        ([("value", "string"), ("value", "string")], "t", "column 'value' stands twice"),
+        ([("value", "string"), ("value", "string")], "t", "column 'value' occurs twice"),
         ([("value", "string")], None, "no topic; set option 'topic', or add a column 'topic'"),
     ],
 )

@@ -173,7 +173,7 @@ def test_a_topic_that_is_deleted_while_a_limited_run_reads_is_a_loss(
     assert from_json(end)[0][topic, 0] < 10, "some are left when the topic is deleted"
     brokers.delete(topic)
     if fails == "true":
-        with pytest.raises(DataLoss, match=rf"{topic}/0: gone.*failOnDataLoss"):
+        with pytest.raises(DataLoss, match=rf"{topic}/0: deleted.*failOnDataLoss"):
             run(reader, end)
         return
     batches = run(reader, end)
