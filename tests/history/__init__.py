@@ -1,1 +1,1 @@
-"""Histories of client operations, and the one checker that decides whether they keep the promises."""
+"""Histories of client operations, and the checker that decides whether the promises were kept."""

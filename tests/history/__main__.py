@@ -17,7 +17,7 @@ def main(
         bool, typer.Option("--open-is-fine", help="transactions may be undecided at the end")
     ] = False,
 ) -> None:
-    """Merge the files by time, check them as one history, and say what was found."""
+    """Merge the files by time, check them as one history, and print the result."""
     report = check(stream(files), expect_resolved=not open_is_fine)
     report.show()
     raise typer.Exit(0 if report.ok else 1)

@@ -1,12 +1,12 @@
 """One pass over a history that decides whether the promises were kept.
 
-``feed`` takes events in the order of time and notes what contradicts at once; ``finish`` (ending.py)
-judges what can only be judged at the end. Time and memory are proportional to what was sent and read:
-a record that was read before costs one look-up.
+``feed`` takes events in the order of time and reports contradictions that show at once; ``finish``
+(ending.py) checks what can only be decided at the end. Time and memory are proportional to what was sent and
+read: a record that was read before costs one lookup.
 
-What it relies on: clients record an invoke before they send anything; the last complete reads are made
-when everything is quiet; all processes share one clock; a topic that is deleted and created anew has
-another name in the history.
+Assumptions: clients record an invoke before they send anything; the last complete reads are made when nothing
+else runs; all processes share one clock; a topic that is deleted and created again has another name in the
+history.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from tests.history.offsets import GroupOffsets
 from tests.history.report import Report
 from tests.history.subjects import COMMITTED, NEVER, Cut, Message, Partition, Send, Tx
 
-PENDING_PER_TX = 4  # suspicions of a torn read that are kept for one transaction
+PENDING_PER_TX = 4  # suspected torn reads kept for one transaction
 
 
 class Checker(Ending):
-    """State of the pass."""
+    """State of one pass over a history."""
 
     def __init__(self) -> None:
         self.report = Report()
@@ -41,8 +41,8 @@ class Checker(Ending):
         self._cuts: dict[str, Cut] = {}
         self._keys: dict[tuple[str, str], tuple[int, str]] = {}  # (topic, key) -> partition, first message
         self._offsets = GroupOffsets(self.report)
-        self._asked: dict[tuple[str, int], tuple[bool, bool]] = {}  # what was sure of a transaction then
-        self.repeated: dict[Tx, Event] = {}  # some message of it was read at a second place
+        self._asked: dict[tuple[str, int], tuple[bool, bool]] = {}  # surely prepared, surely decided then
+        self.repeated: dict[Tx, Event] = {}  # transactions with a message that was read at a second place
         self.answering: set[str] = set()  # apps of which a producer was asked at least once
 
     # ---------------------------------------------------------------- operations
@@ -105,7 +105,7 @@ class Checker(Ending):
         tx = self._tx(invoked)
         tx.prepared = True
         if tx.outcome == "UNKNOWN":
-            tx.outcome = None  # it was asked too early
+            tx.outcome = None  # the question was asked too early
 
     def _invoke_decide(self, event: Event) -> None:
         tx, outcome = self._tx(event), event.fields["outcome"]
@@ -118,7 +118,7 @@ class Checker(Ending):
     def _ok_decide(self, invoked: Event, event: Event) -> None:
         tx, told = self._tx(invoked), event.fields["outcome"]
         tx.told.setdefault(told, event)
-        tx.outcome = None  # what was answered to a question is old
+        tx.outcome = None  # an earlier answer is out of date
         if told == invoked.fields["outcome"]:
             tx.granted.add(told)
         if told == COMMITTED:
@@ -171,10 +171,12 @@ class Checker(Ending):
         self._asked[event.process, event.op] = (tx.prepared, bool(tx.told or tx.seen))
 
     def _answered(self, invoked: Event, event: Event, prepared: bool, decided: bool) -> None:
-        """The broker was asked: COMMITTED, ROLLBACK, PREPARE (open), or UNKNOWN (it knows of no such thing).
+        """The broker's answer to a question: COMMITTED, ROLLBACK, PREPARE (open), or UNKNOWN (no such
+        transaction).
 
-        An answer may be as old as its question: ``prepared`` and ``decided`` were sure by then. A broker
-        rightly forgets an outcome after 500,000 later ones; a recorder must not ask for one so old.
+        An answer may be as old as its question: ``prepared`` and ``decided`` say what was certain when it was
+        asked. A broker may forget an outcome after 500,000 later ones; a recorder must not ask for one so
+        old.
         """
         tx, outcome = self._tx(invoked), event.fields["outcome"]
         branch = invoked.fields.get("branch")
@@ -239,7 +241,7 @@ class Checker(Ending):
             self._in_cut(event, cut, key, records, (start or 0, NEVER if end is None else end))
 
     def _seen(self, event: Event, key: tuple[str, int], partition: Partition, offset: int, id: str) -> None:
-        """A record that was not read at this place before."""
+        """Take in a record that is read at this place for the first time."""
         place = (*key, offset)
         shown = msgspec.structs.replace(event, fields=event.fields | {"records": [(offset, id)]})
         known = partition.at.get(offset)
@@ -263,7 +265,7 @@ class Checker(Ending):
         wanted = message.sent
         if wanted.topic != key[0] or wanted.partition not in (-1, key[1]):
             self.report.add("wrong-place", f"{id} was sent to {wanted} and is at {place}", shown)
-        elif wanted.key is not None and wanted.partition < 0:  # else the partition wins
+        elif wanted.key is not None and wanted.partition < 0:  # otherwise the given partition decides
             kept, first = self._keys.setdefault((wanted.topic, wanted.key), (key[1], id))
             if kept != key[1]:
                 text = (
@@ -276,7 +278,7 @@ class Checker(Ending):
                 message.owner.early = shown
 
     def _published_twice(self) -> None:
-        """Report transactions of which all that a partition holds has been read twice; the others wait."""
+        """Report transactions whose messages in a partition have all been read twice; the others wait."""
         for tx, shown in list(self.repeated.items()):
             first = {id: message.place for id in tx.ids if (message := self.messages[id]).place}
             where = {place[:2] for id, place in first.items() if id in tx.again}
@@ -319,7 +321,7 @@ class Checker(Ending):
         records: list[tuple[int, str]],
         covered: tuple[int, int],
     ) -> None:
-        """A reader's next cut closes the one before, so only one of each is in memory."""
+        """A reader's next cut closes its previous one, so only one cut of each reader is in memory."""
         reader = event.fields["reader"]
         cut = self._cuts.get(reader)
         if cut is None or cut.name != name:
@@ -334,7 +336,8 @@ class Checker(Ending):
                 cut.ids.setdefault(message.owner, []).append(id)
 
     def close_cut(self, cut: Cut) -> None:
-        """Suspect what is not whole; whether retention excuses it is known at the end."""
+        """Suspect transactions that are incomplete in the cut; only the end shows whether retention excuses
+        them."""
         for tx, ids in cut.ids.items():
             if len(ids) == len(tx.ids):
                 continue
@@ -347,9 +350,9 @@ class Checker(Ending):
 
 
 def check(events: Iterable[Event], *, expect_resolved: bool = True) -> Report:
-    """Judge a history whose events are in the order of time.
+    """Check a history whose events are in the order of time.
 
-    ``expect_resolved``: all apps answered checks and there was time, so nothing may be open any more.
+    ``expect_resolved``: all apps answered checks and there was enough time, so nothing may be open any more.
     """
     checker = Checker()
     for event in events:

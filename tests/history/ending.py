@@ -1,7 +1,7 @@
-"""What can only be judged when the history has ended: what is missing, what order it all has.
+"""The checks at the end of a history: missing messages, and the order of all.
 
-Retention makes one thing undecidable: a message that nobody read before its segment went. As many
-missing messages are excused as there are offsets below a partition's start that nobody read, no more.
+Retention makes one case undecidable: a message that was not read before its segment was removed. A partition
+excuses as many missing messages as it has offsets below its start that were never read, and no more.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class Ending(ABC):
 
     @abstractmethod
     def close_cut(self, cut: Cut) -> None:
-        """Judge a cut and forget it."""
+        """Check a cut and forget it."""
 
     @abstractmethod
     def cuts_still_open(self) -> Iterator[Cut]:
-        """Cuts that nobody closed."""
+        """Cuts that are not closed yet."""
 
     def finish(self, expect_resolved: bool) -> Report:
         self._missing: list[Missing] = []
@@ -69,10 +69,10 @@ class Ending(ABC):
     # ---------------------------------------------------------------- transactions
 
     def _against_home(self, tx: Tx, expect_resolved: bool) -> bool:
-        """Whether a branch has another end than its home group, or none.
+        """Whether a branch ended differently from its home group, or did not end.
 
-        A copy of a PREPARE may reach a branch that has committed and forgotten the id. It is rolled back, and
-        that is what the branch remembers: only a branch whose messages are missing was decided so.
+        A copy of a PREPARE may reach a branch that has committed and forgotten the id. The copy is rolled
+        back, and the branch remembers that; so a rollback counts only if the branch's messages are missing.
         """
         home, found = next(iter(tx.told), None), False
         for group, event in tx.branches.items():
@@ -91,7 +91,7 @@ class Ending(ABC):
         return found
 
     def _contradicts(self, tx: Tx) -> bool:
-        """Whether what was told, read and wanted of a transaction cannot be true together."""
+        """Whether a transaction's answers, reads and requested decisions contradict each other."""
         events = tuple(e for e in (tx.event, *tx.told.values(), tx.early, tx.forgotten) if e is not None)
 
         def found(kind: str, text: str) -> bool:
@@ -126,8 +126,8 @@ class Ending(ABC):
 
     @staticmethod
     def _split(tx: Tx, outcome: str | None) -> str | None:
-        """Whether database and broker differ. An operator may decide otherwise than the database, and what is
-        still open is no split yet."""
+        """How database and broker differ, or None. An operator may decide differently from the database, and
+        an open transaction is no split yet."""
         if tx.stored is None or (outcome is not None and outcome in tx.operators):
             return None
         if outcome is None:
@@ -139,7 +139,7 @@ class Ending(ABC):
         return f"it is {outcome}, and {'is' if tx.stored else 'is not'} in the database"
 
     def _whole(self, tx: Tx, expect_resolved: bool) -> None:
-        """Whether a transaction that contradicts nothing is all there, or rightly not there at all."""
+        """Check that a transaction without contradictions is there completely, or rightly not at all."""
         counts = self.report.counts
         if tx.seen == len(tx.ids) and tx.seen:
             counts["transactions committed"] += 1
@@ -156,7 +156,7 @@ class Ending(ABC):
             counts["transactions rolled back"] += 1
         elif tx.prepared:
             if tx.outcome is None and tx.live[ROLLBACK]:
-                # A one-way rollback, or one whose answer was lost: it looks the same done and not done.
+                # A one-way rollback, or one whose answer was lost: whether it was done cannot be seen.
                 counts["transactions rolled back, unanswered"] += 1
             elif expect_resolved:
                 if tx.live[COMMITTED] and tx.outcome is None:
@@ -171,7 +171,7 @@ class Ending(ABC):
             counts["transactions without effect"] += 1
 
     def _torn(self, tx: Tx, missing: list[Message]) -> str:
-        """The kind: whether whole broker groups are missing, or parts of what one group decides."""
+        """The kind of anomaly: whole broker groups are missing, or parts of what one group decides."""
         without = {message.sent.group for message in missing}
         read = {self.messages[id].sent.group for id in tx.ids if self.messages[id].place}
         return "torn-across" if -1 not in without and without.isdisjoint(read) else "torn"
@@ -209,12 +209,12 @@ class Ending(ABC):
     # ---------------------------------------------------------------- retention, cuts, order
 
     def _excuse(self) -> None:
-        """Hold what is missing against the offsets that retention removed before anybody read them."""
+        """Match missing messages with the offsets that retention removed before they were read."""
         room = {
             key: partition.start - sum(offset < partition.start for offset in partition.at)
             for key, partition in self.partitions.items()
         }
-        for send in self.sends:  # these have their places below the start
+        for send in self.sends:  # these have known places below the start
             for (topic, number, offset), id in zip(send.places or (), send.ids, strict=False):
                 partition = self.partitions.get((topic, number))
                 if partition and offset < partition.start and self.messages[id].place is None:
@@ -222,7 +222,8 @@ class Ending(ABC):
         by_topic: dict[str, list[tuple[str, int]]] = {}
         for key in room:
             by_topic.setdefault(key[0], []).append(key)
-        # Those that name their partition first: the others may take what is left anywhere.
+        # First the messages with a given partition: the others may take offsets that are left in any
+        # partition.
         for kind, text, message, events in sorted(self._missing, key=lambda m: m[2].sent.partition < 0):
             sent = message.sent
             named = [(sent.topic, sent.partition)] if sent.partition >= 0 else by_topic.get(sent.topic, [])
@@ -248,10 +249,11 @@ class Ending(ABC):
                     break
 
     def _order(self, name: str, partition: Partition) -> None:
-        """Order of producers, of messages within a transaction, and of real time where one group decides.
+        """Check the order of producers, of messages within a transaction, and of real time where one group
+        decides.
 
-        A transaction over several partitions may lie in several groups, which follow the decision each in
-        its own time: real time says nothing about those.
+        A transaction over several partitions may be in several groups, each of which follows the decision in
+        its own time: real time does not order those.
         """
         last: dict[str | Tx, int] = {}
         latest, latest_id = -1, ""
@@ -277,5 +279,5 @@ class Ending(ABC):
             return True
         messages = [self.messages[id] for id in owner.ids]
         if len({message.sent.group for message in messages}) > 1:
-            return False  # also where retention took what the other groups had, before anybody read it
+            return False  # also if retention removed the other groups' part before it was read
         return len({message.place[:2] for message in messages if message.place}) == 1

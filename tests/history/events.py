@@ -1,8 +1,8 @@
-"""What clients record: operations as invoke, then ok, failed or unknown, and everything they read.
+"""Events that clients record: operations (invoke, then ok, failed or unknown), and everything they read.
 
-A client that dies leaves an invoke without an end, which counts as unknown. A value carries the id of
-its message and a checksum of all its bytes, so that a reader can record an id instead of the value and
-still no truncated, mixed or flipped byte goes unseen.
+A client that dies leaves an invoke without an end, which counts as unknown. A value carries the id of its
+message and a checksum of all its bytes: readers record the id instead of the value, and truncated, mixed or
+flipped bytes are still detected.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ import google_crc32c
 import msgspec
 
 INVOKE, OK, FAIL, UNKNOWN, READ = "invoke", "ok", "fail", "unknown", "read"
-#: ``outcome`` asks what is recorded of a transaction: at its home group, or with ``branch`` at that group.
-#: ``check``: a producer of the app was asked about it. ``stored``: whether the application's database, which
-#: has a fence, holds what the local transaction wrote, in the end. Offsets are those of consumer groups.
+#: ``outcome`` asks for the recorded outcome of a transaction: at its home group, or with ``branch`` at that
+#: group. ``check``: a producer of the app was asked about it. ``stored``: whether the application's database,
+#: which has a fence, holds the rows of the local transaction at the end. Offsets are those of consumer
+#: groups.
 KINDS = frozenset(
     {"prepare", "decide", "send", "local", "stored", "outcome", "check", "offset-commit", "offset-fetch"}
 )
@@ -31,7 +32,7 @@ _CRC_HEX = 8
 
 
 class BadHistory(Exception):
-    """The recording itself is wrong; nothing can be said about the system."""
+    """The recording itself is wrong, so it says nothing about the system."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class Sent:
     topic: str
     partition: int = -1  # -1: the broker chooses, or the key
     key: str | None = None
-    group: int = -1  # the broker group that has its partition; -1: not told, or there is only one
+    group: int = -1  # the broker group of its partition; -1: not known, or there is only one
 
 
 class Event(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -75,10 +76,10 @@ def identify(value: bytes) -> str:
 
 
 class Recorder:
-    """Events of one process, in memory, and in a file of JSON lines if one is given.
+    """Records the events of one process in memory, and in a file of JSON lines if one is given.
 
-    Each event is one unbuffered write, so a SIGKILL loses at most the end of the last line. A process
-    that starts again may go on with its file; its operations get numbers that were not used before.
+    Each event is one unbuffered write, so a SIGKILL loses at most the end of the last line. A process that
+    starts again may append to its file; its operations get numbers that were not used before.
     """
 
     def __init__(
@@ -97,7 +98,8 @@ class Recorder:
                 self._file.write(b"\n\n")  # ends a torn last line, and says that it may be torn
 
     def invoke(self, kind: str, **fields: Any) -> int:
-        """An operation begins; the number that comes back ends it."""
+        """Record the start of an operation; returns its number, which ``ok``, ``fail`` and ``unknown``
+        take."""
         assert kind in KINDS, f"unknown kind of operation {kind!r}"
         with self._lock:
             op, self._next = self._next, self._next + 1
@@ -108,7 +110,7 @@ class Recorder:
         self._end(OK, op, fields)
 
     def fail(self, op: int, why: str) -> None:
-        """The operation surely had no effect and never will."""
+        """The operation certainly had no effect and never will."""
         self._end(FAIL, op, {"why": why})
 
     def unknown(self, op: int, why: str) -> None:
@@ -125,11 +127,11 @@ class Recorder:
         end: int | None = None,
         cut: str | None = None,
     ) -> None:
-        """Records that ``reader`` got: (offset, id).
+        """Record a read: the (offset, id) pairs that ``reader`` got.
 
-        ``start`` and ``end``: all that the partition holds from one to the other (a final read).
-        ``start`` alone: the reader set its position there; without it, it goes on where it was.
-        ``cut``: all reads of one name are one stable cut over their partitions.
+        ``start`` and ``end``: everything that the partition holds between them (a final read). ``start``
+        alone: the reader sought to it; without it, the reader continues from its position. ``cut``: all reads
+        with the same name form one stable cut over their partitions.
         """
         fields: dict[str, Any] = {"reader": reader, "topic": topic, "partition": partition}
         fields["records"] = list(records)
@@ -154,7 +156,7 @@ class Recorder:
 
 
 def encode(event: Event) -> bytes:
-    """One line."""
+    """An event as one line."""
     return msgspec.json.encode(event) + b"\n"
 
 

@@ -1,4 +1,4 @@
-"""Histories as files: the events of several recorders in the order of time, torn last lines left out."""
+"""Histories in files: the events of several recorders in the order of time, without torn last lines."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from tests.history.events import BadHistory, Event, decode
 
 
 def stream(files: Iterable[Path]) -> Iterator[Event]:
-    """Events of several recorders in the order of time, without holding them all.
+    """Events of several recorders in the order of time, without holding them all in memory.
 
-    The last line of a recorder that was killed may be torn, also in the middle of the file if it went
-    on later. What the line was to say had not happened yet: an invoke is written before anything is
-    sent, and an end that is missing is an unknown.
+    The last line of a killed recorder may be torn; it is in the middle of the file if the recorder continued
+    later. Its event had not happened yet: an invoke is written before anything is sent, and a missing end
+    counts as unknown.
     """
     return heapq.merge(*(_lines(file) for file in files), key=attrgetter("at"))
 
 
 def load(files: Iterable[Path]) -> list[Event]:
-    """As ``stream``, all in memory."""
+    """Like ``stream``, but all in memory."""
     return list(stream(files))
 
 

@@ -1,7 +1,7 @@
-"""Correct histories of any length, from a broker that is a few lists: for property tests and for scale.
+"""Correct histories of any length, from a model broker made of a few lists: for property tests and for scale.
 
-Transactions, sends, checks, operators, retries, conflicts and lost answers are drawn by chance; what
-the broker holds in the end is in ``logs``, to be read as it is, or spoilt first.
+Transactions, sends, checks, operators, retries, conflicts and lost answers are random. ``logs`` is the
+broker's final content; a test reads it as it is, or corrupts it first.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from tests.history.events import Event, Recorder, Sent
 
 PARTITIONS = 3
 TOPIC = "t"
-RECENT = 12  # transactions among which the next decision chooses
+RECENT = 12  # the next decision takes one of this many transactions
 COMMITTED, ROLLBACK = "COMMITTED", "ROLLBACK"
 
 
 class Model:
-    """A broker without faults and its clients, one event after the other."""
+    """A broker without faults, and its clients, one event at a time."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -26,12 +26,12 @@ class Model:
         self.logs: list[list[str]] = [[] for _ in range(PARTITIONS)]
         self.owner: dict[str, str] = {}  # message -> its transaction, or its producer
         self.settled: dict[str, str] = {}  # transaction -> outcome
-        self.told: dict[str, str] = {}  # the same, of those whose outcome somebody was told
+        self.told: dict[str, str] = {}  # the same, if a client got the outcome
         self._recent: list[str] = []  # open or settled, to be decided (again)
         self._open: dict[str, list[Sent]] = {}
         self._of: dict[str, list[Sent]] = {}
         self._position = [0] * PARTITIONS
-        self.acknowledged: set[str] = set()  # messages whose commit or send was told to somebody
+        self.acknowledged: set[str] = set()  # messages whose commit or send was acknowledged
 
     def _tick(self) -> int:
         self._now += 1
@@ -124,7 +124,8 @@ class Model:
         self._position[number] += len(records)
 
     def _read_cut(self) -> None:
-        """Only the end of each partition, so that a long history takes no square of its length."""
+        """Reads only the end of each partition, so that the time does not grow quadratically with the
+        history."""
         self._cut += 1
         for number, log in enumerate(self.logs):
             start = max(0, len(log) - 4)

@@ -1,9 +1,9 @@
-"""Offsets that consumer groups commit, and what they may be told when they ask for them.
+"""Offsets that consumer groups commit, and the answers allowed when they fetch them.
 
-A fetch may answer with what was acknowledged last, with anything that was under way since, and with what
-never got an answer, which may take effect at any time. One member commits for a partition at a time and
-never goes back unless it means to: what is below the last acknowledged offset is lost, even if a commit of
-it got no answer.
+A fetch may return the offset acknowledged last, any offset whose commit was under way since, and any whose
+commit got no answer, since that may take effect at any time. Only one member at a time commits for a
+partition, and it goes back only on purpose: an offset below the last acknowledged one is lost, even if a
+commit of it got no answer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Op = tuple[str, int]  # process, operation
 @dataclass(slots=True)
 class _Commit:
     offset: int
-    replaces: list[Op]  # commits that had been acknowledged when it was sent
+    replaces: list[Op]  # commits already acknowledged when this one was sent
     acknowledged: bool = False
 
 
@@ -28,14 +28,14 @@ class _Place:
     """One group's position in one partition."""
 
     low: int = -1
-    #: Commits that may be what stands: -1, nothing committed, is the first.
+    #: Commits that may be in force; the first is -1: nothing committed.
     standing: dict[Op, _Commit] = field(default_factory=lambda: {("", -1): _Commit(-1, [], True)})
-    #: Fetches under way: the least that they may answer, and all that they may.
+    #: Fetches under way: the lowest offset that they may return, and all others that they may return.
     fetches: dict[Op, tuple[int, set[int]]] = field(default_factory=dict)
 
 
 class GroupOffsets:
-    """All groups' positions. Events are those of ``offset-commit`` and ``offset-fetch``."""
+    """Positions of all groups, from the events ``offset-commit`` and ``offset-fetch``."""
 
     def __init__(self, report: Report) -> None:
         self._report = report
@@ -75,7 +75,7 @@ class GroupOffsets:
         place.fetches[event.process, event.op] = place.low, allowed
 
     def fetch_ended(self, invoked: Event, answer: Event | None) -> None:
-        """``answer``: the event that tells an offset; None: the fetch had no answer."""
+        """``answer``: the event with the offset; None: the fetch got no answer."""
         where, place = self._of(invoked)
         low, allowed = place.fetches.pop((invoked.process, invoked.op))
         if answer is None:

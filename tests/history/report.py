@@ -1,4 +1,4 @@
-"""What the checker says in the end: figures, and the anomalies with the events that show them."""
+"""The checker's result: figures, and the anomalies with the events that show them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from rich.table import Table
 
 from tests.history.events import Event
 
-KEPT_PER_KIND = 20  # a broken system breaks everything; the first ones tell the story
+KEPT_PER_KIND = 20  # a broken system produces many; the first ones are enough
 
-#: Every kind that the checker knows, and what it means. Named as in Jepsen's Kafka workload where it has
-#: a name for it.
+#: Every kind of anomaly, and its meaning. Kinds that Jepsen's Kafka workload has are named as there.
 MEANING = {
     "lost-write": "acknowledged (or read before), and not there in the end",
     "G1a": "aborted read: a message of a rolled-back transaction or of a failed send was read",
@@ -84,7 +83,7 @@ class Report:
         return f"{kinds}; first: {first}" if first else "no anomalies"
 
     def tables(self) -> RenderableType:
-        """Everything, for a person."""
+        """All figures and anomalies as tables for a terminal."""
         operations = Table("operation", "invoked", "ok", "failed", "unknown", title="Operations")
         for kind, row in sorted(self.operations.items()):
             operations.add_row(kind, *(str(row[k]) for k in ("invoke", "ok", "fail", "unknown")))

@@ -1,4 +1,4 @@
-"""``python -m tests.history.scale``: that the checker's time grows with the events, and no faster."""
+"""``python -m tests.history.scale``: shows that the checker's time is linear in the number of events."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.history.model import Model
 
 
 def history(events: int) -> list[Event]:
-    """A correct history of about so many events."""
+    """A correct history of about this many events."""
     model = Model(events)
     while len(model.events) < events - 10:
         model.run(200)
@@ -20,7 +20,7 @@ def history(events: int) -> list[Event]:
 
 
 def measure(events: int) -> float:
-    """Processor seconds that the checker takes."""
+    """CPU seconds that the checker takes."""
     recorded = history(events)
     gc.collect()
     started = time.process_time()

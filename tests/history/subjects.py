@@ -1,6 +1,6 @@
-"""What the checker remembers while it reads a history: one record per message, transaction, partition.
+"""The checker's memory while it reads a history: one record per message, transaction and partition.
 
-Nothing here grows with the number of reads, only with what was sent.
+It grows with what was sent, not with the number of reads.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ NEVER = 1 << 62
 
 
 class Tx:
-    """One transaction: who wanted what, what was told, what was seen."""
+    """One transaction: the decisions that were requested, the answers, and the reads of its messages."""
 
     __slots__ = (
         "acked_at",
@@ -44,20 +44,20 @@ class Tx:
         self.event: Event | None = None  # the first prepare
         self.prepares = 0  # attempts that may have had an effect
         self.prepared = False
-        self.live = {COMMITTED: 0, ROLLBACK: 0}  # decisions asked for that may have had an effect
-        self.operators: set[str] = set()  # outcomes that an operator asked for
-        self.told: dict[str, Event] = {}  # recorded outcomes as the broker told them
-        self.granted: set[str] = set()  # outcomes that were asked for and acknowledged as such
+        self.live = {COMMITTED: 0, ROLLBACK: 0}  # requested decisions that may have had an effect
+        self.operators: set[str] = set()  # outcomes that an operator requested
+        self.told: dict[str, Event] = {}  # recorded outcomes as the broker reported them
+        self.granted: set[str] = set()  # outcomes that were requested and acknowledged
         self.invoked_at = NEVER  # the first commit
-        self.acked_at = NEVER  # the first time that COMMITTED was told
-        self.outcome: str | None = None  # the last answer of the broker to a mere question
-        self.forgotten: Event | None = None  # it was prepared, or decided, and then it was UNKNOWN
+        self.acked_at = NEVER  # when COMMITTED was first reported
+        self.outcome: str | None = None  # the broker's last answer to a question for the outcome
+        self.forgotten: Event | None = None  # an answer UNKNOWN after it was prepared or decided
         self.local: str | None = None
-        self.stored: bool | None = None  # what the application's fenced database holds; None: not told
-        self.early: Event | None = None  # read when nobody had asked for a commit
-        self.branches: dict[int, Event] = {}  # broker group -> its last answer, where home is another one
+        self.stored: bool | None = None  # whether the application's fenced database has it; None: not known
+        self.early: Event | None = None  # read before any commit was requested
+        self.branches: dict[int, Event] = {}  # broker group (not the home group) -> its last answer
         self.checks = 0  # how often a producer was asked about it
-        self.again: dict[str, tuple[str, int, int]] = {}  # messages that were read at a second place, too
+        self.again: dict[str, tuple[str, int, int]] = {}  # messages that were also read at a second place
         self.seen = 0
 
     def __str__(self) -> str:
@@ -65,7 +65,7 @@ class Tx:
 
 
 class Send:
-    """Plain messages that were sent in one operation, and its retries."""
+    """Plain messages sent in one operation and its retries."""
 
     __slots__ = ("acked_at", "attempts", "event", "ids", "invoked_at", "ok", "places", "producer")
 
@@ -82,7 +82,7 @@ class Send:
 
 
 class Message:
-    """One message: whose it is, its number among that owner's, and where it was read first."""
+    """One message: its owner, its number among the owner's messages, and where it was first read."""
 
     __slots__ = ("number", "owner", "place", "sent")
 
@@ -92,14 +92,14 @@ class Message:
 
 
 class Partition:
-    """What stands where, by whoever read it first, and how far complete reads went."""
+    """The message at each offset, as first read, and the range of complete reads."""
 
     __slots__ = ("at", "end", "start")
 
     def __init__(self) -> None:
         self.at: dict[int, str] = {}
-        self.start = 0  # retention had removed what is before
-        self.end: int | None = None  # of the longest complete read
+        self.start = 0  # retention had removed the messages before
+        self.end: int | None = None  # end of the longest complete read
 
 
 class Cut:

@@ -1,4 +1,4 @@
-"""Each anomaly in the shortest history that shows it, found as exactly that and once."""
+"""Each anomaly in the shortest history that shows it: the checker reports exactly that one, once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bodies that cannot be mistaken, and files that a kill leaves readable."""
+"""Bodies that cannot be confused, and files that are still readable after a kill."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What looks odd and is allowed: unknown outcomes, conflicts, retention, retries, seeks."""
+"""Histories that look wrong but are allowed: unknown outcomes, conflicts, retention, retries, seeks."""
 
 from __future__ import annotations
 

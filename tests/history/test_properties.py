@@ -1,4 +1,4 @@
-"""Histories by chance: correct ones pass, and any one message dropped, doubled, swapped or moved is found."""
+"""Random histories: correct ones pass, and any one message dropped, doubled, swapped or moved is found."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SEEDS = st.integers(0, 1 << 32)
 
 
 def unread(seed: int, steps: int) -> Model:
-    """A model whose messages are read at the end only, so that what is spoilt shows only there."""
+    """A model whose messages are read only at the end, so that a corruption shows only there."""
     model = Model(seed)
     model._poll = model._read_cut = lambda: None  # type: ignore[method-assign]
     return model.run(steps)
@@ -49,7 +49,7 @@ def test_a_dropped_message_is_found(seed: int, data: st.DataObject) -> None:
     assume(certain)
     number, at = data.draw(st.sampled_from(certain))
     model.logs[number].pop(at)
-    # The offsets that sends were told shift with it.
+    # The offsets in the answers to sends no longer fit.
     assert found_after(model) & {"lost-write", "torn", "wrong-place"}
 
 
@@ -60,7 +60,8 @@ def test_a_doubled_message_is_found(seed: int, data: st.DataObject) -> None:
     assume(places(model))
     number, at = data.draw(st.sampled_from(places(model)))
     model.logs[data.draw(st.integers(0, PARTITIONS - 1))].append(model.logs[number][at])
-    assert found_after(model) & {"duplicate", "committed-twice"}  # twice: it was all of its transaction there
+    # committed-twice: if its transaction had no other message there
+    assert found_after(model) & {"duplicate", "committed-twice"}
 
 
 @settings(deadline=None)
@@ -116,7 +117,8 @@ def test_a_place_that_changes_between_two_reads_is_found(seed: int, data: st.Dat
 
 
 def test_time_is_proportional_to_the_events() -> None:
-    """No limit on the time, since machines differ: what is quadratic would take a hundred times as long."""
+    """Compares times instead of limiting them, since machines differ: a quadratic pass would take 100 times
+    as long."""
     short, long = measure(10_000), measure(100_000)
     print(f"10,000 events {short:.2f} s, 100,000 events {long:.2f} s: {long / short:.1f} times")
     assert long < 40 * short

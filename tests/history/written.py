@@ -1,4 +1,4 @@
-"""Short spelling of histories for tests: every call is one event, one nanosecond after the last."""
+"""A short notation for histories in tests: every call is one event, one nanosecond after the last."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ TOPIC = "t"
 
 
 class Written:
-    """A history of one hand. Messages are ``id``, ``id@partition`` or ``id@partition@key`` (partition -1: by
-    the key), and ``id@partition#group``; all have one topic."""
+    """A history written by hand. Messages are ``id``, ``id@partition`` or ``id@partition@key`` (partition -1:
+    by the key), and ``id@partition#group``; all are in one topic."""
 
     def __init__(self) -> None:
         self._now = 0
@@ -52,16 +52,16 @@ class Written:
         return self._end(self.recorder.invoke("local", app="a", tx=tx, outcome=outcome), "ok")
 
     def stored(self, tx: str, stored: bool) -> Written:
-        """What the application's fenced database holds in the end."""
+        """Whether the application's fenced database has it at the end."""
         return self._end(self.recorder.invoke("stored", app="a", tx=tx), "ok", stored=stored)
 
     def outcome(self, tx: str, outcome: str, branch: int | None = None) -> Written:
-        """What the home group says, or with ``branch`` that group."""
+        """The answer of the home group, or with ``branch`` of that group."""
         where = {} if branch is None else {"branch": branch}
         return self._end(self.recorder.invoke("outcome", app="a", tx=tx, **where), "ok", outcome=outcome)
 
     def checked(self, tx: str) -> Written:
-        """A producer was asked about it."""
+        """A check asked a producer about it."""
         return self._end(self.recorder.invoke("check", app="a", tx=tx), "ok")
 
     def send(self, *messages: str, at: list[int] | None = None, by: str = "p", end: str = "ok") -> Written:
@@ -75,7 +75,7 @@ class Written:
         return self
 
     def holds(self, *ids: str, p: int = 0, start: int = 0, cut: str | None = None) -> Written:
-        """A complete read: these ids from ``start`` on."""
+        """A complete read: these ids, from offset ``start``."""
         records = list(enumerate(ids, start=start))
         self.recorder.read("final", TOPIC, p, records, start=start, end=start + len(ids), cut=cut)
         return self
