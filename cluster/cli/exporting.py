@@ -39,7 +39,7 @@ def exporter(
     ] = "127.0.0.1:9644",
     every: Annotated[float, typer.Option(help="Seconds between two looks at the cluster.", min=0.5)] = 5.0,
     ray_metrics: Annotated[
-        bool, typer.Option("--ray-metrics", help="Also export them as Ray metrics; needs escrowmq[ray-metrics].")
+        bool, typer.Option("--ray-metrics", help="Also export as Ray metrics; needs escrowmq[ray-metrics].")
     ] = False,
     log_format: Annotated[LogFormat, typer.Option(help="Format of this process's log.")] = LogFormat.text,
 ) -> None:

@@ -1,7 +1,7 @@
 """The shop's own database: SQLite, with orders and line items, and the product's fence.
 
-Each process has one connection, behind a lock: SQLite allows only one writer anyway, and this way threads wait
-in memory and not on the file's lock. The fence's checks have their own connections.
+Each process has one connection, behind a lock: SQLite allows only one writer anyway, and this way threads
+wait in memory and not on the file's lock. The fence's checks have their own connections.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ShopDatabase:
         self.fence.create_table()
 
     def place_order(self, tx: Transaction, order: Order, *, fails: bool = False) -> None:
-        """The local transaction: inserts order and lines. After FenceLost or LocalTransactionFailed nothing is kept."""
+        """The local transaction: inserts order and lines. Raises FenceLost, LocalTransactionFailed."""
         with self._lock, self._db as db:  # rolls back on any exception
             self.fence.enter(db, tx)
             db.execute(_INSERT_ORDER, order.row)

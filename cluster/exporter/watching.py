@@ -41,8 +41,8 @@ class Watching:
         seen: Callable[[Mapping[Key, Value]], None] = lambda series: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``seen`` is called with the series of each look, in the thread that looks. ``clock`` must be monotonic:
-        a wall clock may be set back, and would then hide that looks hang."""
+        """``seen`` is called with the series of each look, in the thread that looks. ``clock`` must be
+        monotonic: a wall clock may be set back, and would then hide that looks hang."""
         self._looks, self._every_s, self._seen, self._clock = looks, every_s, seen, clock
         self._series = Series()
         self._found: Found | None = None
