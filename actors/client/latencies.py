@@ -1,7 +1,7 @@
-"""Latencies of the last minutes in a fixed number of buckets, and what share of them lay below what.
+"""Latencies of the last minutes in a fixed number of buckets, and their percentiles.
 
-A bucket ends 1.25 times later than the one before, so a percentile is told to within a quarter, and a minute
-of any load takes as much memory as one call. One thread observes; any may ask.
+Each bucket ends 1.25 times later than the one before, so a percentile is accurate to within a quarter, and a
+minute of any load takes as much memory as one call. One thread observes; any thread may ask.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from escrowmq.replication.metrics import Histogram
 
 #: 100 us to 2 minutes.
 BOUNDS_S = tuple(0.0001 * 1.25**i for i in range(64))
-#: Asked at any time, the answer is about the last one or two of these.
+#: At any time, an answer covers the last one or two periods of this length.
 PERIOD_S = 60.0
 
 
@@ -24,13 +24,13 @@ class RecentLatencies:
         self._since = float("-inf")
 
     def observe(self, latency_s: float, now: float) -> None:
-        """One latency that ended ``now``."""
+        """Records one latency that ended at ``now``."""
         if now - self._since >= PERIOD_S:
             self._turn(now)
         self._now.observe(latency_s)
 
     def quantiles(self, now: float, *shares: float) -> list[float | None]:
-        """Below what the given shares (0.5, 0.99) of the latencies lay, in seconds; None: there were none."""
+        """The latencies below which the given shares (0.5, 0.99) lie, in seconds; None: there were none."""
         age = now - self._since
         parts = () if age >= 2 * PERIOD_S else (self._now,) if age >= PERIOD_S else (self._now, self._earlier)
         whole = Histogram.sum(BOUNDS_S, parts)

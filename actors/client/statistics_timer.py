@@ -1,7 +1,7 @@
-"""Telling an application its client's statistics now and then, in a thread of their own.
+"""Gives an application its client's statistics at intervals, in a separate thread.
 
-Not in the thread that talks to brokers, which runs no code of the application: a callback that blocks is late
-with its own next turn and keeps nothing else from going on.
+The thread that talks to brokers does not do this, as it runs no application code: a callback that blocks
+delays only its own next turn.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from escrowmq.replication.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-#: More often, the callback would be a load of its own.
+#: At shorter intervals the callback itself would be a load.
 INTERVAL_S_MIN = 0.1
 #: How long ``close`` waits for a callback that is running.
 CLOSE_WAIT_S = 1.0
@@ -24,13 +24,13 @@ S = TypeVar("S")
 
 
 class StatisticsTimer(Generic[S]):
-    """Calls ``callback(take())`` every ``interval_s``, until it is closed. What that raises is logged."""
+    """Calls ``callback(take())`` every ``interval_s`` seconds until it is closed. Exceptions are logged."""
 
     def __init__(self, callback: Callable[[S], object], interval_s: float, take: Callable[[], S]) -> None:
-        """Raises ConfigError."""
+        """Raises ConfigError for an invalid callback or interval."""
         if not callable(callback):
             raise ConfigError(f"statistics_callback must be callable, not {callback!r}")
-        given: object = interval_s  # whatever the application says that it is
+        given: object = interval_s  # whatever type the application passes
         if not isinstance(given, int | float) or not given >= INTERVAL_S_MIN:
             raise ConfigError(
                 f"statistics_interval_s must be at least {INTERVAL_S_MIN} s, not {interval_s!r}"
@@ -41,7 +41,7 @@ class StatisticsTimer(Generic[S]):
         self._thread.start()
 
     def close(self) -> None:
-        """No more calls. Waits for one that is running, a second at most. May be called by the callback."""
+        """Stops the calls. Waits at most a second for one that is running. The callback may call this."""
         self._ended.set()
         if threading.current_thread() is not self._thread:
             self._thread.join(CLOSE_WAIT_S)

@@ -1,4 +1,5 @@
-"""What a consumer has done so far, and how it stands: counted by poll and by fetch, never by record."""
+"""What a consumer has done so far, and its present state: counted per poll and per fetch, never per
+record."""
 
 from __future__ import annotations
 
@@ -12,17 +13,18 @@ from escrowmq.actors.consumer.positions import PartitionState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerStatistics:
-    """Of one consumer, both faces together. Counts are since it was made; each is of its own moment.
+    """Statistics of one consumer, for both interfaces together. Counts begin when it was created; they are
+    not all taken at the same moment.
 
-    ``records`` that ``poll`` has returned (redeliveries too), ``bytes`` that were fetched, ``fetches`` that
-    were answered and ``fetches_failed`` that ended in an error or were given up for another replica,
-    ``commits`` that are durable, ``assignments`` that were taken over.
+    ``records``: returned by ``poll``, including redeliveries. ``bytes``: fetched. ``fetches``: answered.
+    ``fetches_failed``: ended in an error, or given up for another replica. ``commits``: durable.
+    ``assignments``: taken over.
 
     ``fetches_in_flight``, ``buffered_bytes`` (of ``buffer_bytes_max``), ``buffer_fill``, ``nacked`` (records
-    that wait for their redelivery) and ``lag`` are of now. ``lag``: by partition, the messages between
-    ``position`` and the end that its last fetch told; None until one has told it. Latencies are of the last
-    one to two minutes, to within a quarter, None where there were none: of fetches that brought something,
-    the waiting for it at the broker included, and of commits.
+    that wait for redelivery) and ``lag`` describe the present. ``lag``: by partition, the messages between
+    ``position`` and the end reported by its last fetch; None before the first. Latencies cover the last one
+    to two minutes, accurate to within a quarter, None where there were none: of fetches that brought
+    something, including the wait for it at the broker, and of commits.
     """
 
     group: str | None
@@ -45,17 +47,17 @@ class ConsumerStatistics:
 
     @property
     def buffer_fill(self) -> float:
-        """From 0 to 1."""
+        """The used share of the buffer, 0 to 1."""
         return self.buffered_bytes / self.buffer_bytes_max
 
     @property
     def lag_total(self) -> int:
-        """Of all partitions whose lag is known."""
+        """The sum over all partitions whose lag is known."""
         return sum(lag for lag in self.lag.values() if lag is not None)
 
 
 class Counted:
-    """The counts behind it. Each is written under one lock: the consumer's, or the committer's turn."""
+    """The counters behind it. Each is written under one lock: the consumer's, or the committer's turn."""
 
     __slots__ = (
         "assignments",
@@ -84,7 +86,7 @@ class Counted:
         buffer_bytes_max: int,
         nacked: int,
     ) -> ConsumerStatistics:
-        """All of it."""
+        """All statistics, as of now."""
         fetch = self.fetch_latencies.quantiles(now, 0.5, 0.99)
         commit = self.commit_latencies.quantiles(now, 0.5, 0.99)
         return ConsumerStatistics(
@@ -108,7 +110,7 @@ class Counted:
         )
 
     def fetched(self, size: int, latency_s: float, now: float) -> None:
-        """A fetch was answered, with so many bytes."""
+        """Counts an answered fetch of ``size`` bytes."""
         self.fetches += 1
         if size:
             self.bytes += size
@@ -116,7 +118,7 @@ class Counted:
 
 
 def _lag_of(state: PartitionState) -> int | None:
-    """Messages that are there and were not returned yet; None: nobody knows."""
+    """Messages that exist and were not returned yet; None: not known."""
     if state.position is None or state.log_start < 0:
         return None
     return max(state.log_end - state.position, 0)

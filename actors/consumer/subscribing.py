@@ -1,8 +1,9 @@
-"""Beginning to read: what the brokers are asked before a subscription stands, and while it follows a pattern.
+"""Starting to read: what the brokers are asked before a subscription is in force, and while it follows a
+pattern.
 
-With "latest", a place is taken and committed before ``subscribe`` returns, so that nothing sent after that is
-skipped. A topic that a pattern meets later was created after that, so its first place is its beginning.
-Blocking calls, each bounded; knows nothing of threads or of who waits.
+With "latest", a place is determined and committed before ``subscribe`` returns, so that nothing sent
+afterwards is skipped. A topic that matches a pattern later was created after that, so its first place is its
+beginning. Blocking calls, each bounded; knows nothing of threads or of callers that wait.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from escrowmq.replication.errors import EscrowMQError, NotSupported, UnknownTopi
 
 
 class Subscribing:
-    """Of one consumer."""
+    """Starts the subscriptions of one consumer."""
 
     def __init__(
         self, router: Router, offsets: OffsetReader, group: str | None, reset: str, timeout_s: float
@@ -29,7 +30,7 @@ class Subscribing:
         self.catalog = TopicCatalog(router, timeout_s)
 
     def topics(self, topics: Sequence[str]) -> tuple[str, ...]:
-        """Those, each once, with places where they are needed. Raises UnknownTopic, Unavailable."""
+        """These topics, each once, with places where needed. Raises UnknownTopic, Unavailable."""
         wanted = tuple(dict.fromkeys(topics))
         for topic in wanted:
             self.catalog.forget(topic)
@@ -42,27 +43,27 @@ class Subscribing:
         return wanted
 
     def pattern(self, pattern: TopicPattern) -> None:
-        """What matches now. Unlike a topic that is named, one that is deleted meanwhile is left out."""
+        """Finds what matches now. A topic that is deleted meanwhile is left out, unlike a named topic."""
         pattern.learn(self._names(pattern, self._timeout_s))
         found = self._offsets.hear(pattern.topics, self._timeout_s)
         if self._reset == "latest":
             self.places_now([(info.name, p) for info in found for p in range(info.partitions)])
 
     def follow(self, pattern: TopicPattern, timeout_s: float) -> bool:
-        """Looks for changes since the last answer. Whether there are other topics now; the first places of
-        new ones are committed before."""
+        """Looks for changes since the last answer. Returns whether there are other topics now; the first
+        places of new ones have been committed by then."""
         before = pattern.topics
         answer = self._names(pattern, timeout_s)
         if answer.names is None:
             pattern.learn(answer)
             return False
         known = frozenset(before)
-        # Where they lie has to be known before anybody is given their partitions.
+        # Their broker groups must be known before any member is given their partitions.
         new = self._offsets.hear([t for t in pattern.matching(answer.names) if t not in known], timeout_s)
         if self._group is not None and self._reset == "latest":
             partitions = [(info.name, p) for info in new for p in range(info.partitions)]
             self._offsets.begin_at_start(self._group, partitions, timeout_s)
-        pattern.learn(answer)  # now, so that new ones are new again if anything above has failed
+        pattern.learn(answer)  # only now, so that new ones are new again if anything above has failed
         return pattern.topics != before
 
     def places_now(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
@@ -85,6 +86,6 @@ class Subscribing:
             asked = self._router.leader_call(0, "topic_names", *pattern.known, timeout_s=timeout_s)
             answer: TopicNames = result_of(asked, timeout_s)
             return answer
-        except NotSupported:  # a leader of an earlier version: it tells everything of all topics
+        except NotSupported:  # a leader of an earlier version, which always reports everything on all topics
             infos = result_of(self._router.leader_call(0, "topics", True, timeout_s=timeout_s), timeout_s)
             return TopicNames(0, 0, [info.name for info in infos])

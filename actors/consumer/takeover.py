@@ -1,14 +1,14 @@
-"""Taking over a new assignment, and which of the application's handlers has to be called before or after it.
+"""Taking over a new assignment, and which of the application's handlers must be called before or after it.
 
 A partition is given up in this order: the handler is called while the member still holds the partition and
-may commit in it, then the assignment is applied, and only then does the coordinator hear of it. So a handler
-that commits does so before anybody else reads on. A partition that is gone already (the session expired, or
-the member stopped polling, and it may have another reader) is *lost*: nothing can be committed there any
-more.
+may commit in it, then the assignment is applied, and only then does the coordinator learn of it. So a handler
+that commits does so before any other member continues there. A partition that is already gone (the session
+expired, or the member stopped polling, and another member may read it) is *lost*: nothing can be committed
+there any more.
 
 State only, without thread, clock or network. Every method runs under the consumer's lock; the handlers
-themselves are called by ``poll`` and ``close``, without it, one at a time. Never calls a handler twice for
-the same change: one that raises has been told.
+themselves are called by ``poll`` and ``close``, without it, one at a time. A handler is never called twice
+for the same change, even if it raises.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from escrowmq.actors.client.consumer_groups import TopicPartition
 from escrowmq.actors.consumer.membership import Membership
 from escrowmq.actors.consumer.positions import Positions
 
-#: Takes the partitions that it is about, in order. A coroutine function with the asyncio face.
+#: Takes the partitions concerned, in order. May be a coroutine function with the asyncio interface.
 Handler: TypeAlias = Callable[[list[TopicPartition]], object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handlers:
-    """What the application wants to be told; see :meth:`Consumer.subscribe`."""
+    """The application's handlers; see :meth:`Consumer.subscribe`."""
 
     on_assign: Handler | None = None
     on_revoke: Handler | None = None
     on_lost: Handler | None = None
 
     def updated(self, newer: Handlers) -> Handlers:
-        """Those of ``newer``, and these where it has none."""
+        """The handlers of ``newer``, and these where it has none."""
         return Handlers(
             on_assign=newer.on_assign or self.on_assign,
             on_revoke=newer.on_revoke or self.on_revoke,
@@ -44,7 +44,7 @@ class Handlers:
 
 @dataclass(frozen=True, slots=True)
 class HandlerCall:
-    """One call that is due. ``name``: what the application calls this handler."""
+    """A call that is due. ``name``: the handler's name in the API."""
 
     name: str
     handler: Handler
@@ -52,7 +52,7 @@ class HandlerCall:
 
 
 class TakeOver:
-    """Of one consumer with a group."""
+    """The changes of assignment of one consumer with a group."""
 
     def __init__(
         self,
@@ -60,20 +60,20 @@ class TakeOver:
         membership: Membership,
         apply: Callable[[frozenset[TopicPartition], frozenset[TopicPartition]], None],
     ) -> None:
-        """``apply(wanted, kept)`` makes ``wanted`` the assignment; reading of ``kept`` goes on where it
+        """``apply(wanted, kept)`` makes ``wanted`` the assignment; reading of ``kept`` continues where it
         is."""
         self._positions, self._membership, self._apply = positions, membership, apply
         self.handlers = Handlers()
-        #: Given up as far as the application knows, though not yet in fact.
+        #: Given up as far as the application knows, but not yet in fact.
         self._told: frozenset[TopicPartition] = frozenset()
-        #: Assigned, and the application does not know it yet.
+        #: Assigned, but the application does not know it yet.
         self._fresh: frozenset[TopicPartition] = frozenset()
-        #: Who is calling a handler now.
+        #: The caller that is running a handler now.
         self.caller: object | None = None
 
     def next(self, caller: object) -> HandlerCall | None:
-        """The handler to be called now, by ``caller``, who then tells ``done``. Applies the assignment as
-        soon as nobody has to be told of it first."""
+        """The handler that ``caller`` must call now, and then report with ``done``. Applies the assignment as
+        soon as no handler must be called before that."""
         assert self.caller is None
         offer = self._membership.offer
         if offer is not None:
@@ -95,7 +95,7 @@ class TakeOver:
         return HandlerCall("on_assign", on_assign, sorted(self._fresh))
 
     def last(self, caller: object) -> HandlerCall | None:
-        """As ``next``, before the consumer leaves its group: about all that it still holds."""
+        """As ``next``, before the consumer leaves its group: concerns everything that it still holds."""
         assert self.caller is None
         call = self._leaving(frozenset(self._positions.assigned()))
         if call is not None:
@@ -111,11 +111,11 @@ class TakeOver:
             self._told |= frozenset(call.partitions)
 
     def _leaving(self, gone: frozenset[TopicPartition]) -> HandlerCall | None:
-        """Whom to tell first of partitions that go; what was lost goes first."""
+        """The first handler to call for partitions that go; lost ones come first."""
         gone -= self._told | self._fresh
         offer, handlers = self._membership.offer, self.handlers
         lost = frozenset[TopicPartition]() if offer is None or offer.held is None else gone - offer.held
-        # As in Kafka, where on_lost is absent: what on_revoke cleans up has to be cleaned up either way.
+        # As in Kafka if on_lost is missing: what on_revoke cleans up must be cleaned up in either case.
         for name, handler, partitions in (
             ("on_lost", handlers.on_lost or handlers.on_revoke, lost),
             ("on_revoke", handlers.on_revoke, gone - lost),

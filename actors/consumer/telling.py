@@ -1,8 +1,8 @@
-"""Calling the application's handlers of an assignment: in the application's thread, without a lock, one at a
+"""Calling the application's handlers for an assignment: in the application's thread, without a lock, one at a
 time.
 
-``takeover.py`` says which; here is what must be so around a call: others that poll get no record until it has
-returned, a handler does not poll itself, and however it ends, it has been told.
+``takeover.py`` decides which; this module ensures the conditions of a call: other threads that poll get no
+record until it has returned, a handler does not poll itself, and however the call ends, it is not repeated.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from escrowmq.replication.errors import ConfigError, EscrowMQError
 
 
 class Telling:
-    """Of one consumer with a group."""
+    """Calls the handlers of one consumer with a group."""
 
     def __init__(
         self, take_over: TakeOver, condition: threading.Condition, closed: Callable[[], bool], wait_s: float
     ) -> None:
-        """``wait_s``: how long ``leaving`` waits for a handler that another thread calls."""
+        """``wait_s``: how long ``leaving`` waits for a handler that another thread is running."""
         self._take_over, self._condition = take_over, condition
         self._closed, self._wait_s = closed, wait_s
 
     def busy(self, caller: object) -> bool:
-        """Whether somebody else is calling a handler. Under the lock. Raises EscrowMQError in a handler."""
+        """Whether another caller is running a handler. Call it under the lock. Raises EscrowMQError when
+        called from within a handler."""
         calling = self._take_over.caller
         if calling is not None and calling == caller:
             raise EscrowMQError(
@@ -36,7 +37,7 @@ class Telling:
         return calling is not None
 
     def call(self, call: HandlerCall) -> None:
-        """Raises what the handler raises."""
+        """Calls the handler. Raises what it raises."""
         try:
             answer = call.handler(list(call.partitions))
             if inspect.isawaitable(answer):
@@ -47,7 +48,7 @@ class Telling:
             self.done(call)
 
     async def call_async(self, call: HandlerCall) -> None:
-        """The same; what the handler returns is awaited if it can be."""
+        """As ``call``; if the handler returns an awaitable, it is awaited."""
         try:
             answer = call.handler(list(call.partitions))
             if inspect.isawaitable(answer):
@@ -62,14 +63,14 @@ class Telling:
             self._condition.notify_all()
 
     def leaving(self, caller: object) -> HandlerCall | None:
-        """The handler that ``caller`` calls before the consumer is closed; asked again until None. Waits for
-        one that another thread is calling, but not for ever."""
+        """The handler that ``caller`` must call before the consumer is closed; ask again until None. Waits
+        for one that another thread is running, but only for ``wait_s``."""
         if self._closed():
             return None
         take_over = self._take_over
         with self._condition:
             if take_over.caller is not None and take_over.caller == caller:
-                return None  # a handler closes its consumer
+                return None  # a handler is closing its own consumer
             if not self._condition.wait_for(lambda: take_over.caller is None, self._wait_s):
                 return None
             return None if self._closed() else take_over.last(caller)

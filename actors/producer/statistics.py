@@ -1,4 +1,5 @@
-"""What a producer has done so far, and how it stands: counted by request and by batch, never by message."""
+"""What a producer has done so far, and its present state: counted per request and per batch, never per
+message."""
 
 from __future__ import annotations
 
@@ -9,18 +10,20 @@ from escrowmq.actors.client.latencies import RecentLatencies
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerStatistics:
-    """Of one producer, both faces together. Counts are since it was made; each is of its own moment.
+    """Statistics of one producer, for both interfaces together. Counts begin when it was created; they are
+    not all taken at the same moment.
 
-    ``messages`` plain ones that were stored, ``message_bytes`` as encoded, ``messages_failed`` those whose
-    future has an error. ``transactions_prepared``, ``_committed``, ``_rolled_back``: as their home group
-    answered; what checks decide is not counted. ``requests`` are calls that were answered or given up,
-    ``request_bytes`` what they carried, ``requests_repeated`` those that may have been done more than once,
-    ``retries`` the sendings beyond the first, after a fail-over, a refusal or a lost answer.
+    ``messages``: plain messages that were stored. ``message_bytes``: their size as encoded.
+    ``messages_failed``: those whose future has an error. ``transactions_prepared``, ``_committed``,
+    ``_rolled_back``: as their home group answered; what checks decide is not counted. ``requests``: calls
+    that were answered or given up. ``request_bytes``: their contents. ``requests_repeated``: those that may
+    have been carried out more than once. ``retries``: the sendings beyond the first, after a fail-over, a
+    refusal or a lost answer.
 
-    ``requests_in_flight``, ``buffered_bytes`` (of ``buffer_bytes_max`` at this moment, which adapts to what
-    is answered in time) and ``buffer_fill`` (their ratio) are of now. ``latency_p50_s``, ``latency_p99_s``:
-    from handing over the oldest part of a request to its answer, linger included, over the last one to two
-    minutes, to within a quarter; None where there was none.
+    ``requests_in_flight``, ``buffered_bytes`` (of ``buffer_bytes_max``, which adapts to what is answered in
+    time) and ``buffer_fill`` (their ratio) describe the present. ``latency_p50_s``, ``latency_p99_s``: from
+    handing over the oldest part of a request to its answer, including linger, over the last one to two
+    minutes, accurate to within a quarter; None where there was none.
     """
 
     app: str
@@ -42,12 +45,12 @@ class ProducerStatistics:
 
     @property
     def buffer_fill(self) -> float:
-        """From 0 to 1, and a little above while something large has its turn."""
+        """0 to 1, and slightly above while something large is sent."""
         return self.buffered_bytes / self.buffer_bytes_max
 
 
 class Counted:
-    """The counts behind it. Written by the router's thread alone; any may read."""
+    """The counters behind it. Written only by the router's thread; any thread may read them."""
 
     __slots__ = (
         "committed",
@@ -69,7 +72,7 @@ class Counted:
         self.latencies = RecentLatencies()
 
     def request(self, size: int, latency_s: float, repeated: bool, now: float) -> None:
-        """A request has ended."""
+        """Counts a request that has ended."""
         self.requests += 1
         self.request_bytes += size
         self.repeated += repeated
