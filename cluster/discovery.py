@@ -18,7 +18,7 @@ import ray
 
 from escrowmq.actors.client.topology import ClusterInfo, broker_name
 from escrowmq.cluster.head import HOW_TO
-from escrowmq.cluster.launch import ANSWER_TIMEOUT_S, find_supervisor, named_actors
+from escrowmq.cluster.launch import ANSWER_TIMEOUT_S, ask_about, find_supervisor, named_actors
 from escrowmq.replication.errors import ClusterNotFound, Unavailable
 
 log = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ def _discover(namespace: str, address: str, known: ClusterInfo | None, deadline:
     else:
         patience = min(time.monotonic() + SUPERVISOR_FIRST_S, deadline)
         seated = _ask_seated(supervisor)
-        info = _first_answer([supervisor.info.remote()], patience)
+        info = _first_answer([ask_about(supervisor)], patience)
         if info is not None:
             _note_seated((address, namespace), seated)
             return info
@@ -101,7 +101,7 @@ def _discover(namespace: str, address: str, known: ClusterInfo | None, deadline:
     while True:
         calls = [call for broker in brokers if (call := _asked(broker)) is not None]
         if supervisor is not None:
-            calls.append(supervisor.info.remote())
+            calls.append(ask_about(supervisor))
         info = _first_answer(calls, min(time.monotonic() + SUPERVISOR_FIRST_S, deadline))
         if info is not None:
             log.info("the supervisor does not answer; a broker has answered")
@@ -174,7 +174,8 @@ def _first_answer(calls: Sequence[Any], deadline: float) -> ClusterInfo | None:
             except (ray.exceptions.RayError, Unavailable) as error:  # dead, restarting, or starting
                 log.debug("no answer: %s", error)
                 continue
-            return ClusterInfo(**{name: answer[name] for name in _SHAPE})
+            log_format = answer.get("log_format", "text")  # earlier versions do not say
+            return ClusterInfo(**{name: answer[name] for name in _SHAPE}, log_format=log_format)
     return None
 
 

@@ -105,6 +105,14 @@ def describe(health: dict[str, Any]) -> str:
     )
 
 
+def ask_about(supervisor: Any) -> Any:
+    """The call that a supervisor answers with the fields of ClusterInfo, as far as its version knows them."""
+    try:
+        return supervisor.about.remote()
+    except AttributeError:  # of an earlier version
+        return supervisor.info.remote()
+
+
 def find_supervisor(namespace: str, address: str) -> Any:
     """The supervisor's handle. Raises ClusterNotFound, naming the namespaces that have one."""
     try:
@@ -126,7 +134,7 @@ def cluster_info(handle: Any, timeout_s: float = ANSWER_TIMEOUT_S) -> ClusterInf
     while True:
         try:
             left = max(deadline - time.monotonic(), 0.1)
-            return from_names(ClusterInfo, ray.get(handle.info.remote(), timeout=left))
+            return from_names(ClusterInfo, ray.get(ask_about(handle), timeout=left))
         except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError) as error:
             if time.monotonic() >= deadline:
                 raise Unavailable(f"the supervisor does not answer: {error}", 1.0) from error

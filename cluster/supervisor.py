@@ -137,22 +137,21 @@ class Supervisor:
     # -------------------------------------------------------------- calls
 
     def open(self) -> dict[str, Any]:
-        """Returns ``info``; raises the error of ClusterDir, if there was one."""
+        """Returns ``about``; raises the error of ClusterDir, if there was one."""
         if self._refused is not None:
             raise self._refused
-        return self.info()
+        return self.about()
+
+    def about(self) -> dict[str, Any]:
+        """The fields of ClusterInfo."""
+        return {**self.info(), "log_format": self._plan.broker.log_format}
 
     def info(self) -> dict[str, Any]:
-        """The cluster's id and shape: the fields of ClusterInfo."""
+        """The cluster's id and shape, for clients of earlier versions, which can take nothing more."""
         if self._dir is None:
             raise Unavailable("the supervisor is starting", 0.5)
         record = self._dir.record
-        return {
-            "cluster_id": record.cluster_id,
-            "namespace": record.namespace,
-            "groups": record.groups,
-            "replicas": record.replicas,
-        }
+        return {name: getattr(record, name) for name in ("cluster_id", "namespace", "groups", "replicas")}
 
     def settings(self) -> dict[str, Any]:
         """The settings of the cluster (``settings_in``), and its secret's fingerprint. Raises Unavailable."""
@@ -384,8 +383,9 @@ class Supervisor:
 
     def _begin_watch(self, directory: ClusterDir) -> Watch:
         plan, record = self._plan, directory.record
+        shape = record.cluster_id, record.namespace, record.groups, record.replicas
         return Watch(
-            ClusterInfo(record.cluster_id, record.namespace, record.groups, record.replicas),
+            ClusterInfo(*shape, plan.broker.log_format),
             plan.broker,
             plan.settings,
             plan.data_dir,

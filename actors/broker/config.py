@@ -71,8 +71,8 @@ class BrokerConfig:
     #: topic of a producer of an earlier version; those beyond ask once a second instead. Idle threads cost
     #: hardly any memory (143 MB with 16 and with 64).
     feedback_threads: int = 64
-    #: How brokers and the supervisor write their logs: "text", for people, or "json", one object per line
-    #: with group, replica and term, for log collectors.
+    #: How brokers, the supervisor and feedback processes write their logs: "text", for people, or "json", one
+    #: object per line with group, replica and term, for log collectors.
     log_format: str = "text"
 
     def __post_init__(self) -> None:

@@ -23,3 +23,6 @@ class ClusterInfo:
     namespace: str
     groups: int
     replicas: int
+    #: How the cluster's own processes log (``broker.log_format``): the feedback processes, too, although it
+    #: is producers that start them.
+    log_format: str = "text"

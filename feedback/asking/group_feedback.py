@@ -122,7 +122,11 @@ class GroupFeedback:
                 kind = route(row)
             except Exception:
                 self.counts["errors"] += 1
-                log.exception("transaction %r of app %r cannot be routed", row.tx_id, self.app)
+                log.exception(
+                    "transaction %r of app %r cannot be routed",
+                    *(row.tx_id, self.app),
+                    extra=self._logged(row.tx_id),
+                )
                 continue
             if kind is Route.PRODUCER:
                 for_producers.append(row)
@@ -227,7 +231,11 @@ class GroupFeedback:
             by_reason.setdefault(reason, []).append(tx_id)
         for reason, ids in by_reason.items():
             self.counts["parked"] += len(ids)
-            log.warning("transactions of app %r are parked (%s), such as %r", self.app, reason, ids[0])
+            log.warning(
+                "transactions of app %r are parked (%s), such as %r",
+                *(self.app, reason, ids[0]),
+                extra=self._logged(ids[0]),
+            )
             await self._submit(ops.park(self.app, ids, f"NotFullyPrepared: {reason}"), repeatable=True)
 
     def _note(self, verdict: Verdict, ids: Sequence[str], result: Sequence[Any]) -> dict[str, str]:
@@ -250,8 +258,13 @@ class GroupFeedback:
                     ids[place],
                     self.app,
                     info,
+                    extra=self._logged(ids[place]),
                 )
         return lacking
+
+    def _logged(self, tx_id: str) -> dict[str, str]:
+        """Keys of a line of JSON."""
+        return {"tx_id": tx_id, "app": self.app, "topic": self.topic}
 
     async def _count_and_put_off(self, counted: list[str], put_off: Mapping[str, float]) -> None:
         """Not repeated if the outcome is unknown: a check that is counted twice would use up two, and one

@@ -25,9 +25,12 @@ from escrowmq.feedback.config import FeedbackConfig
 from escrowmq.feedback.edges.ray_calls import RayBrokers
 from escrowmq.feedback.names import ClusterShape, shard_name
 from escrowmq.replication.carried_settings import from_names, names_of, passed_over
+from escrowmq.replication.log_lines import LogFormat, log_to_stderr
 
 log = logging.getLogger(__name__)
 
+#: Sent with the settings, but set by the cluster: how its processes write their logs.
+LOG_FORMAT = "log_format"
 #: Calls in addition to the parked polls: those that wake the polls must always find a place.
 CALLS_BESIDE_POLLS = 500
 
@@ -46,8 +49,10 @@ class FeedbackShardActor:
     ) -> None:
         self._index, self._shards, self._namespace = index, shards, namespace
         self._groups, self._replicas = groups, replicas
+        if settings.get(LOG_FORMAT) == LogFormat.json:
+            log_to_stderr(LogFormat.json, lambda: {"process": f"feedback-{index}"})
         self._config = from_names(FeedbackConfig, settings)
-        for name in passed_over(FeedbackConfig, settings):
+        for name in {*passed_over(FeedbackConfig, settings)} - {LOG_FORMAT}:
             log.warning("a producer of a newer version started this process: its setting %r is ignored", name)
         self._core: FeedbackShard | None = None
 
@@ -114,4 +119,5 @@ def start_shard(index: int, shards: int, info: ClusterShape, config: FeedbackCon
         num_cpus=0,
     )
     # The map itself, which Ray packs as msgpack: processes of the previous version do not accept bytes.
-    return remote.remote(index, shards, info.namespace, info.groups, info.replicas, names_of(config))
+    settings = names_of(config) | {LOG_FORMAT: info.log_format}
+    return remote.remote(index, shards, info.namespace, info.groups, info.replicas, settings)

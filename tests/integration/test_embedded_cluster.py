@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import shutil
 import socket
@@ -17,10 +18,13 @@ from pathlib import Path
 
 import psutil
 import pytest
+import ray
 
 import escrowmq
 from escrowmq import Cluster, ClusterNotFound, ConfigError, DataDirLocked, DataDirMismatch, Message
+from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.cluster.temporary_dir import TemporaryDir
+from escrowmq.feedback.edges.shard_actor import start_shard
 
 pytestmark = pytest.mark.ray
 
@@ -79,12 +83,32 @@ def test_a_second_cluster_in_the_same_namespace_is_refused(cluster: Cluster) -> 
 
 def test_two_clusters_in_two_namespaces_know_nothing_of_each_other(cluster: Cluster, unique: Unique) -> None:
     topic = unique("only-here")
-    with escrowmq.start_local(replicas=1, namespace=unique("second")) as second:
+    with escrowmq.start_local(
+        replicas=1, namespace=unique("second"), broker={"log_format": "json"}
+    ) as second:
         second.admin.create_topic(topic)
         assert second.info.cluster_id != cluster.info.cluster_id
         assert topic not in [info.name for info in cluster.admin.topics()]
         assert second.status().healthy
+        logs_are_objects(second.info)
     assert cluster.status().healthy
+
+
+def logs_are_objects(info: ClusterInfo) -> None:
+    """What the cluster's processes log is JSON, also in the feedback process that a producer has started."""
+    assert info.log_format == "json"
+    names = {"supervisor": {"process": "supervisor"}, "broker-g0-r0": {"group": 0, "replica": 0}}
+    actors = {name: ray.get_actor(name, info.namespace) for name in names}
+    actors["feedback"] = start_shard(0, 1, info)
+    logs = Path(ray._private.worker._global_node.get_logs_dir_path())
+    for name, expected in {**names, "feedback": {"process": "feedback-0"}}.items():
+        text = f"logged in {info.namespace} by {name}"
+        said = lambda _, text=text: logging.getLogger("escrowmq.test").warning(text)  # noqa: E731
+        ray.get(actors[name].__ray_call__.remote(said), timeout=30)
+        files = [path.read_text() for path in logs.glob("worker-*.err")]
+        (line,) = [line for file in files for line in file.splitlines() if text in line]
+        told = json.loads(line)
+        assert told["message"] == text and told["level"] == "warning" and expected.items() <= told.items()
 
 
 @dataclass(frozen=True)
@@ -319,8 +343,6 @@ def test_a_second_ray_on_the_machine_makes_auto_ask_and_leaves_nothing_behind(
 
 
 def test_the_secret_is_in_no_log_and_on_no_command_line(cluster: Cluster) -> None:
-    import ray
-
     health = cluster.health()
     secret = (Path(health["data_dir"]) / "secret").read_text().strip()
     for replica in health["replicas"]:
