@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from benchmarks.measure import CpuMeter, CpuUse
-from escrowmq.actors.client.replica_calls import OnAnswer, RayCalls
+from escrowmq.actors.client.ray_calls import RayCalls
+from escrowmq.actors.client.replica_calls import OnAnswer
 from escrowmq.actors.producer.config import ProducerConfig
 from escrowmq.actors.producer.producer import Producer
 

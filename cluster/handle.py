@@ -14,8 +14,6 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, TypeVar
 
-import ray
-
 from escrowmq.actors.admin.admin import Admin
 from escrowmq.actors.admin.types import ClusterStatus
 from escrowmq.actors.client.closing import Closing
@@ -29,14 +27,10 @@ from escrowmq.actors.producer.config import ProducerConfig
 from escrowmq.actors.producer.producer import Producer
 from escrowmq.actors.producer.statistics import ProducerStatistics
 from escrowmq.cluster.config import Config, change_section
-from escrowmq.cluster.discovery import reconnect_waits, within
-from escrowmq.cluster.launch import ANSWER_TIMEOUT_S, find_supervisor
 from escrowmq.feedback.states import TxStatusQuerier
-from escrowmq.replication.errors import Closed, Unavailable
+from escrowmq.replication.errors import Closed
 
 C = TypeVar("C")
-#: Every node is searched, which takes seconds on a node that first has to start a worker process.
-LEFTOVERS_TIMEOUT_S = 120.0
 
 
 class Cluster(Closing):
@@ -61,7 +55,7 @@ class Cluster(Closing):
     @cached_property
     def admin(self) -> Admin:
         """Topics, open transactions, consumer groups, status."""
-        return self._made(Admin(self._open_info()))
+        return self._made(self._new_admin(self._open_info()))
 
     def producer(
         self,
@@ -76,7 +70,7 @@ class Cluster(Closing):
         """A producer of ``app``. ``options``: settings of ``ProducerConfig``, such as ``linger_ms=0``."""
         settings = self._settings("producer", config, options)
         return self._made(
-            Producer(
+            self._new_producer(
                 self._open_info(),
                 app=app,
                 tx_status_querier=tx_status_querier,
@@ -111,7 +105,7 @@ class Cluster(Closing):
         """
         settings = self._settings("consumer", config, options)
         return self._made(
-            Consumer(
+            self._new_consumer(
                 self._open_info(),
                 group=group,
                 topics=topics,
@@ -127,6 +121,15 @@ class Cluster(Closing):
             )
         )
 
+    def _new_admin(self, info: ClusterInfo) -> Admin:
+        return Admin(info)
+
+    def _new_producer(self, info: ClusterInfo, **arguments: Any) -> Producer:
+        return Producer(info, **arguments)
+
+    def _new_consumer(self, info: ClusterInfo, **arguments: Any) -> Consumer:
+        return Consumer(info, **arguments)
+
     # ------------------------------------------------------------ the cluster
 
     def status(self) -> ClusterStatus:
@@ -135,26 +138,18 @@ class Cluster(Closing):
 
     def health(self) -> dict[str, Any]:
         """Nodes and replicas as the supervisor sees them. Raises ClusterNotFound, Unavailable."""
-        self._open_info()
+        from escrowmq.cluster import supervisor_calls
 
-        def ask() -> dict[str, Any]:
-            handle = find_supervisor(self.info.namespace, self.address)
-            health: dict[str, Any] = ray.get(handle.health.remote(), timeout=ANSWER_TIMEOUT_S)
-            return health
-
-        try:
-            return within(ANSWER_TIMEOUT_S + 1.0, self.address, ask)
-        except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError) as error:
-            raise Unavailable(f"the supervisor does not answer: {error}", 1.0) from error
+        return supervisor_calls.health(self._open_info().namespace, self.address)
 
     def head_waits(self, health: dict[str, Any]) -> dict[str, float]:
         """Node -> seconds that its processes wait for a lost Ray head. Raises Unavailable.
 
         ``health``: the result of :meth:`health`.
         """
-        nodes = {(entry["group"], entry["replica"]): entry["node"] for entry in health["replicas"]}
-        found = reconnect_waits(self._open_info().namespace, nodes, self.address)
-        return {nodes[replica]: wait for replica, wait in found.items() if replica in nodes}
+        from escrowmq.cluster import supervisor_calls
+
+        return supervisor_calls.head_waits(self._open_info().namespace, self.address, health)
 
     def leftovers(self, remove: bool = False) -> list[dict[str, Any]]:
         """Directories of replaced replicas, each with the fields of ``Leftover`` in cluster/leftovers.py.
@@ -162,15 +157,9 @@ class Cluster(Closing):
         ``remove``: first delete, irrevocably, those whose successor has a vote. Raises ClusterNotFound,
         Unavailable.
         """
-        self._open_info()
-        handle = find_supervisor(self.info.namespace, self.address)
-        try:
-            found: list[dict[str, Any]] = ray.get(
-                handle.leftovers.remote(remove), timeout=LEFTOVERS_TIMEOUT_S
-            )
-        except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError) as error:
-            raise Unavailable(f"the supervisor does not answer: {error}", 1.0) from error
-        return found
+        from escrowmq.cluster import supervisor_calls
+
+        return supervisor_calls.leftovers(self._open_info().namespace, self.address, remove)
 
     # ------------------------------------------------------------ end
 

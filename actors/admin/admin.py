@@ -31,8 +31,9 @@ from escrowmq.actors.admin.types import (
     TransactionDescription,
 )
 from escrowmq.actors.admin.wanted import Wanted
+from escrowmq.actors.client.background import Background
 from escrowmq.actors.client.closing import Closing
-from escrowmq.actors.client.feedback_processes import FeedbackProcesses, RayFeedbackProcesses
+from escrowmq.actors.client.feedback_processes import FeedbackProcesses
 from escrowmq.actors.client.replica_calls import ReplicaCalls
 from escrowmq.actors.client.router import Router, result_of
 from escrowmq.actors.client.topology import ClusterInfo
@@ -79,13 +80,14 @@ class Admin(Closing):
         timeout_s: float = 30.0,
         calls: ReplicaCalls | None = None,
         feedback: FeedbackProcesses | None = None,
+        background: Background | None = None,
     ) -> None:
-        """``calls``, ``feedback``: how replicas and feedback processes are reached; None means through Ray.
-        If ``calls`` is given and ``feedback`` is not, the status shows no feedback processes."""
+        """``calls``, ``feedback``: how replicas and feedback processes are reached; None: by Ray, and with
+        ``calls`` no feedback process is. ``background``: what runs it; None: a thread."""
         self.info, self._timeout_s = info, timeout_s
         by_ray = feedback is None and calls is None
-        self._feedback = RayFeedbackProcesses(info.namespace) if by_ray else feedback
-        self._router = Router(info, calls=calls, name="escrowmq-admin")
+        self._feedback = _over_ray(info) if by_ray else feedback
+        self._router = Router(info, calls=calls, name="escrowmq-admin", background=background)
         self._offsets = OffsetReader(self._router)
         self._transactions = TransactionAdmin(self._router, timeout_s)
         self._wanted = Wanted(self._router, timeout_s)
@@ -399,3 +401,9 @@ class Admin(Closing):
         self._router.close()
         if self._feedback is not None:
             self._feedback.close()
+
+
+def _over_ray(info: ClusterInfo) -> FeedbackProcesses:
+    from escrowmq.actors.client.ray_feedback import RayFeedbackProcesses  # it imports Ray
+
+    return RayFeedbackProcesses(info.namespace)

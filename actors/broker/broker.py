@@ -1,4 +1,4 @@
-"""The Broker actor: one replica of one group as one named Ray actor. A thin shell over the parts of parts.py.
+"""The Broker actor: one replica of one group as one named Ray actor. A thin shell over broker_calls.py.
 
 Threaded, with a concurrency group per kind of call, so that parked fetches never delay commits. The
 replica is opened in a separate thread, because peers must be able to call an actor that is still
@@ -15,7 +15,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,45 +23,34 @@ from typing import Any
 import msgspec
 import ray
 
-from escrowmq.actors.broker.answer_buffers import AnswerBuffers, out_of_band
 from escrowmq.actors.broker.branch_work import BranchWork
+from escrowmq.actors.broker.broker_calls import BrokerCalls, marked
 from escrowmq.actors.broker.config import BrokerConfig
-from escrowmq.actors.broker.packed_topics import TopicPacker
 from escrowmq.actors.broker.parts import Parts
 from escrowmq.actors.broker.peers import RayPeers
 from escrowmq.actors.client.head_patience import reconnect_s
 from escrowmq.actors.client.topology import ClusterInfo, broker_name
-from escrowmq.replication.calling.answers import (
-    EarlierChecks,
-    FetchEnds,
-    Leadership,
-    LevelReport,
-    MembersReport,
-    ReplicaReport,
-    Reply,
-)
+from escrowmq.replication.calling.answers import LevelReport, ReplicaReport, Reply
 from escrowmq.replication.calling.metrics_report import MetricsReport
 from escrowmq.replication.carried_settings import pack_settings, unpack_settings
-from escrowmq.replication.errors import Closed, Superseded
+from escrowmq.replication.errors import Closed, Superseded, Unavailable
 from escrowmq.replication.host.hosting import ReplicaHost
 from escrowmq.replication.host.inspection import status_without_replica
 from escrowmq.replication.host.replica_setup import ReplicaSetup
-from escrowmq.replication.host.running import NOT_RUNNING
 from escrowmq.replication.log.datadir import Identity
 from escrowmq.replication.log.peer_marks import DISK_ID_MAX, Incarnation
 from escrowmq.replication.log_lines import LogFormat, log_to_stderr
 from escrowmq.replication.net.tls import TlsFiles
-from escrowmq.replication.replica.fetching import FetchRequest
 from escrowmq.replication.state.machine import LEVEL_MAX
 
 log = logging.getLogger(__name__)
 
-#: Memory for large fetch answers, 32 MiB in total; a fetch that finds none free is answered without it.
-FETCH_BUFFERS, FETCH_BUFFER_BYTES = 4, 8 << 20
+for _method, _group in marked(BrokerCalls):
+    ray.method(concurrency_group=_group)(_method)
 
 
-class Broker:
-    """See the module's docstring. One instance per process."""
+class Broker(BrokerCalls):
+    """See the module's text. One instance per process."""
 
     def __init__(
         self,
@@ -84,8 +73,8 @@ class Broker:
         # The tables are long-lived tuples without cycles. Collections must be rare: with a million open
         # transactions a full one would stop the replica for as long as an election takes.
         gc.set_threshold(200_000, 50, 1_000)
+        super().__init__()
         self._gid, self._rid = gid, rid
-        self._parts: Parts | None = None
         settings = unpack_settings(BrokerConfig, config, self._report)
         if settings.log_format == LogFormat.json:
             log_to_stderr(LogFormat.json, self._as_logged)
@@ -115,8 +104,6 @@ class Broker:
         self._peers = peers
         self._failure: str | None = None
         self._superseded_by: int | None = None
-        self._topic_packer = TopicPacker()
-        self._fetch_buffers = AnswerBuffers(FETCH_BUFFERS, FETCH_BUFFER_BYTES)
         threading.Thread(target=self._open, name="open", daemon=True).start()
         threading.Thread(target=self._announce, name="announce", daemon=True).start()
 
@@ -152,134 +139,10 @@ class Broker:
         with contextlib.suppress(Closed):
             self._host.announce(lambda peer, own: self._peers.tell_moved(peer, self._rid, own))
 
-    def _led(self, ask: Callable[[Parts], Reply]) -> Reply:
-        """A call that only a leader serves."""
-        parts = self._parts
-        return NOT_RUNNING if parts is None else ask(parts)
-
-    def _running(self) -> Parts:
-        """For calls that every replica serves. Raises Unavailable until it is open."""
-        parts = self._parts
-        if parts is None:
-            raise self._host.unavailable()
-        return parts
-
-    # -------------------------------------------------------------- produce
-
-    @ray.method(concurrency_group="produce")
-    def submit(self, request: bytes) -> Reply:
-        return self._led(lambda parts: parts.requests.submit(request))
-
-    @ray.method(concurrency_group="settle")
-    def follow(self, request: bytes) -> Reply:
-        """For brokers only: decisions of another group, the home of transactions that have branches here."""
-        return self._led(lambda parts: parts.requests.follow(request))
-
-    # -------------------------------------------------------------- fetch
-
-    @ray.method(concurrency_group="fetch")
-    def fetch(self, requests: Sequence[FetchRequest], max_bytes: int, wait_s: float) -> list[Any]:
-        results = self._running().reads.fetch(requests, max_bytes, wait_s, self._fetch_buffers.join)
-        return [(*head, out_of_band(blob)) for *head, blob in results]
-
-    @ray.method(concurrency_group="fetch")
-    def watch(self, requests: Sequence[tuple[str, int, int]], wait_s: float) -> Reply:
-        return self._running().watching.watch(requests, wait_s)
-
-    @ray.method(concurrency_group="control")
-    def spans(self, requests: Sequence[tuple[str, int, int, int, int]]) -> Reply:
-        return self._running().watching.spans(requests)
-
-    @ray.method(concurrency_group="control")
-    def fetch_ends(
-        self, topic: str, partition: int, offset: int, until: int, max_bytes: int, count: int
-    ) -> FetchEnds:
-        return self._running().reads.fetch_ends(topic, partition, offset, until, max_bytes, count)
-
-    # -------------------------------------------------------------- feedback
-
-    @ray.method(concurrency_group="feedback")
-    def lock_due(self, app: str, topic: str, max_n: int, lease_s: float, wait_s: float, owner: str) -> Reply:
-        answer = self._led(lambda parts: parts.due_checks.lock_due(app, topic, max_n, lease_s, wait_s, owner))
-        return ("ok", EarlierChecks(answer[1])) if answer[0] == "ok" else answer
-
-    @ray.method(concurrency_group="feedback")
-    def due_pairs(self, term: int, seen: int, part: int, parts: int, wait_s: float) -> Reply:
-        return self._led(lambda brokers: brokers.due_checks.due_pairs(term, seen, part, parts, wait_s))
-
-    @ray.method(concurrency_group="control")
-    def lock_pairs(
-        self, wanted: Sequence[tuple[str, str, int]], lease_s: float, owner: str, owned: bool = True
-    ) -> Reply:
-        return self._led(lambda parts: parts.due_checks.lock_pairs(wanted, lease_s, owner, owned))
-
-    @ray.method(concurrency_group="control")
-    def open_pairs(self, apps: Sequence[str], part: int, parts: int) -> Reply:
-        return self._led(lambda brokers: brokers.due_checks.open_pairs(apps, part, parts))
-
-    @ray.method(concurrency_group="control")
-    def release_locks(
-        self, app: str, topic: str, tx_ids: Sequence[str], owner: str, waits_ms: Sequence[int] = ()
-    ) -> Reply:
-        return self._led(lambda parts: parts.due_checks.release_locks(app, topic, tx_ids, owner, waits_ms))
-
-    @ray.method(concurrency_group="control")
-    def check_again(self, app: str, tx_id: str) -> Reply:
-        return self._led(lambda parts: parts.due_checks.check_again(app, tx_id))
-
-    @ray.method(concurrency_group="control")
-    def open_topics(self, app: str) -> Reply:
-        return self._led(lambda parts: parts.due_checks.open_topics(app))
-
-    @ray.method(concurrency_group="control")
-    def tx_states(self, app: str, tx_ids: Sequence[str]) -> Reply:
-        return self._led(lambda parts: parts.inspection.tx_states(app, tx_ids))
+    def _not_open(self) -> Unavailable:
+        return self._host.unavailable()
 
     # -------------------------------------------------------------- control
-
-    @ray.method(concurrency_group="control")
-    def offsets(self, requests: Sequence[tuple[str, int, int]], leader: bool = False) -> Any:
-        return self._running().reads.offsets(requests, leader)
-
-    @ray.method(concurrency_group="control")
-    def topics(self, leader: bool | Sequence[str] = False) -> Reply:
-        if leader and leader is not True:
-            return self._led(lambda parts: parts.reads.topics(leader))
-        answer = (
-            self._led(lambda parts: parts.reads.topics(leader)) if leader else self._running().reads.topics()
-        )
-        return ("ok", self._topic_packer.packed(answer[1])) if answer[0] == "ok" else answer
-
-    @ray.method(concurrency_group="control")
-    def topic_names(self, term: int, version: int) -> Reply:
-        return self._led(lambda parts: parts.reads.topic_names(term, version))
-
-    @ray.method(concurrency_group="control")
-    def partition_bounds(self, topic: str) -> dict[int, tuple[int, int]]:
-        return self._running().reads.partition_bounds(topic)
-
-    @ray.method(concurrency_group="control")
-    def committed(self, group: str, topics: Sequence[str] | None = None) -> Reply:
-        return self._led(lambda parts: parts.reads.committed(group, topics))
-
-    @ray.method(concurrency_group="control")
-    def transactions(
-        self, state: str | None = None, app: str | None = None, topic: str | None = None, limit: int = 1000
-    ) -> Reply:
-        return self._led(lambda parts: parts.inspection.transactions(state, app, topic, limit))
-
-    @ray.method(concurrency_group="control")
-    def find_transaction(self, tx_id: str, app: str | None = None) -> Reply:
-        return self._led(lambda parts: parts.inspection.find_transaction(tx_id, app))
-
-    @ray.method(concurrency_group="control")
-    def audit(self) -> Reply:
-        return self._led(lambda parts: parts.inspection.audit())
-
-    @ray.method(concurrency_group="control")
-    def whoami(self) -> Leadership:
-        parts = self._parts
-        return Leadership(False, None, 0) if parts is None else parts.running.whoami()
 
     @ray.method(concurrency_group="control")
     def status(self) -> ReplicaReport:
@@ -306,11 +169,6 @@ class Broker:
     # -------------------------------------------------------------- members
 
     @ray.method(concurrency_group="peer")
-    def members(self) -> MembersReport:
-        """The members of this group, according to this replica's log."""
-        return self._running().members.members()
-
-    @ray.method(concurrency_group="peer")
     def told(self, epoch: int, members: Sequence[int]) -> None:
         """The supervisor knows of members that this replica may not know yet. Works from the first moment
         on: a replica that is being opened may need them."""
@@ -321,59 +179,11 @@ class Broker:
             with contextlib.suppress(Closed, TimeoutError):
                 parts.members.told(epoch, members)
 
-    @ray.method(concurrency_group="control")
-    def change_members(
-        self, change_id: str, add: Sequence[int], remove: Sequence[int], version: int | None = None
-    ) -> Reply:
-        """One step of a change; repeat the call with the same id until it says DONE. ``version``: of the
-        members that the caller has seen; if another version is in force, nothing is done."""
-        return self._led(lambda parts: parts.members.change(change_id, add, remove, version))
-
-    @ray.method(concurrency_group="control")
-    def hand_over(self, to: int) -> Reply:
-        """Make another voter the leader."""
-        return self._led(lambda parts: parts.members.hand_over(to))
-
     @ray.method(concurrency_group="peer")
     def about(self) -> dict[str, Any]:
         """The fields of ClusterInfo, for clients that start while the supervisor is away; ``reconnect_s``:
         how long the processes of this node wait for Ray's lost head. Works from the first moment on."""
         return {**asdict(self._info), "reconnect_s": reconnect_s(os.environ)}
-
-    # -------------------------------------------------------------- consumer groups
-
-    @ray.method(concurrency_group="control")
-    def group_join(
-        self,
-        group: str,
-        member: str,
-        topics: Sequence[str],
-        session_timeout_s: float,
-        owned: Sequence[tuple[str, int]] = (),
-    ) -> Reply:
-        return self._led(lambda parts: parts.groups.join(group, member, topics, session_timeout_s, owned))
-
-    @ray.method(concurrency_group="control")
-    def group_heartbeat(self, group: str, member: str, generation: int) -> Reply:
-        return self._led(lambda parts: parts.groups.heartbeat(group, member, generation))
-
-    @ray.method(concurrency_group="control")
-    def group_leave(self, group: str, member: str) -> Reply:
-        return self._led(lambda parts: parts.groups.leave(group, member))
-
-    @ray.method(concurrency_group="settle")
-    def commit_offsets(
-        self, group: str, member: str, generation: int, offsets: Mapping[str, Mapping[int, int]]
-    ) -> Reply:
-        return self._led(lambda parts: parts.groups.commit(group, member, generation, offsets))
-
-    @ray.method(concurrency_group="control")
-    def group_list(self) -> Reply:
-        return self._led(lambda parts: parts.groups.names())
-
-    @ray.method(concurrency_group="control")
-    def group_describe(self, group: str) -> Reply:
-        return self._led(lambda parts: parts.groups.describe(group))
 
     # -------------------------------------------------------------- peers
 

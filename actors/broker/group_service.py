@@ -10,7 +10,6 @@ it: a delayed one is refused, and never sets the group's place back behind its n
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Self, TypeVar
@@ -74,7 +73,7 @@ class GroupService:
             committed=reads.group_offsets,
             group_names=reads.group_names,
             submit=requests.submit_in_turn,
-            clock=time.monotonic,
+            clock=running.setup.monotonic,
             which=reads.which_topic,
         )
 

@@ -110,6 +110,11 @@ class GroupChannel:
         return self.follower.leader is None and bool(self._waiting)
 
     @property
+    def busy(self) -> bool:
+        """Whether some request has no answer yet."""
+        return bool(self._waiting or self._calls)
+
+    @property
     def in_flight(self) -> int:
         """Windowed calls under way or waiting to be repeated."""
         return self._windowed

@@ -1,19 +1,15 @@
-"""Asks the feedback processes for their reports, for ``status``: the interface between operators and Ray.
+"""How ``status`` asks the feedback processes how they are: the seam between operators and Ray.
 
-A look-up waits for Ray's control store, so all of it runs in a separate thread, one question at a time; the
-caller limits its own wait. Nothing is started here: without a producer that answers checks there is no
-feedback process, and that is fine.
+Nothing is started here: without a producer that answers checks there is no feedback process, and that is
+well.
 """
 
 from __future__ import annotations
 
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Protocol
-
-import ray
+from concurrent.futures import Future
+from typing import Protocol
 
 from escrowmq.feedback.asking.shard_report import ShardReport
-from escrowmq.feedback.names import shard_name
 
 #: Each process's answer, in order of their numbers, None for one that did not answer; empty: there is none.
 ShardReports = list[ShardReport | None]
@@ -26,59 +22,4 @@ class FeedbackProcesses(Protocol):
         """Ask all of them. The caller decides how long to wait."""
 
     def close(self) -> None:
-        """Stops asking."""
-
-
-class RayFeedbackProcesses:
-    """The feedback processes of one namespace."""
-
-    def __init__(self, namespace: str) -> None:
-        self._namespace = namespace
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="escrowmq-feedback-status")
-        self._asked: Future[ShardReports] | None = None
-
-    def ask(self, wait_s: float) -> Future[ShardReports]:
-        """See :class:`FeedbackProcesses`. While a question hangs it is not asked a second time."""
-        if self._asked is None or self._asked.done():
-            self._asked = self._thread.submit(self._ask, wait_s)
-        return self._asked
-
-    def _ask(self, wait_s: float) -> ShardReports:
-        try:
-            first = ray.get_actor(shard_name(0), namespace=self._namespace)
-        except ValueError:  # no such name
-            return []
-        report = _answers([_start(first)], wait_s)[0]
-        others = range(1, 1 if report is None else report.shards)
-        return [report, *_answers([self._start_at(number) for number in others], wait_s)]
-
-    def _start_at(self, number: int) -> Any | None:
-        try:
-            return _start(ray.get_actor(shard_name(number), namespace=self._namespace))
-        except ValueError:
-            return None
-
-    def close(self) -> None:
-        """See :class:`FeedbackProcesses`."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
-
-
-def _start(handle: Any) -> Any | None:
-    try:
-        return handle.report.remote()
-    except AttributeError:  # an earlier version, which has no such call
-        return None
-
-
-def _answers(calls: list[Any | None], wait_s: float) -> ShardReports:
-    under_way = [call for call in calls if call is not None]
-    ready = ray.wait(under_way, num_returns=len(under_way), timeout=wait_s)[0] if under_way else []
-    return [_answer(call) if call in ready else None for call in calls]
-
-
-def _answer(call: Any) -> ShardReport | None:
-    try:
-        report: ShardReport = ray.get(call, timeout=0)
-        return report
-    except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
-        return None
+        """Ask no more."""

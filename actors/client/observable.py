@@ -9,8 +9,8 @@ from collections.abc import Callable
 class ObservableCondition(threading.Condition):
     """``notify_all`` also calls every listener: under the lock, so listeners must neither block nor raise."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, lock: threading.Lock | None = None) -> None:
+        super().__init__(lock)
         self.listeners: list[Callable[[], None]] = []
 
     def notify_all(self) -> None:

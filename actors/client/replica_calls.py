@@ -1,34 +1,19 @@
 """The interface between clients and broker actors: start a call, get its answer by callback.
 
-Everything above it (channel, router) is tested without Ray. The Ray implementation never blocks:
-answers come through ``ref.future()`` callbacks, and names are looked up in separate threads, since
-a look-up waits for Ray's control store. Neither this nor Ray ever retries a call: the
-channel does, with the same bytes.
+Everything above it (channel, router) is tested without Ray; the calls through Ray are in ray_calls.py.
+Calls are never retried here or by Ray: retries are the channel's, with the same bytes.
 """
 
 from __future__ import annotations
 
-import logging
-import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
-
-import ray
-
-from escrowmq.actors.client.topology import SUPERVISOR, ClusterInfo, broker_name
-
-log = logging.getLogger(__name__)
 
 #: Called once per call, from any thread, never blocking: (answer, None) or (None, error). A call to a
 #: process that has died may be answered late or never; callers have their own clock.
 OnAnswer = Callable[[Any, BaseException | None], None]
 
-#: The second is the error of calls to an actor bound to a dead node; it is not a RayActorError.
-_LOST = (ray.exceptions.RayActorError, ray.exceptions.ActorUnschedulableError)
-
-
-#: In place of a replica's number: the supervisor, which knows where all replicas are.
+#: In the place of a replica's number: the supervisor, which knows where all of them are.
 SUPERVISOR_RID = -1
 
 
@@ -41,83 +26,3 @@ class ReplicaCalls(Protocol):
 
     def close(self) -> None:
         """No more calls; answers under way may be dropped."""
-
-
-class RayCalls:
-    """Calls to named Ray actors, whose handles are cached until they turn out dead."""
-
-    def __init__(self, info: ClusterInfo) -> None:
-        self._namespace = info.namespace
-        self._methods: dict[tuple[int, int], dict[str, Any]] = {}
-        self._lookups = ThreadPoolExecutor(2, thread_name_prefix="escrowmq-lookup")
-        self._lock = threading.Lock()
-        self._waiting: dict[tuple[int, int], list[tuple[str, tuple[Any, ...], OnAnswer]]] = {}
-        self._closed = False
-
-    def call(self, gid: int, rid: int, method: str, args: tuple[Any, ...], done: OnAnswer) -> None:
-        """See :class:`ReplicaCalls`."""
-        methods = self._methods.get((gid, rid))
-        if methods is not None:
-            self._start(gid, rid, methods, method, args, done)
-            return
-        with self._lock:
-            if self._closed:
-                return
-            waiting = self._waiting.setdefault((gid, rid), [])
-            waiting.append((method, args, done))
-            if len(waiting) == 1:
-                self._lookups.submit(self._look_up, gid, rid)
-
-    def _start(
-        self, gid: int, rid: int, methods: dict[str, Any], method: str, args: tuple[Any, ...], done: OnAnswer
-    ) -> None:
-        try:
-            bound = methods.get(method)
-            if bound is None:
-                bound = getattr(methods[""], method, None)
-                if bound is None:  # it runs earlier software, as its handle says: no use to ask again
-                    self._methods.pop((gid, rid), None)
-                    done(("no_method",), None)
-                    return
-                methods[method] = bound
-            future = bound.remote(*args).future()
-        except Exception as error:
-            self._methods.pop((gid, rid), None)
-            done(None, error)
-            return
-
-        def finished(answer: Future[Any]) -> None:
-            error = answer.exception()
-            if error is None:
-                done(answer.result(), None)
-                return
-            if isinstance(error, _LOST):  # dead, restarting, or its node is gone: look it up again
-                self._methods.pop((gid, rid), None)
-            done(None, error)
-
-        future.add_done_callback(finished)
-
-    def _look_up(self, gid: int, rid: int) -> None:
-        methods: dict[str, Any] | None = None
-        failure: BaseException | None = None
-        try:
-            name = SUPERVISOR if rid == SUPERVISOR_RID else broker_name(gid, rid)
-            methods = {"": ray.get_actor(name, namespace=self._namespace)}
-        except Exception as error:
-            failure = error
-        with self._lock:
-            waiting = self._waiting.pop((gid, rid), [])
-            if methods is not None:
-                self._methods[gid, rid] = methods
-        for method, args, done in waiting:
-            if methods is None:
-                done(None, failure)
-            else:
-                self._start(gid, rid, methods, method, args, done)
-
-    def close(self) -> None:
-        """See :class:`ReplicaCalls`."""
-        with self._lock:
-            self._closed = True
-            self._waiting.clear()
-        self._lookups.shutdown(wait=False, cancel_futures=True)

@@ -1,9 +1,9 @@
 """The clients' only thread: runs the channels to all broker groups and the sources that feed them.
 
-Callers post work and get futures; answers arrive from Ray's threads; everything else happens in this
-thread, so channels and batchers need no locks. It sleeps until something is posted, an answer arrives, or
-a deadline, probe or linger is due. It must never block on anything else, and never run user code. turns.py
-defines what it does in a turn.
+Callers post work and get futures; answers come in from Ray's threads; everything else happens in this
+thread, so channels and batchers need no locks. It sleeps until something is posted, an answer comes, or
+a deadline, probe or linger is due. It must never block on anything else, and never run user code. What it
+does in a turn stands in turns.py, and who runs it in background.py.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+from escrowmq.actors.client.background import Background, Threads
 from escrowmq.actors.client.config import ChannelConfig
 from escrowmq.actors.client.forking import FORKED, tell_after_fork
 from escrowmq.actors.client.member_watch import MemberWatch
-from escrowmq.actors.client.replica_calls import RayCalls, ReplicaCalls
+from escrowmq.actors.client.replica_calls import ReplicaCalls
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.client.turns import Turns
 from escrowmq.replication.errors import Closed, EscrowMQError
@@ -28,12 +29,13 @@ from escrowmq.replication.errors import Closed, EscrowMQError
 log = logging.getLogger(__name__)
 
 _CLOSED = "this client was closed; create a new one"
-#: Maximum sleep: bounds the cost of a lost wake-up.
-SLEEP_S_MAX = 1.0
 
 
 class Router(Turns):
-    """Channels to every group of a cluster, run by a thread. Thread-safe; end it with :meth:`close`."""
+    """Channels to every group of a cluster, run by a thread. Thread-safe; closed by :meth:`close`.
+
+    ``background``: what runs it instead of a thread of its own.
+    """
 
     def __init__(
         self,
@@ -43,17 +45,24 @@ class Router(Turns):
         *,
         clock: Callable[[], float] = time.monotonic,
         name: str = "escrowmq-client",
+        background: Background | None = None,
     ) -> None:
+        background = background or Threads(clock)
         super().__init__(
-            info, config or ChannelConfig(), calls or RayCalls(info), clock=clock, rng=random.Random()
+            info,
+            config or ChannelConfig(),
+            calls or over_ray(info),
+            clock=background.clock,
+            rng=random.Random(),
         )
         self._closing = self._ended = False
         self._why = _CLOSED
         tell_after_fork(self)
-        self.attach(MemberWatch(self.channels, self._calls.call, self._post_if_open, clock()))
         self._end_lock = threading.Lock()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        self._worker = background.worker(self._step, name, self.waited_for)
+        self.wakeup = self._worker.wakeup
+        self.attach(MemberWatch(self.channels, self._calls.call, self._post_if_open, self.clock()))
+        self._worker.start()
 
     def replica_call(self, gid: int, rid: int, method: str, *args: Any) -> Future[Any]:
         """One call to one replica, without retries; its answer or error, possibly never."""
@@ -92,32 +101,36 @@ class Router(Turns):
             return
         self._closing = True
         self.wakeup.set()
-        if threading.current_thread() is not self._thread:
-            self._thread.join(timeout=10.0)
+        self._worker.join()
         self._calls.close()
 
     def forked(self) -> None:
         """See :class:`~escrowmq.actors.client.forking.Forkable`."""
         self._closing, self._why = True, f"this client cannot be used: {FORKED}"
 
-    def _run(self) -> None:
+    def _step(self) -> float | None:
         detail = "this client was closed"
-        try:
-            while not self._closing:
-                wake = self.turn()
-                delay = min(max(wake - self.clock(), 0.0), SLEEP_S_MAX)
-                if delay > 0 and not self._answers and not self._posted:
-                    self.wakeup.wait(delay)
-        except Exception as error:
-            log.exception("the client's thread failed; everything under way is ended")
-            detail = f"the client's thread failed: {error!r}"
+        if not self._closing:
+            try:
+                return self.turn()
+            except Exception as error:
+                log.exception("the client's thread failed; everything under way is ended")
+                detail = f"the client's thread failed: {error!r}"
         self._closing = self._ended = True
         self.end(detail)
+        return None
 
     def end(self, detail: str) -> None:
         """See :meth:`Turns.end`; from any thread, possibly more than once."""
         with self._end_lock:
             super().end(detail)
+
+
+def over_ray(info: ClusterInfo) -> ReplicaCalls:
+    """Calls through Ray, which is imported only here: whoever passes other calls needs no Ray."""
+    from escrowmq.actors.client.ray_calls import RayCalls
+
+    return RayCalls(info)
 
 
 def result_of(future: Future[Any], timeout_s: float) -> Any:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from escrowmq.actors.client.channel import GroupChannel, Request
 from escrowmq.actors.client.config import ChannelConfig
@@ -31,6 +31,14 @@ class Source(Protocol):
 
     def stopped(self, detail: str) -> None:
         """The router ends: nothing further will be sent or answered."""
+
+
+@runtime_checkable
+class Waited(Protocol):
+    """A source for which callers may wait though none of its requests is under way."""
+
+    def waited_for(self) -> bool:
+        """Whether one does now."""
 
 
 class Turns:
@@ -56,6 +64,7 @@ class Turns:
         self._posted: deque[Callable[[], None]] = deque()
         self._answers: deque[tuple[int, int, Any, BaseException | None]] = deque()
         self._sources: list[Source] = []
+        self._waited: list[Waited] = []
         self.wakeup = Wakeup()
 
     # ------------------------------------------------------------ calls
@@ -103,7 +112,9 @@ class Turns:
         self.channels[gid].submit(request, self.clock())
 
     def attach(self, source: Source) -> None:
-        """Pump ``source`` in every turn."""
+        """Have ``source`` pumped in every turn."""
+        if isinstance(source, Waited):
+            self._waited.append(source)
         self.post(lambda: self._sources.append(source))
 
     def post(self, work: Callable[[], None]) -> None:
@@ -136,6 +147,12 @@ class Turns:
         for channel in self.channels:
             wake = min(wake, channel.next_wake(now))
         return wake
+
+    def waited_for(self) -> bool:
+        """Whether some request has no answer yet, or a source is waited for."""
+        return any(channel.busy for channel in self.channels) or any(
+            source.waited_for() for source in self._waited
+        )
 
     def close(self) -> None:
         """End every request now (flush before)."""

@@ -87,11 +87,12 @@ class AsyncConsumer(AsyncClosing):
             if now >= deadline:
                 core.raise_trouble()
                 return []
+            until = min(deadline, look_again)
             try:
-                async with asyncio.timeout(min(deadline, look_again) - now):
+                async with asyncio.timeout(until - now):
                     await self._news.wait()
             except TimeoutError:
-                pass
+                core.background.passed(until)
 
     async def __aiter__(self) -> AsyncIterator[ConsumerRecord]:
         while True:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 
+from escrowmq.actors.client.background import Background
 from escrowmq.actors.client.closing import Closing
 from escrowmq.actors.client.consumer_groups import TopicPartition
 from escrowmq.actors.client.replica_calls import ReplicaCalls
@@ -50,6 +51,7 @@ class Consumer(Closing):
         pattern: str | re.Pattern[str] | None = None,
         statistics_callback: Callable[[ConsumerStatistics], object] | None = None,
         statistics_interval_s: float = 60.0,
+        background: Background | None = None,
     ) -> None:
         """Subscribes at once if ``topics`` or a ``pattern`` are given, which needs a ``group``. Raises
         UnknownTopic.
@@ -61,8 +63,8 @@ class Consumer(Closing):
         ``statistics_callback`` is called with :meth:`statistics` every ``statistics_interval_s``, in a thread
         of its own, until the consumer is closed. What it raises is logged.
 
-        ``auto_offset_reset`` overrides the one in ``config``: "earliest", "latest" or "none"
-        (OffsetOutOfRange). ``calls``: how replicas are reached; None means through Ray.
+        ``auto_offset_reset`` overrides ``config``'s: "earliest", "latest" or "none" (OffsetOutOfRange).
+        ``calls``, ``background``: how replicas are reached, and what runs this consumer; None: Ray, threads.
         """
         #: The implementation; for the interfaces on top of it (this one, asyncio's), not for applications.
         self.core = ConsumerCore(
@@ -75,6 +77,7 @@ class Consumer(Closing):
             handlers=Handlers(on_assign=on_assign, on_revoke=on_revoke, on_lost=on_lost),
             instance_id=instance_id,
             pattern=pattern,
+            background=background,
         )
 
         self._timer: StatisticsTimer[ConsumerStatistics] | None = None

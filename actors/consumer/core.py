@@ -15,12 +15,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
+from escrowmq.actors.client.background import Background, Threads
 from escrowmq.actors.client.consumer_groups import GroupSnapshot, TopicPartition, coordinator_group
 from escrowmq.actors.client.forking import FORKED, tell_after_fork
 from escrowmq.actors.client.member_names import dynamic_name, static_name
 from escrowmq.actors.client.observable import ObservableCondition
-from escrowmq.actors.client.replica_calls import RayCalls, ReplicaCalls
-from escrowmq.actors.client.router import Router, result_of
+from escrowmq.actors.client.replica_calls import ReplicaCalls
+from escrowmq.actors.client.router import Router, over_ray, result_of
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.consumer import arguments as args
 from escrowmq.actors.consumer.committer import Committer
@@ -50,6 +51,9 @@ from escrowmq.replication.errors import (
 from escrowmq.replication.model import ConsumerRecord
 from escrowmq.replication.replica.validation import has_control_characters
 
+#: Name of the router's.
+THREAD = "escrowmq-consumer"
+
 
 class ConsumerCore:
     """The parts of one consumer. Call methods marked *locked* while holding ``condition``."""
@@ -71,6 +75,7 @@ class ConsumerCore:
         handlers: Handlers | None = None,
         instance_id: str | None = None,
         pattern: str | re.Pattern[str] | None = None,
+        background: Background | None = None,
     ) -> None:
         """See :class:`Consumer`."""
         config = config or ConsumerConfig()
@@ -81,7 +86,8 @@ class ConsumerCore:
         args.check_needs_group(group, bool(topics) or pattern is not None, handlers not in (None, Handlers()))
         args.check_instance(instance_id, group)
         self.info, self.config, self.group = info, config, group
-        self.condition = ObservableCondition()
+        self.background = background = background or Threads()
+        self.condition = background.condition()
         self.closed = False
         #: Of the face that has more to end, however this is closed.
         self.on_close: Callable[[], None] | None = None
@@ -94,9 +100,9 @@ class ConsumerCore:
         )
         self.redelivery = Redelivery()
         self._counted = Counted()
-        self._calls = calls or RayCalls(info)
-        self.router = Router(info, config.channel, self._calls, name="escrowmq-consumer")
-        self.clock = self.router.clock
+        self._calls = calls or over_ray(info)
+        self.router = Router(info, config.channel, self._calls, name=THREAD, background=background)
+        self.clock = background.clock
         self.offsets = OffsetReader(self.router)
         self._subscribing = Subscribing(
             self.router, self.offsets, group, config.auto_offset_reset, config.call_timeout_s
@@ -106,7 +112,7 @@ class ConsumerCore:
             info.replicas, salt=random.randrange(info.replicas), members=self.router.members
         )
         self.fetch = FetchThread(
-            self.positions, choice, config, self._calls, self.condition, self.clock, self._counted
+            self.positions, choice, config, self._calls, self.condition, background, self._counted
         )
         self.membership: Membership | None = None
         if group is not None:
@@ -121,6 +127,7 @@ class ConsumerCore:
             config,
             self.fetch.wake,
             self._subscribing,
+            background,
         )
         if self.membership is not None:
             self._make_parts_of_a_member(self.membership, handlers or Handlers())

@@ -9,12 +9,13 @@ partition, epoch and offset, and dropped.
 from __future__ import annotations
 
 import logging
-import queue
 import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from escrowmq.actors.client.background import Background
 from escrowmq.actors.client.consumer_groups import TopicPartition
 from escrowmq.actors.client.replica_calls import ReplicaCalls
 from escrowmq.actors.consumer.config import ConsumerConfig
@@ -32,6 +33,8 @@ PARTITIONS_PER_CALL_MAX = 256
 #: Calls that were given up but whose answers may still be used.
 GIVEN_UP_MAX = 64
 SLEEP_S_MAX = 0.5
+#: Between two steps in which nothing has come.
+PAUSE_S = 0.001
 
 AskedPartition = tuple[TopicPartition, int, int]  # partition, epoch, offset
 
@@ -197,54 +200,48 @@ class FetchThread:
         config: ConsumerConfig,
         calls: ReplicaCalls,
         condition: threading.Condition,
-        clock: Callable[[], float],
+        background: Background,
         counted: Counted | None = None,
     ) -> None:
-        self._calls, self._condition, self._clock = calls, condition, clock
+        self._calls, self._condition, self._clock = calls, condition, background.clock
         self.fetches = Fetches(positions, choice, config, self._start, counted)
-        #: Answers (token, answer, error). None only wakes the thread, which then ends if ``_closing``.
-        self._inbox: queue.SimpleQueue[tuple[int, Any, BaseException | None] | None] = queue.SimpleQueue()
+        self._answers: deque[tuple[int, Any, BaseException | None]] = deque()  # token, answer, error
         self._closing = False
         #: The bug that ended this thread; without it, that would look like a topic without messages.
         self.failure: Exception | None = None
-        self._thread = threading.Thread(target=self._run, name="escrowmq-fetch", daemon=True)
-        self._thread.start()
+        self._worker = background.worker(self._step, "escrowmq-fetch")
+        self._worker.start()
 
     def wake(self) -> None:
-        """Tells the thread that something may have become fetchable."""
-        self._inbox.put(None)
+        """Something may be fetched that could not before."""
+        self._worker.wakeup.set()
 
     def close(self) -> None:
         """Stops the thread; answers under way are dropped."""
         self._closing = True
         self.wake()
-        if threading.current_thread() is not self._thread:
-            self._thread.join(timeout=10.0)
+        self._worker.join()
 
     def _start(self, gid: int, rid: int, args: tuple[Any, ...], token: int) -> None:
         def done(answer: Any, error: BaseException | None) -> None:
-            self._inbox.put((token, answer, error))
+            self._answers.append((token, answer, error))
+            self._worker.wakeup.set()
 
         self._calls.call(gid, rid, "fetch", args, done)
 
-    def _run(self) -> None:
-        wake_at = self._clock()
-        while not self._closing:
+    def _step(self) -> float | None:
+        if self._closing:
+            return None
+        answers, clock, wake_at = self._answers, self._clock, 0.0
+        with self._condition:
             try:
-                item = self._inbox.get(timeout=max(wake_at - self._clock(), 0.001))
-            except queue.Empty:
-                item = None
-            with self._condition:
-                try:
-                    news = False
-                    while item is not None:
-                        news |= self.fetches.answered(*item, self._clock())
-                        item = None if self._inbox.empty() else self._inbox.get()
-                    wake_at = self.fetches.advance(self._clock())
-                except Exception as error:
-                    log.exception("the fetch thread of a consumer failed")
-                    self.failure, news = error, True
-                if news:
-                    self._condition.notify_all()
-                if self.failure is not None:
-                    return
+                news = False
+                while answers:
+                    news |= self.fetches.answered(*answers.popleft(), clock())
+                wake_at = self.fetches.advance(clock())
+            except Exception as error:
+                log.exception("the fetch thread of a consumer failed")
+                self.failure, news = error, True
+            if news:
+                self._condition.notify_all()
+        return None if self.failure is not None else max(wake_at, clock() + PAUSE_S)

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from escrowmq.actors.client.background import Background
 from escrowmq.actors.client.catalog import NAMES_MAX
 from escrowmq.actors.client.consumer_groups import (
     GroupAssignment,
@@ -22,7 +23,6 @@ from escrowmq.actors.client.consumer_groups import (
     coordinator_group,
 )
 from escrowmq.actors.client.router import Router, result_of
-from escrowmq.actors.client.wakeup import Wakeup
 from escrowmq.actors.consumer.config import ConsumerConfig
 from escrowmq.actors.consumer.membership import Membership
 from escrowmq.actors.consumer.offsets import Lookup, OffsetReader
@@ -59,6 +59,7 @@ class MembershipThread:
         config: ConsumerConfig,
         on_positions: Callable[[], None],
         subscribing: Subscribing,
+        background: Background,
     ) -> None:
         """``on_positions`` is called when partitions have become fetchable."""
         self._router, self._offsets, self._positions = router, offsets, positions
@@ -69,7 +70,6 @@ class MembershipThread:
         self.pattern: TopicPattern | None = None
         self._next_pattern = float("-inf")
         self._next_heartbeat = float("-inf")
-        self._wakeup = Wakeup()
         self._closing = False
         self.polled_at = self._clock()
         self.trouble_since: float | None = None
@@ -79,20 +79,20 @@ class MembershipThread:
         self.gone: frozenset[str] = frozenset()
         self._missed: frozenset[str] = frozenset()
         self._next_look = float("-inf")
-        self._thread = threading.Thread(target=self._run, name="escrowmq-membership", daemon=True)
-        self._thread.start()
+        self._worker = background.worker(self._step, "escrowmq-membership", blocks=True)
+        self._worker.start()
 
     def wake(self, *, heartbeat: bool = False) -> None:
         """Tells the thread that there is work; ``heartbeat``: send one even if it is not due yet."""
         if heartbeat:
             self._next_heartbeat = float("-inf")
-        self._wakeup.set()
+        self._worker.wakeup.set()
 
     def close(self) -> None:
         """Stops the thread and leaves the group. A static member's place waits for the next of its instance,
         as long as its session."""
         self._closing = True
-        self._wakeup.set()
+        self._worker.wakeup.set()
         member = self._membership
         if member is not None and member.joined and not member.static:
             try:
@@ -105,32 +105,30 @@ class MembershipThread:
                 log.info("could not leave group %s (%s); its session will expire", member.group, error)
 
     def join_thread(self) -> None:
-        """Waits for the thread to end; call it after closing the router, which ends the thread's calls."""
-        if threading.current_thread() is not self._thread:
-            self._thread.join(timeout=10.0)
+        """Waits for the thread's end, after the router was closed (which ends its calls)."""
+        self._worker.join()
 
-    def _run(self) -> None:
-        while not self._closing:
-            self._wakeup.clear()
-            try:
-                wait_s = self._turn()
-                self.trouble_since = None
-            except EscrowMQError as error:
-                wait_s = RETRY_S
-                with self._condition:
-                    self.error = error
-                    if self.trouble_since is None:
-                        self.trouble_since = self._clock()
-                    self._condition.notify_all()
-            except Exception as error:
-                if not self._closing:
-                    log.exception("the membership thread of a consumer failed")
-                with self._condition:
-                    self.failure = error
-                    self._condition.notify_all()
-                return
+    def _step(self) -> float | None:
+        if self._closing:
+            return None
+        try:
+            wait_s = self._turn()
+            self.trouble_since = None
+        except EscrowMQError as error:
+            wait_s = RETRY_S
+            with self._condition:
+                self.error = error
+                if self.trouble_since is None:
+                    self.trouble_since = self._clock()
+                self._condition.notify_all()
+        except Exception as error:
             if not self._closing:
-                self._wakeup.wait(wait_s)
+                log.exception("the membership thread of a consumer failed")
+            with self._condition:
+                self.failure = error
+                self._condition.notify_all()
+            return None
+        return self._clock() + wait_s
 
     def _turn(self) -> float:
         self._keep_membership(self._clock())

@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from escrowmq.actors.client.closing import Closing
-from escrowmq.actors.client.replica_calls import SUPERVISOR_RID, RayCalls, ReplicaCalls
+from escrowmq.actors.client.replica_calls import SUPERVISOR_RID, ReplicaCalls
+from escrowmq.actors.client.router import over_ray
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.consumer.read_ahead import FetchAnswer, Piece, ReadAhead
 from escrowmq.actors.consumer.records import FetchedRun, check_dense, trim_runs
@@ -126,7 +127,7 @@ class PartitionReader(Closing):
         self._gid = group or 0
         self._fetch_bytes, self._timeout_s, self._clock = fetch_bytes, timeout_s, clock
         self._lag_patience_s, self._pause = lag_patience_s, pause
-        self._own_calls = RayCalls(info) if calls is None else None
+        self._own_calls = over_ray(info) if calls is None else None
         self._calls: ReplicaCalls = calls if self._own_calls is None else self._own_calls  # type: ignore[assignment]
         # Starts at a random replica, to spread the load; the leader comes last, since it handles the writes.
         self._rng = random.Random()

@@ -27,7 +27,7 @@ class Subscribing:
     ) -> None:
         self._router, self._offsets = router, offsets
         self._group, self._reset, self._timeout_s = group, reset, timeout_s
-        self.catalog = TopicCatalog(router, timeout_s)
+        self.catalog = TopicCatalog(router, timeout_s, clock=router.clock)
 
     def topics(self, topics: Sequence[str]) -> tuple[str, ...]:
         """These topics, each once, with places where needed. Raises UnknownTopic, Unavailable."""

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from escrowmq.actors.client.background import Background, Threads
 from escrowmq.actors.client.catalog import TopicCatalog
 from escrowmq.actors.client.failures import Failure, FailureKind
 from escrowmq.actors.client.forking import FORKED, tell_after_fork
@@ -50,22 +51,26 @@ class ProducerCore:
         *,
         answers_checks: bool = True,
         instance: str | None = None,
+        background: Background | None = None,
     ) -> None:
-        """``turns``: runs this producer's turns instead of a thread. ``answers_checks``: whether this
-        producer can be asked if it runs a local transaction, so that it owns what it prepares. ``instance``:
-        its name; None: a new one is generated."""
-        self.app, self.config, self.info, self.clock = check_app(app), config, info, clock
+        """``turns``: what somebody else runs, instead of a thread of this producer's own. ``answers_checks``:
+        it can be asked whether it runs a local transaction, and so it owns what it prepares. ``instance``:
+        its name, which is made if there is none. ``background``: what runs it, with a clock of its own."""
+        background = background or Threads(clock)
+        self.app, self.config, self.info, self.clock = check_app(app), config, info, background.clock
         self.instance = instance or instance_id(client_version())
         self.ids = transaction_ids(self.instance)
         self.running = RunningHere()
-        self.router = turns or Router(info, config.channel, calls, clock=clock, name="escrowmq-producer")
-        self.catalog = TopicCatalog(self.router, config.delivery_timeout_s, clock=clock)
+        self.router = turns or Router(
+            info, config.channel, calls, name="escrowmq-producer", background=background
+        )
+        self.catalog = TopicCatalog(self.router, config.delivery_timeout_s, clock=self.clock)
         self.encoder = Encoder(config, self.catalog.partitions, self.router.places.group_of)
         owner = self.instance if answers_checks else ""
         self._counted = Counted()
         self._batchers = [GroupBatcher(self.app, config, owner, self._counted) for _ in range(info.groups)]
         self._lock = threading.Lock()
-        self._room = threading.Condition(self._lock)
+        self._room: threading.Condition = background.condition(self._lock)
         self._blocked = 0
         self._buffered = 0
         self._bound = BufferBound(config.buffer_bytes, config.buffer_s + config.linger_ms / 1000)
@@ -156,12 +161,13 @@ class ProducerCore:
         """
         block.deadline = self.clock() + self.config.delivery_timeout_s
         with self._lock:
-            if not self._ended:
+            taken = not self._ended
+            if taken:
                 self._blocks.append((gid, block))
-                if not self._looks_soon_for_blocks:
-                    self.router.wakeup.set()
-                return
-        block.done(Failure(FailureKind.CLOSED, _CLOSED))
+        if not taken:
+            block.done(Failure(FailureKind.CLOSED, _CLOSED))
+        elif not self._looks_soon_for_blocks:
+            self.router.wakeup.set()
 
     def call_later(self, delay_s: float, work: Callable[[], None]) -> None:
         """Runs ``work`` in the router's thread after a delay. Callable only from that thread."""
@@ -248,6 +254,10 @@ class ProducerCore:
             for waiter in flushes:
                 waiter.done(None)
         return self._look_again(now, wake)
+
+    def waited_for(self) -> bool:
+        """See :class:`escrowmq.actors.client.turns.Waited`: something is to be tried again."""
+        return bool(self._timers)
 
     def _look_again(self, now: float, wake: float) -> float:
         self._looks_soon_for_messages = wake <= now + self.config.linger_ms / 1000

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
+from escrowmq.actors.client.background import Background
 from escrowmq.actors.client.closing import Closing
 from escrowmq.actors.client.replica_calls import ReplicaCalls
 from escrowmq.actors.client.statistics_timer import StatisticsTimer
@@ -28,12 +29,22 @@ from escrowmq.actors.producer.send_future import SendFuture
 from escrowmq.actors.producer.statistics import ProducerStatistics
 from escrowmq.actors.producer.transaction import Transaction
 from escrowmq.feedback.config import AnswererConfig, FeedbackConfig
-from escrowmq.feedback.edges.answerer import CheckAnswerer
 from escrowmq.feedback.states import TxStatusQuerier
 from escrowmq.replication.model import Message, RecordMetadata
 
 #: What runs between prepare and decision: ``f()``, ``f(tx)`` or ``f(tx_id, query_id)``.
 LocalTransaction = Callable[..., Any]
+
+
+class Answerer(Protocol):
+    """What answers checks for a producer: see ``feedback.edges.answerer.CheckAnswerer``."""
+
+    def start(self) -> None: ...
+    def close(self) -> None: ...
+
+
+#: Makes it, with the arguments of ``CheckAnswerer``.
+MakeAnswerer = Callable[..., Answerer]
 
 
 class Producer(Closing):
@@ -55,20 +66,29 @@ class Producer(Closing):
         answerer: AnswererConfig | None = None,
         feedback: FeedbackConfig | None = None,
         calls: ReplicaCalls | None = None,
+        background: Background | None = None,
+        answered_by: MakeAnswerer | None = None,
         statistics_callback: Callable[[ProducerStatistics], object] | None = None,
         statistics_interval_s: float = 60.0,
     ) -> None:
         """``answerer``: how checks are answered here; ``feedback``: settings of the processes that ask.
 
-        The latter apply when those processes are started, by the first producer with a querier.
+        The latter count where those are started, by the first producer with a querier. ``calls``,
+        ``background``, ``answered_by``: how replicas are reached, what runs this producer, and what answers
+        its checks; None: Ray and threads.
         ``statistics_callback`` is called with :meth:`statistics` every ``statistics_interval_s``, in a thread
         of its own, until the producer is closed. What it raises is logged.
         """
         self._config = config or ProducerConfig()
         self._core = ProducerCore(
-            info, app, self._config, calls, answers_checks=tx_status_querier is not None
+            info,
+            app,
+            self._config,
+            calls,
+            answers_checks=tx_status_querier is not None,
+            background=background,
         )
-        self._answerer: CheckAnswerer | None = None
+        self._answerer: Answerer | None = None
         self._timer: StatisticsTimer[ProducerStatistics] | None = None
         try:
             if statistics_callback is not None:
@@ -78,7 +98,7 @@ class Producer(Closing):
             raise
         if tx_status_querier is not None:
             try:
-                self._answerer = CheckAnswerer(
+                self._answerer = (answered_by or _over_ray())(
                     app,
                     tx_status_querier,
                     self._core.instance,
@@ -234,3 +254,9 @@ class Producer(Closing):
             self._answerer.close()
         if self._timer is not None:
             self._timer.close()
+
+
+def _over_ray() -> MakeAnswerer:
+    from escrowmq.feedback.edges.answerer import CheckAnswerer  # it imports Ray
+
+    return CheckAnswerer

@@ -10,7 +10,8 @@ from typing import Any
 
 import escrowmq
 from benchmarks.load.ledger import ACCEPTED, NOT_SENT, REFUSED, SENT, UNKNOWN
-from escrowmq.actors.client.replica_calls import OnAnswer, RayCalls
+from escrowmq.actors.client.ray_calls import RayCalls
+from escrowmq.actors.client.replica_calls import OnAnswer
 from escrowmq.actors.client.topology import ClusterInfo
 
 LATENCY_STEPS = 1.05  # ratio between consecutive latency classes

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.spark.rounds import Contest
-from escrowmq.actors.client.replica_calls import RayCalls
+from escrowmq.actors.client.ray_calls import RayCalls
 from escrowmq.actors.consumer.reader import PartitionReader
 from escrowmq.replication.format.codec import decode_rows
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from escrowmq.actors.client.feedback_processes import RayFeedbackProcesses
+from escrowmq.actors.client.ray_feedback import RayFeedbackProcesses
 from escrowmq.actors.client.router import Router
 from escrowmq.cluster.exporter.looking import WAIT_S, Looks
 from escrowmq.cluster.exporter.series import Key, Value

@@ -189,6 +189,9 @@ class QueryPool:
                 return
             threads.all += 1
             number = threads.all
+        self._start(number)
+
+    def _start(self, number: int) -> None:
         threading.Thread(target=self._work, name=f"escrowmq-querier-{number}", daemon=True).start()
 
     def _is_slow(self, call: _Call) -> bool:
@@ -229,24 +232,30 @@ class QueryPool:
         return True
 
     def _work(self) -> None:
-        ended = False
-        while not ended:
-            jobs, ended = self._take()
-            if not jobs:
-                continue
-            call = jobs[0].call
-            assert call is not None
-            outcomes = self._query(jobs)
-            with self._lock:
-                call.finished = True
-                self._threads.slow -= call.slow
-                self._threads.stuck -= call.written_off
-                surplus = self._threads.all - self._threads.slow > self._config.query_threads
-            for job, outcome in zip(jobs, outcomes, strict=True):
-                _tell(job.answered, outcome)
-            ended = ended or surplus  # its replacement has taken over
+        while not self._serve():
+            pass
+        self._ended()
+
+    def _ended(self) -> None:
         with self._lock:
             self._threads.all -= 1
+
+    def _serve(self) -> bool:
+        """One call of the querier; whether the thread is to end."""
+        jobs, ended = self._take()
+        if not jobs:
+            return ended
+        call = jobs[0].call
+        assert call is not None
+        outcomes = self._query(jobs)
+        with self._lock:
+            call.finished = True
+            self._threads.slow -= call.slow
+            self._threads.stuck -= call.written_off
+            surplus = self._threads.all - self._threads.slow > self._config.query_threads
+        for job, outcome in zip(jobs, outcomes, strict=True):
+            _tell(job.answered, outcome)
+        return ended or surplus  # its replacement has its place
 
     def _take(self) -> tuple[list[_Job], bool]:
         """The jobs for one call of the querier, and whether the pool is closing."""

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from escrowmq import Admin, TransactionState
-from escrowmq.actors.client.replica_calls import OnAnswer, RayCalls
+from escrowmq.actors.client.ray_calls import RayCalls
+from escrowmq.actors.client.replica_calls import OnAnswer
 from escrowmq.actors.client.router import Router
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.consumer.offsets import OffsetReader

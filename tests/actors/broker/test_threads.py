@@ -3,6 +3,7 @@ clients alive."""
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
@@ -61,7 +62,7 @@ def test_every_kind_of_call_has_its_threads(monkeypatch: pytest.MonkeyPatch) -> 
     module.start_broker(ClusterInfo("c", "test", 1, 1), 0, 0, config, "/nowhere", "127.0.0.1", b"s")
     named = {
         method.__ray_concurrency_group__
-        for method in vars(Broker).values()
+        for _, method in inspect.getmembers(Broker)
         if hasattr(method, "__ray_concurrency_group__")
     }
     assert named == made.keys()

@@ -259,5 +259,5 @@ def test_every_call_of_a_broker_is_known_to_read_or_to_change() -> None:
         "checkpoint_manifest", "checkpoint_read", "due_pairs", "founded", "log_entries", "never_voted",
         "raft_address",
     }  # fmt: skip
-    calls = {name for name, value in vars(Broker).items() if callable(value) and not name.startswith("_")}
+    calls = {name for name in dir(Broker) if callable(getattr(Broker, name)) and not name.startswith("_")}
     assert calls == READ_ONLY | change | of_brokers

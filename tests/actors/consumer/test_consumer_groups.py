@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from escrowmq.actors.client.background import Threads
 from escrowmq.replication.errors import ConfigError, OffsetOutOfRange, StaleMember
 from escrowmq.replication.format import ops
 from tests.support.polling import numbered, read, settle, values
@@ -16,7 +17,7 @@ PARTITIONS = 4
 def vanish(consumer):
     """As if its process were killed: it does not leave, and sends no more heartbeats or fetches."""
     consumer.core.membership_thread._closing = True
-    consumer.core.membership_thread._wakeup.set()
+    consumer.core.membership_thread.wake()
     consumer.core.membership_thread.join_thread()
     consumer.core.fetch.close()
 
@@ -88,17 +89,14 @@ def test_a_zombies_commit_is_refused(brokers, topic, unique, consumer_of):
     with pytest.raises(StaleMember, match="again"):
         # It joins again, as it is alive after all, but b was given its partitions meanwhile.
         a.core.membership_thread._closing = False
-        a.core.membership_thread._thread = _restart(a.core.membership_thread)
+        _restart(a.core.membership_thread)
         a.commit()
     assert b.committed(topic, 0) == 10
 
 
 def _restart(keeper):
-    import threading
-
-    thread = threading.Thread(target=keeper._run, daemon=True)
-    thread.start()
-    return thread
+    keeper._worker = Threads().worker(keeper._step, "restarted")
+    keeper._worker.start()
 
 
 def test_a_member_that_stops_polling_leaves_and_comes_back(brokers, topic, unique, consumer_of):

@@ -203,7 +203,7 @@ def test_tasks_are_told_who_leads_so_that_they_read_from_the_others(
                 time.sleep(0.01)
         three.asked.clear()
         monkeypatch.setattr(reading, "join_from_worker", lambda address, namespace: None)
-        monkeypatch.setattr(range_reader, "RayCalls", lambda info: ClientCalls(three))
+        monkeypatch.setattr(range_reader, "over_ray", lambda info: ClientCalls(three))
         for split in splits * 8:  # whom a task begins with is drawn
             assert sum(batch.num_rows for batch in tasks.read(split)) == 10
         asked = {rid for _, rid, method in three.asked if method == "fetch"}

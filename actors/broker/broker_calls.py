@@ -1,0 +1,238 @@
+"""What a broker answers, call by call, once its replica runs; without Ray.
+
+The Broker actor (broker.py) is these calls and the life of a process around them; the cluster in memory
+(cluster/testing) calls them directly. Answers are those of replication/calling/answers.py and
+client/consumer_groups.py. ``concurrency`` names the group of an actor's threads in which a call is executed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+from escrowmq.actors.broker.answer_buffers import AnswerBuffers, out_of_band
+from escrowmq.actors.broker.packed_topics import TopicPacker
+from escrowmq.actors.broker.parts import Parts
+from escrowmq.replication.calling.answers import EarlierChecks, FetchEnds, Leadership, MembersReport, Reply
+from escrowmq.replication.errors import Unavailable
+from escrowmq.replication.host.running import NOT_RUNNING
+from escrowmq.replication.replica.fetching import FetchRequest
+
+#: Memory for large answers to fetches, in all 32 MiB; a fetch that finds none free is answered all the same.
+FETCH_BUFFERS, FETCH_BUFFER_BYTES = 4, 8 << 20
+
+M = TypeVar("M", bound=Callable[..., Any])
+
+
+def concurrency(group: str) -> Callable[[M], M]:
+    """Executed by the actor's threads of this group, so that parked calls never hold up others."""
+
+    def mark(method: M) -> M:
+        method.concurrency = group  # type: ignore[attr-defined]
+        return method
+
+    return mark
+
+
+def marked(kind: type) -> Iterator[tuple[Callable[..., Any], str]]:
+    """The methods that ``concurrency`` has marked, with their groups."""
+    for method in vars(kind).values():
+        if hasattr(method, "concurrency"):
+            yield method, method.concurrency
+
+
+class BrokerCalls:
+    """See the module's text. Thread-safe. ``_parts`` is set once the replica runs."""
+
+    def __init__(self) -> None:
+        self._parts: Parts | None = None
+        self._topic_packer = TopicPacker()
+        self._fetch_buffers = AnswerBuffers(FETCH_BUFFERS, FETCH_BUFFER_BYTES)
+
+    def _not_open(self) -> Unavailable:
+        """Why there are no parts."""
+        return Unavailable("the replica is not open", 1.0)
+
+    def _led(self, ask: Callable[[Parts], Reply]) -> Reply:
+        """A call that only a leader answers."""
+        parts = self._parts
+        return NOT_RUNNING if parts is None else ask(parts)
+
+    def _running(self) -> Parts:
+        """For calls that every replica answers. Raises Unavailable until it is open."""
+        parts = self._parts
+        if parts is None:
+            raise self._not_open()
+        return parts
+
+    # -------------------------------------------------------------- produce
+
+    @concurrency("produce")
+    def submit(self, request: bytes) -> Reply:
+        return self._led(lambda parts: parts.requests.submit(request))
+
+    @concurrency("settle")
+    def follow(self, request: bytes) -> Reply:
+        """For brokers only: decisions of another group, the home of transactions that have branches here."""
+        return self._led(lambda parts: parts.requests.follow(request))
+
+    # -------------------------------------------------------------- fetch
+
+    @concurrency("fetch")
+    def fetch(self, requests: Sequence[FetchRequest], max_bytes: int, wait_s: float) -> list[Any]:
+        results = self._running().reads.fetch(requests, max_bytes, wait_s, self._fetch_buffers.join)
+        return [(*head, out_of_band(blob)) for *head, blob in results]
+
+    @concurrency("fetch")
+    def watch(self, requests: Sequence[tuple[str, int, int]], wait_s: float) -> Reply:
+        return self._running().watching.watch(requests, wait_s)
+
+    @concurrency("control")
+    def spans(self, requests: Sequence[tuple[str, int, int, int, int]]) -> Reply:
+        return self._running().watching.spans(requests)
+
+    @concurrency("control")
+    def fetch_ends(
+        self, topic: str, partition: int, offset: int, until: int, max_bytes: int, count: int
+    ) -> FetchEnds:
+        return self._running().reads.fetch_ends(topic, partition, offset, until, max_bytes, count)
+
+    # -------------------------------------------------------------- feedback
+
+    @concurrency("feedback")
+    def lock_due(self, app: str, topic: str, max_n: int, lease_s: float, wait_s: float, owner: str) -> Reply:
+        answer = self._led(lambda parts: parts.due_checks.lock_due(app, topic, max_n, lease_s, wait_s, owner))
+        return ("ok", EarlierChecks(answer[1])) if answer[0] == "ok" else answer
+
+    @concurrency("feedback")
+    def due_pairs(self, term: int, seen: int, part: int, parts: int, wait_s: float) -> Reply:
+        return self._led(lambda brokers: brokers.due_checks.due_pairs(term, seen, part, parts, wait_s))
+
+    @concurrency("control")
+    def lock_pairs(
+        self, wanted: Sequence[tuple[str, str, int]], lease_s: float, owner: str, owned: bool = True
+    ) -> Reply:
+        return self._led(lambda parts: parts.due_checks.lock_pairs(wanted, lease_s, owner, owned))
+
+    @concurrency("control")
+    def open_pairs(self, apps: Sequence[str], part: int, parts: int) -> Reply:
+        return self._led(lambda brokers: brokers.due_checks.open_pairs(apps, part, parts))
+
+    @concurrency("control")
+    def release_locks(
+        self, app: str, topic: str, tx_ids: Sequence[str], owner: str, waits_ms: Sequence[int] = ()
+    ) -> Reply:
+        return self._led(lambda parts: parts.due_checks.release_locks(app, topic, tx_ids, owner, waits_ms))
+
+    @concurrency("control")
+    def check_again(self, app: str, tx_id: str) -> Reply:
+        return self._led(lambda parts: parts.due_checks.check_again(app, tx_id))
+
+    @concurrency("control")
+    def open_topics(self, app: str) -> Reply:
+        return self._led(lambda parts: parts.due_checks.open_topics(app))
+
+    @concurrency("control")
+    def tx_states(self, app: str, tx_ids: Sequence[str]) -> Reply:
+        return self._led(lambda parts: parts.inspection.tx_states(app, tx_ids))
+
+    # -------------------------------------------------------------- control
+
+    @concurrency("control")
+    def offsets(self, requests: Sequence[tuple[str, int, int]], leader: bool = False) -> Any:
+        return self._running().reads.offsets(requests, leader)
+
+    @concurrency("control")
+    def topics(self, leader: bool | Sequence[str] = False) -> Reply:
+        if leader and leader is not True:
+            return self._led(lambda parts: parts.reads.topics(leader))
+        answer = (
+            self._led(lambda parts: parts.reads.topics(leader)) if leader else self._running().reads.topics()
+        )
+        return ("ok", self._topic_packer.packed(answer[1])) if answer[0] == "ok" else answer
+
+    @concurrency("control")
+    def topic_names(self, term: int, version: int) -> Reply:
+        return self._led(lambda parts: parts.reads.topic_names(term, version))
+
+    @concurrency("control")
+    def partition_bounds(self, topic: str) -> dict[int, tuple[int, int]]:
+        return self._running().reads.partition_bounds(topic)
+
+    @concurrency("control")
+    def committed(self, group: str, topics: Sequence[str] | None = None) -> Reply:
+        return self._led(lambda parts: parts.reads.committed(group, topics))
+
+    @concurrency("control")
+    def transactions(
+        self, state: str | None = None, app: str | None = None, topic: str | None = None, limit: int = 1000
+    ) -> Reply:
+        return self._led(lambda parts: parts.inspection.transactions(state, app, topic, limit))
+
+    @concurrency("control")
+    def find_transaction(self, tx_id: str, app: str | None = None) -> Reply:
+        return self._led(lambda parts: parts.inspection.find_transaction(tx_id, app))
+
+    @concurrency("control")
+    def audit(self) -> Reply:
+        return self._led(lambda parts: parts.inspection.audit())
+
+    @concurrency("control")
+    def whoami(self) -> Leadership:
+        parts = self._parts
+        return Leadership(False, None, 0) if parts is None else parts.running.whoami()
+
+    # -------------------------------------------------------------- members
+
+    @concurrency("peer")
+    def members(self) -> MembersReport:
+        """Of this group, as this replica's log has them."""
+        return self._running().members.members()
+
+    @concurrency("control")
+    def change_members(
+        self, change_id: str, add: Sequence[int], remove: Sequence[int], version: int | None = None
+    ) -> Reply:
+        """One step of a change; asked again with the same id until it says DONE. ``version``: of the members
+        that the caller has seen; nothing is done to others."""
+        return self._led(lambda parts: parts.members.change(change_id, add, remove, version))
+
+    @concurrency("control")
+    def hand_over(self, to: int) -> Reply:
+        """Let another voter lead."""
+        return self._led(lambda parts: parts.members.hand_over(to))
+
+    # -------------------------------------------------------------- consumer groups
+
+    @concurrency("control")
+    def group_join(
+        self,
+        group: str,
+        member: str,
+        topics: Sequence[str],
+        session_timeout_s: float,
+        owned: Sequence[tuple[str, int]] = (),
+    ) -> Reply:
+        return self._led(lambda parts: parts.groups.join(group, member, topics, session_timeout_s, owned))
+
+    @concurrency("control")
+    def group_heartbeat(self, group: str, member: str, generation: int) -> Reply:
+        return self._led(lambda parts: parts.groups.heartbeat(group, member, generation))
+
+    @concurrency("control")
+    def group_leave(self, group: str, member: str) -> Reply:
+        return self._led(lambda parts: parts.groups.leave(group, member))
+
+    @concurrency("settle")
+    def commit_offsets(
+        self, group: str, member: str, generation: int, offsets: Mapping[str, Mapping[int, int]]
+    ) -> Reply:
+        return self._led(lambda parts: parts.groups.commit(group, member, generation, offsets))
+
+    @concurrency("control")
+    def group_list(self) -> Reply:
+        return self._led(lambda parts: parts.groups.names())
+
+    @concurrency("control")
+    def group_describe(self, group: str) -> Reply:
+        return self._led(lambda parts: parts.groups.describe(group))

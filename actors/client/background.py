@@ -1,0 +1,122 @@
+"""Who runs what a client does beside its callers: a thread for each part, or one caller after the other.
+
+A part (the router, the fetches of a consumer, its membership) is a function ``step`` that does all that can
+be done now and says when it wants to be called again. ``Threads`` is what clients of a real cluster use. The
+cluster in memory (cluster/testing) has another background without threads, in which whoever calls a client
+runs all parts, and waiting moves a clock.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from escrowmq.actors.client.observable import ObservableCondition
+from escrowmq.actors.client.wakeup import Wakeup
+
+#: Longest sleep of a part: bounds what a lost wake-up could cost.
+SLEEP_S_MAX = 1.0
+JOIN_S = 10.0
+
+#: One step of a part: the time at which the next one is due at the latest, by the background's clock; None:
+#: it has ended.
+Step = Callable[[], float | None]
+
+
+class Worker(Protocol):
+    """What runs one part. ``wakeup.set()``, from any thread: there is something to do."""
+
+    @property
+    def wakeup(self) -> Wakeup: ...
+
+    def start(self) -> None:
+        """From now on."""
+
+    def join(self) -> None:
+        """Wait until the part has said that it has ended; not from within."""
+
+
+class Background(Protocol):
+    """See the module's text."""
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        """Seconds of a clock that never goes back."""
+
+    def worker(
+        self,
+        step: Step,
+        name: str,
+        waited_for: Callable[[], bool] | None = None,
+        *,
+        blocks: bool = False,
+    ) -> Worker:
+        """For one part. ``waited_for``: whether some caller waits for it now. ``blocks``: its steps wait for
+        other parts."""
+
+    def condition(self, lock: threading.Lock | None = None) -> ObservableCondition:
+        """What callers wait at, and what they share with the parts."""
+
+    def passed(self, until: float) -> None:
+        """Somebody waited by another clock (an event loop's), for as long as it takes until that time."""
+
+
+class Threads:
+    """The background of clients of a real cluster."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        """See :class:`Background`."""
+        return self._clock
+
+    def worker(
+        self,
+        step: Step,
+        name: str,
+        waited_for: Callable[[], bool] | None = None,
+        *,
+        blocks: bool = False,
+    ) -> WorkerThread:
+        """See :class:`Background`."""
+        return WorkerThread(step, name, self._clock)
+
+    def condition(self, lock: threading.Lock | None = None) -> ObservableCondition:
+        """See :class:`Background`."""
+        return ObservableCondition(lock)
+
+    def passed(self, until: float) -> None:
+        """See :class:`Background`: all clocks go on by themselves."""
+
+
+class WorkerThread:
+    """One daemon thread. It sleeps until it is woken, or its part's time has come."""
+
+    def __init__(self, step: Step, name: str, clock: Callable[[], float]) -> None:
+        self._step, self._clock = step, clock
+        self.wakeup = Wakeup()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """See :class:`Worker`."""
+        self._thread.start()
+
+    def join(self) -> None:
+        """See :class:`Worker`; for ten seconds at most."""
+        if threading.current_thread() is not self._thread:
+            self._thread.join(JOIN_S)
+
+    def _run(self) -> None:
+        wakeup, clock, step = self.wakeup, self._clock, self._step
+        while True:
+            wakeup.clear()
+            wake = step()
+            if wake is None:
+                return
+            delay = min(wake - clock(), SLEEP_S_MAX)
+            if delay > 0:
+                wakeup.wait(delay)

@@ -1,0 +1,99 @@
+"""Calls to broker actors through Ray.
+
+Blocks nowhere: answers come through ``ref.future()`` callbacks, and names are looked up in a thread of its
+own, since a look-up waits for Ray's control store.
+"""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import ray
+
+from escrowmq.actors.client.replica_calls import SUPERVISOR_RID, OnAnswer
+from escrowmq.actors.client.topology import SUPERVISOR, ClusterInfo, broker_name
+
+#: The second is what calls to an actor bound to a dead node end in; it is no RayActorError.
+_LOST = (ray.exceptions.RayActorError, ray.exceptions.ActorUnschedulableError)
+
+
+class RayCalls:
+    """Calls to named Ray actors, with their handles cached until they turn out dead."""
+
+    def __init__(self, info: ClusterInfo) -> None:
+        self._namespace = info.namespace
+        self._methods: dict[tuple[int, int], dict[str, Any]] = {}
+        self._lookups = ThreadPoolExecutor(2, thread_name_prefix="escrowmq-lookup")
+        self._lock = threading.Lock()
+        self._waiting: dict[tuple[int, int], list[tuple[str, tuple[Any, ...], OnAnswer]]] = {}
+        self._closed = False
+
+    def call(self, gid: int, rid: int, method: str, args: tuple[Any, ...], done: OnAnswer) -> None:
+        """See :class:`ReplicaCalls`."""
+        methods = self._methods.get((gid, rid))
+        if methods is not None:
+            self._start(gid, rid, methods, method, args, done)
+            return
+        with self._lock:
+            if self._closed:
+                return
+            waiting = self._waiting.setdefault((gid, rid), [])
+            waiting.append((method, args, done))
+            if len(waiting) == 1:
+                self._lookups.submit(self._look_up, gid, rid)
+
+    def _start(
+        self, gid: int, rid: int, methods: dict[str, Any], method: str, args: tuple[Any, ...], done: OnAnswer
+    ) -> None:
+        try:
+            bound = methods.get(method)
+            if bound is None:
+                bound = getattr(methods[""], method, None)
+                if bound is None:  # it runs earlier software, as its handle says: no use to ask again
+                    self._methods.pop((gid, rid), None)
+                    done(("no_method",), None)
+                    return
+                methods[method] = bound
+            future = bound.remote(*args).future()
+        except Exception as error:
+            self._methods.pop((gid, rid), None)
+            done(None, error)
+            return
+
+        def finished(answer: Future[Any]) -> None:
+            error = answer.exception()
+            if error is None:
+                done(answer.result(), None)
+                return
+            if isinstance(error, _LOST):  # dead, restarting, or its node is gone: ask for it anew
+                self._methods.pop((gid, rid), None)
+            done(None, error)
+
+        future.add_done_callback(finished)
+
+    def _look_up(self, gid: int, rid: int) -> None:
+        methods: dict[str, Any] | None = None
+        failure: BaseException | None = None
+        try:
+            name = SUPERVISOR if rid == SUPERVISOR_RID else broker_name(gid, rid)
+            methods = {"": ray.get_actor(name, namespace=self._namespace)}
+        except Exception as error:
+            failure = error
+        with self._lock:
+            waiting = self._waiting.pop((gid, rid), [])
+            if methods is not None:
+                self._methods[gid, rid] = methods
+        for method, args, done in waiting:
+            if methods is None:
+                done(None, failure)
+            else:
+                self._start(gid, rid, methods, method, args, done)
+
+    def close(self) -> None:
+        """See :class:`ReplicaCalls`."""
+        with self._lock:
+            self._closed = True
+            self._waiting.clear()
+        self._lookups.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,45 @@
+"""What a ``Cluster`` asks the supervisor, through Ray. Imported at the first question, as Ray is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ray
+
+from escrowmq.cluster.discovery import reconnect_waits, within
+from escrowmq.cluster.launch import ANSWER_TIMEOUT_S, find_supervisor
+from escrowmq.replication.errors import Unavailable
+
+#: Every node is searched, which takes seconds where no worker process is there yet.
+LEFTOVERS_TIMEOUT_S = 120.0
+
+
+def health(namespace: str, address: str) -> dict[str, Any]:
+    """See ``Cluster.health``."""
+
+    def ask() -> dict[str, Any]:
+        handle = find_supervisor(namespace, address)
+        found: dict[str, Any] = ray.get(handle.health.remote(), timeout=ANSWER_TIMEOUT_S)
+        return found
+
+    try:
+        return within(ANSWER_TIMEOUT_S + 1.0, address, ask)
+    except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError) as error:
+        raise Unavailable(f"the supervisor does not answer: {error}", 1.0) from error
+
+
+def head_waits(namespace: str, address: str, health: dict[str, Any]) -> dict[str, float]:
+    """See ``Cluster.head_waits``."""
+    nodes = {(entry["group"], entry["replica"]): entry["node"] for entry in health["replicas"]}
+    found = reconnect_waits(namespace, nodes, address)
+    return {nodes[replica]: wait for replica, wait in found.items() if replica in nodes}
+
+
+def leftovers(namespace: str, address: str, remove: bool) -> list[dict[str, Any]]:
+    """See ``Cluster.leftovers``."""
+    handle = find_supervisor(namespace, address)
+    try:
+        found: list[dict[str, Any]] = ray.get(handle.leftovers.remote(remove), timeout=LEFTOVERS_TIMEOUT_S)
+    except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError) as error:
+        raise Unavailable(f"the supervisor does not answer: {error}", 1.0) from error
+    return found
