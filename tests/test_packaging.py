@@ -151,7 +151,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_holds_every_module_once_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = [name for name in archive.namelist() if ".dist-info/" not in name]
-    expected = {"escrowmq/__init__.py", "escrowmq/integrations.py", "escrowmq/py.typed"}
+    expected = {f"escrowmq/{name}" for name in ("__init__.py", "integrations.py", "testing.py", "py.typed")}
     for name, folder in _mapped_folders().items():
         for file in (ROOT / folder).rglob("*.py"):
             expected.add(f"escrowmq/{name}/{file.relative_to(ROOT / folder).as_posix()}")

@@ -99,8 +99,7 @@ class ConsumerCore:
             linger_s=config.fetch_linger_ms / 1000,
         )
         self.redelivery = Redelivery()
-        self._counted = Counted()
-        self._calls = calls or over_ray(info)
+        self._counted, self._calls = Counted(), calls or over_ray(info)
         self.router = Router(info, config.channel, self._calls, name=THREAD, background=background)
         self.clock = background.clock
         self.offsets = OffsetReader(self.router)

@@ -19,8 +19,8 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[2]
 
-#: Page of the reference -> title, introduction, public names of ``escrowmq`` (of ``databases``: of
-#: ``escrowmq.integrations``). Each public name stands on one page.
+#: Page of the reference -> title, introduction, public names of ``escrowmq``; a page of ``MODULES`` has all
+#: of its module. Each public name stands on one page.
 REFERENCE: dict[str, tuple[str, str, str]] = {
     "cluster": ("Clusters", "Start one, connect to one.", "start_local connect Cluster LocalCluster"),
     "producer": (
@@ -46,6 +46,7 @@ REFERENCE: dict[str, tuple[str, str, str]] = {
         "Config load_config BrokerConfig ProducerConfig ConsumerConfig ChannelConfig",
     ),
     "databases": ("Databases", "[Guide](../guide.md#the-fence).", ""),
+    "testing": ("Testing", "A cluster in memory. [Testing your service](../testing.md).", ""),
     "spark": (
         "Spark",
         "Sessions. Sources and sinks are in [Spark](../spark.md).",
@@ -53,6 +54,8 @@ REFERENCE: dict[str, tuple[str, str, str]] = {
     ),
     "errors": ("Error classes", "What to do about each: [errors](../errors.md).", ""),
 }
+#: Page -> public module.
+MODULES = {"databases": "escrowmq.integrations", "testing": "escrowmq.testing"}
 _OUTSIDE = re.compile(r"\]\(\.\./([\w./-]+)\)")
 _FROM_ROOT = re.compile(r"\]\((?:docs/)?([\w./-]+)((?:#[\w-]+)?)\)")
 
@@ -109,18 +112,20 @@ def _from_root(name: str) -> str:
 
 def public_names() -> dict[str, list[str]]:
     """Page -> the public names on it. Raises PluginError for one that stands on none, or on two."""
+    import importlib
+
     import escrowmq
-    from escrowmq import integrations
 
     pages = {page: names.split() for page, (_, _, names) in REFERENCE.items()}
     errors = [name for name in escrowmq.__all__ if _is_error(getattr(escrowmq, name))]
     pages["errors"] = [f"escrowmq.{name}" for name in errors]
-    pages["databases"] = [f"escrowmq.integrations.{name}" for name in integrations.__all__]
-    for page in pages.keys() - {"errors", "databases"}:
+    for page, module in MODULES.items():
+        pages[page] = [f"{module}.{name}" for name in importlib.import_module(module).__all__]
+    for page in pages.keys() - MODULES.keys() - {"errors"}:
         pages[page] = [f"escrowmq.{name}" for name in pages[page]]
     shown = [name for names in pages.values() for name in names]
     wanted = {f"escrowmq.{name}" for name in escrowmq.__all__ if not name.startswith("__")}
-    wanted |= set(pages["databases"])
+    wanted |= {name for page in MODULES for name in pages[page]}
     if wrong := sorted(wanted ^ set(shown)) or sorted({name for name in shown if shown.count(name) > 1}):
         raise PluginError(f"each public name stands on one page of REFERENCE; look at {', '.join(wrong)}")
     return pages
@@ -158,7 +163,7 @@ def _reference() -> Iterator[tuple[str, str]]:
         # Where it is defined: what `escrowmq` loads at first use, a reader of source files does not see.
         places = [f"{thing.__module__}.{thing.__name__}" for thing in map(_found, names)]
         shown = "".join(f"\n::: {place}\n" for place in places)
-        whence = "escrowmq.integrations" if page == "databases" else "escrowmq"
+        whence = MODULES.get(page, "escrowmq")
         yield page, f"# {title}\n\n{introduction}\n\nAll are imported from `{whence}`.\n{shown}"
 
 

@@ -216,6 +216,10 @@ class DueQueue:
         self._queued += moved
         return moved
 
+    def next_ms(self) -> int | None:
+        """When ``advance`` has something to do next, at the earliest; None: not before more is scheduled."""
+        return self._order[0] * BUCKET_MS if self._order else None
+
     def check_again(self, app: str, tx_id: str, now_ms: int) -> bool:
         """Check a parked transaction once more, as soon as a producer can be asked; False: no parked
         transaction has this id. It stays parked until the check is answered; asking again changes nothing."""

@@ -52,6 +52,19 @@ def cluster(ray_local: str) -> Iterator[Cluster]:
         make_room()
 
 
+@pytest.fixture(params=["in-memory", pytest.param("real", marks=pytest.mark.ray)])
+def face(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """The public face, of a cluster in memory and of the real one: tests that speak only of it run against
+    both, so that the two cannot disagree. Let time pass by ``tests.support.faces``."""
+    if request.param == "real":
+        yield request.getfixturevalue("cluster")
+        return
+    from escrowmq.testing import InMemoryCluster
+
+    with InMemoryCluster() as in_memory:
+        yield in_memory
+
+
 @pytest.fixture(scope="module", autouse=True)
 def room(request: pytest.FixtureRequest) -> None:
     """A module that does not share its Spark session starts without one."""

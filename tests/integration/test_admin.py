@@ -14,13 +14,12 @@ from tests.support.polling import read, values
 if TYPE_CHECKING:
     from escrowmq import Cluster
 
-pytestmark = pytest.mark.ray
 Unique = Callable[[str], str]
 COMMITTED, ROLLBACK = TransactionState.COMMITTED, TransactionState.ROLLBACK
 
 
-def test_topics(cluster: Cluster, unique: Unique) -> None:
-    admin, topic = cluster.admin, unique("orders")
+def test_topics(face: Cluster, unique: Unique) -> None:
+    admin, topic = face.admin, unique("orders")
     made = admin.create_topic(topic, partitions=4, transaction_timeout_ms=60_000)
     assert admin.create_topic(topic, partitions=4, transaction_timeout_ms=60_000) == made
     with pytest.raises(TopicExists, match="other settings: partitions is 4, not 5"):
@@ -35,9 +34,9 @@ def test_topics(cluster: Cluster, unique: Unique) -> None:
 
 
 def test_a_limited_topic_is_taken_as_it_is_unless_the_creator_says_otherwise(
-    cluster: Cluster, unique: Unique
+    face: Cluster, unique: Unique
 ) -> None:
-    admin, limited, unlimited = cluster.admin, unique("limited"), unique("unlimited")
+    admin, limited, unlimited = face.admin, unique("limited"), unique("unlimited")
     made = admin.create_topic(limited, partitions=2, retention_ms=604_800_000)
     assert admin.create_topic(limited, partitions=2) == made
     assert admin.create_topic(limited, partitions=2, retention_ms=None) == made
@@ -48,10 +47,10 @@ def test_a_limited_topic_is_taken_as_it_is_unless_the_creator_says_otherwise(
     assert admin.describe_topic(unlimited).kept == "for ever"
 
 
-def test_hanging_transactions_are_listed_and_decided_by_hand(cluster: Cluster, unique: Unique) -> None:
-    admin, topic, app = cluster.admin, unique("orders"), unique("shop")
+def test_hanging_transactions_are_listed_and_decided_by_hand(face: Cluster, unique: Unique) -> None:
+    admin, topic, app = face.admin, unique("orders"), unique("shop")
     admin.create_topic(topic, transaction_timeout_ms=600_000)
-    with cluster.producer(app) as producer:
+    with face.producer(app) as producer:
         for name in ("keep", "drop"):
             with producer.transaction(tx_id=name, query_id=f"order-{name}") as tx:
                 tx.send(Message(topic, name.encode()))
@@ -70,17 +69,17 @@ def test_hanging_transactions_are_listed_and_decided_by_hand(cluster: Cluster, u
         admin.resolve_transaction("drop", COMMITTED, app=app)
     with pytest.raises(UnknownTransaction):
         admin.resolve_transaction(unique("never"), COMMITTED)
-    with cluster.consumer(unique("g"), [topic], auto_offset_reset="earliest") as consumer:
+    with face.consumer(unique("g"), [topic], auto_offset_reset="earliest") as consumer:
         assert values(read(consumer, 1)) == [b"keep"]
 
 
-def test_groups_and_lag(cluster: Cluster, unique: Unique) -> None:
-    admin, topic, group = cluster.admin, unique("orders"), unique("g")
+def test_groups_and_lag(face: Cluster, unique: Unique) -> None:
+    admin, topic, group = face.admin, unique("orders"), unique("g")
     admin.create_topic(topic, partitions=2)
-    with cluster.producer(unique("shop")) as producer:
+    with face.producer(unique("shop")) as producer:
         for future in [producer.send(Message(topic, b"x", partition=0)) for _ in range(10)]:
             future.result(30)
-    with cluster.consumer(group, [topic], auto_offset_reset="earliest") as consumer:
+    with face.consumer(group, [topic], auto_offset_reset="earliest") as consumer:
         read(consumer, 4)
         consumer.commit()
         described = admin.describe_group(group)
@@ -90,11 +89,11 @@ def test_groups_and_lag(cluster: Cluster, unique: Unique) -> None:
     assert admin.describe_group(group).members == ()
 
 
-def test_status(cluster: Cluster) -> None:
-    status = cluster.admin.status()
+def test_status(face: Cluster) -> None:
+    status = face.admin.status()
     assert status.healthy
-    assert status.cluster_id == cluster.info.cluster_id
+    assert status.cluster_id == face.info.cluster_id
     for group in status.groups:
-        assert group.leader in range(cluster.info.replicas)
-        assert len({replica.details["pid"] for replica in group.replicas}) == cluster.info.replicas
+        assert group.leader in range(face.info.replicas)
+        assert len({replica.details["pid"] for replica in group.replicas}) == face.info.replicas
         assert all(replica.applied_index > 0 for replica in group.replicas)

@@ -23,7 +23,6 @@ from tests.support.polling import read, settle, values
 if TYPE_CHECKING:
     from escrowmq import Cluster, Consumer
 
-pytestmark = pytest.mark.ray
 Unique = Callable[[str], str]
 
 
@@ -38,10 +37,10 @@ def member(cluster: Cluster, group: str, topic: str, **options: object) -> Consu
     return cluster.consumer(group, [topic], auto_offset_reset="earliest", **options)
 
 
-def test_only_committed_messages_with_their_transaction_and_headers(cluster: Cluster, unique: Unique) -> None:
+def test_only_committed_messages_with_their_transaction_and_headers(face: Cluster, unique: Unique) -> None:
     topic = unique("orders")
-    cluster.admin.create_topic(topic, partitions=2)
-    with cluster.producer(unique("shop")) as producer, member(cluster, unique("g"), topic) as consumer:
+    face.admin.create_topic(topic, partitions=2)
+    with face.producer(unique("shop")) as producer, member(face, unique("g"), topic) as consumer:
         with producer.transaction(tx_id="kept") as kept:
             kept.send(Message(topic, b"one", key=b"k", headers={"h": b"v"}, partition=0))
             kept.send(Message(topic, b"two", partition=1))
@@ -61,13 +60,13 @@ def test_only_committed_messages_with_their_transaction_and_headers(cluster: Clu
     assert isinstance(records[0], ConsumerRecord)
 
 
-def test_a_key_keeps_its_order_and_time_can_be_sought(cluster: Cluster, unique: Unique) -> None:
+def test_a_key_keeps_its_order_and_time_can_be_sought(face: Cluster, unique: Unique) -> None:
     topic = unique("keyed")
-    cluster.admin.create_topic(topic, partitions=3)
-    with cluster.producer("sender") as producer:
+    face.admin.create_topic(topic, partitions=3)
+    with face.producer("sender") as producer:
         sent = [producer.send(Message(topic, b"%d" % i, key=b"k%d" % (i % 7))) for i in range(700)]
         stored = [future.result(30) for future in sent]
-    with cluster.consumer(auto_offset_reset="earliest") as consumer:
+    with face.consumer(auto_offset_reset="earliest") as consumer:
         consumer.assign([(topic, p) for p in range(3)])
         by_key: dict[bytes | None, list[int]] = {}
         for record in read(consumer, 700):
@@ -80,6 +79,7 @@ def test_a_key_keeps_its_order_and_time_can_be_sought(cluster: Cluster, unique: 
         assert consumer.seek_to_time(topic, last.partition, last.timestamp + 60_000) == last.offset + 1
 
 
+@pytest.mark.ray
 def test_a_killed_members_partitions_move_on(cluster: Cluster, unique: Unique) -> None:
     topic, group = unique("orders"), unique("g")
     cluster.admin.create_topic(topic, partitions=2)
@@ -106,14 +106,14 @@ def test_a_killed_members_partitions_move_on(cluster: Cluster, unique: Unique) -
             victim.kill()
 
 
-def test_asyncio(cluster: Cluster, unique: Unique) -> None:
+def test_asyncio(face: Cluster, unique: Unique) -> None:
     topic = unique("orders")
-    cluster.admin.create_topic(topic)
+    face.admin.create_topic(topic)
 
     async def main() -> None:
-        async with member(cluster, unique("g"), topic).aio as consumer:
+        async with member(face, unique("g"), topic).aio as consumer:
             polling = asyncio.create_task(consumer.poll(timeout_s=20.0))
-            await asyncio.to_thread(send, cluster, topic, [b"x"])
+            await asyncio.to_thread(send, face, topic, [b"x"])
             assert values(await polling) == [b"x"]
             await consumer.commit()
             assert await consumer.committed(topic, 0) == 1
@@ -121,6 +121,7 @@ def test_asyncio(cluster: Cluster, unique: Unique) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.ray
 def test_large_blobs_for_jobs(cluster: Cluster, unique: Unique) -> None:
     topic = unique("bulk")
     cluster.admin.create_topic(topic)
@@ -134,15 +135,16 @@ def test_large_blobs_for_jobs(cluster: Cluster, unique: Unique) -> None:
         list(PartitionReader(cluster.info, topic, 0, 0, 6_001, lag_patience_s=0.5))
 
 
-def test_bad_input(cluster: Cluster, unique: Unique) -> None:
+def test_bad_input(face: Cluster, unique: Unique) -> None:
     with pytest.raises(UnknownTopic, match="create_topic"):
-        member(cluster, unique("g"), unique("nowhere"))
+        member(face, unique("g"), unique("nowhere"))
     topic = unique("orders")
-    cluster.admin.create_topic(topic)
-    with cluster.consumer() as consumer, pytest.raises(UnknownTopic, match="no partition 7"):
+    face.admin.create_topic(topic)
+    with face.consumer() as consumer, pytest.raises(UnknownTopic, match="no partition 7"):
         consumer.assign([(topic, 7)])
 
 
+@pytest.mark.ray
 @pytest.mark.slow
 def test_reading_and_committing_through_the_death_of_every_kind_of_replica(
     ray_local: str, unique: Unique

@@ -28,11 +28,12 @@ from escrowmq.feedback.states import TransactionState, TxStatusQuerier
 from escrowmq.replication.calling.sharing import part_of
 from escrowmq.replication.errors import TransactionConflict
 from escrowmq.replication.model import Message
+from escrowmq.testing import InMemoryCluster
+from tests.support.faces import let_pass, until
 
 if TYPE_CHECKING:
     from escrowmq import Cluster
 
-pytestmark = pytest.mark.ray
 Unique = Callable[[str], str]
 COMMITTED, ROLLBACK = TransactionState.COMMITTED, TransactionState.ROLLBACK
 UNKNOWN = TransactionState.UNKNOWN
@@ -70,8 +71,13 @@ class App:
         return opened
 
     @contextmanager
-    def answers(self, querier: Calls, **config: float) -> Iterator[CheckAnswerer]:
-        """A producer of this app that answers checks."""
+    def answers(self, querier: Calls, **config: float) -> Iterator[None]:
+        """A process of this app that can be asked."""
+        if isinstance(self.cluster, InMemoryCluster):
+            assert not config, "a querier there takes no time"
+            with self.cluster.producer(self.name, tx_status_querier=querier):
+                yield
+            return
         answerer = CheckAnswerer(
             self.name,
             querier,
@@ -81,7 +87,7 @@ class App:
         )
         answerer.start()
         try:
-            yield answerer
+            yield
         finally:
             answerer.close()
 
@@ -101,14 +107,11 @@ class App:
         return sorted(found)
 
 
-def until(condition: Callable[[], Any], within_s: float = 20.0) -> float:
-    start = time.monotonic()
-    while not condition():
-        assert time.monotonic() - start < within_s, f"not within {within_s} s"
-        time.sleep(0.05)
-    return time.monotonic() - start
+def open_ones_end(app: App) -> None:
+    until(app.cluster, lambda: not app.open_ones())
 
 
+@pytest.mark.ray
 @pytest.mark.parametrize("when", ["after", "before"])
 def test_a_producer_killed_around_its_local_commit_is_answered_for_by_another_of_its_app(
     cluster: Cluster, unique: Unique, ray_local: str, tmp_path: Path, when: str
@@ -130,12 +133,13 @@ def test_a_producer_killed_around_its_local_commit_is_answered_for_by_another_of
     assert list(app.open_ones()) == ["order-42"], "the broker holds it"
     querier = Calls(look_up)
     with app.answers(querier):
-        until(lambda: not app.open_ones())
+        open_ones_end(app)
     expected = [b"order-42 placed", b"order-42 to be paid"] if when == "after" else []
     assert app.values(len(expected)) == expected
     assert querier.asked == {"order-42": 1}
 
 
+@pytest.mark.ray
 def test_a_querier_that_raises_hangs_or_does_not_know_yet_delays_only_its_own_transactions(
     cluster: Cluster, unique: Unique
 ) -> None:
@@ -155,61 +159,61 @@ def test_a_querier_that_raises_hangs_or_does_not_know_yet_delays_only_its_own_tr
     orders = [f"order-{n}" for n in range(20)]
     app.leave_open("hangs", "raises", "lies", "unknown", *orders)
     with app.answers(querier, query_timeout_s=0.5):
-        until(lambda: not set(orders) & set(app.open_ones()))
+        until(cluster, lambda: not set(orders) & set(app.open_ones()))
         assert "unknown" in app.open_ones()
-        until(lambda: not app.open_ones())
+        open_ones_end(app)
         release.set()
     assert querier.asked == {"hangs": 2, "raises": 2, "lies": 2, "unknown": 3, **dict.fromkeys(orders, 1)}
     assert len(app.values(24)) == 24
 
 
-def test_checks_wait_for_a_producer_of_the_app_to_come_online(cluster: Cluster, unique: Unique) -> None:
-    app = App(cluster, unique, check_max=1)
+def test_checks_wait_for_a_producer_of_the_app_to_come_online(face: Cluster, unique: Unique) -> None:
+    app = App(face, unique, check_max=1)
     app.leave_open("order-1")
-    time.sleep(2.5)
+    let_pass(face, 2.5)
     assert app.open_ones()["order-1"].checks == 0 and not app.open_ones()["order-1"].parked
-    stranger = App(cluster, unique)
+    stranger = App(face, unique)
     with stranger.answers(Calls(lambda query_id: ROLLBACK)):  # another app's producer is never asked
-        time.sleep(1.5)
+        let_pass(face, 1.5)
         assert app.open_ones()["order-1"].checks == 0
     with app.answers(Calls(lambda query_id: COMMITTED)):
-        until(lambda: not app.open_ones())
+        open_ones_end(app)
     assert app.values(1) == [b"order-1"]
 
 
 def test_what_exceeds_check_max_is_parked_visible_and_decidable_by_hand(
-    cluster: Cluster, unique: Unique
+    face: Cluster, unique: Unique
 ) -> None:
-    app = App(cluster, unique, check_max=2)
+    app = App(face, unique, check_max=2)
     ids = app.leave_open("pay", "forget")
     querier = Calls(lambda query_id: UNKNOWN)
     with app.answers(querier):
-        until(lambda: all(found.parked for found in app.open_ones().values()))
+        until(face, lambda: all(found.parked for found in app.open_ones().values()))
         assert {q: t.checks for q, t in app.open_ones().items()} == {"pay": 2, "forget": 2}
-        time.sleep(1.5)
+        let_pass(face, 1.5)
         assert querier.asked == {"pay": 2, "forget": 2}, "parked ones are not asked about"
-        parked = cluster.admin.list_transactions(state="PARKED", app=app.name, topic=app.topic)
+        parked = face.admin.list_transactions(state="PARKED", app=app.name, topic=app.topic)
         assert {transaction.tx_id for transaction in parked} == set(ids.values())
-        cluster.admin.resolve_transaction(ids["pay"], COMMITTED, by="ann")
-        cluster.admin.resolve_transaction(ids["forget"], ROLLBACK, by="ann")
+        face.admin.resolve_transaction(ids["pay"], COMMITTED, by="ann")
+        face.admin.resolve_transaction(ids["forget"], ROLLBACK, by="ann")
     assert app.open_ones() == {} and app.values(1) == [b"pay"]
     with pytest.raises(TransactionConflict):
-        cluster.admin.resolve_transaction(ids["pay"], ROLLBACK)
+        face.admin.resolve_transaction(ids["pay"], ROLLBACK)
 
 
-def test_the_policy_rollback_is_carried_out_when_a_topic_asks_for_it(
-    cluster: Cluster, unique: Unique
-) -> None:
-    app = App(cluster, unique, check_max=2, on_check_exhausted="rollback")
+def test_the_policy_rollback_is_carried_out_when_a_topic_asks_for_it(face: Cluster, unique: Unique) -> None:
+    app = App(face, unique, check_max=2, on_check_exhausted="rollback")
     ids = app.leave_open("order-1")
-    with app.answers(Calls(lambda query_id: UNKNOWN)) as answerer:
-        until(lambda: not app.open_ones())
-        assert answerer.status()["UNKNOWN"] == 2
-    shown = cluster.admin.show_transaction(ids["order-1"], app=app.name)
+    querier = Calls(lambda query_id: UNKNOWN)
+    with app.answers(querier):
+        open_ones_end(app)
+        assert querier.asked == {"order-1": 2}
+    shown = face.admin.show_transaction(ids["order-1"], app=app.name)
     assert shown.state is ROLLBACK
     assert app.values(0) == []
 
 
+@pytest.mark.ray
 def test_a_killed_feedback_process_is_started_again_and_answers_for_all_its_topics(
     cluster: Cluster, unique: Unique
 ) -> None:
@@ -228,14 +232,14 @@ def test_a_killed_feedback_process_is_started_again_and_answers_for_all_its_topi
 
     with app.answers(Calls(lambda query_id: COMMITTED)):
         leave_open("before")
-        until(lambda: not app.open_ones())
+        open_ones_end(app)
         number = part_of(app.name, app.topic, shards)
         process = start_shard(number, shards, info)
         killed = ray.get(process.status.remote(app.name))
         assert app.topic in {pair["topic"] for pair in killed["pairs"]}
         os.kill(killed["pid"], signal.SIGKILL)
         leave_open("after")
-        until(lambda: not app.open_ones())
+        open_ones_end(app)
         successor = ray.get(process.status.remote(app.name, app.topic))
         assert successor["pid"] != killed["pid"]
         (pair,) = successor["pairs"]
@@ -245,6 +249,7 @@ def test_a_killed_feedback_process_is_started_again_and_answers_for_all_its_topi
     assert feedback_name(app.name, app.topic) not in names, "no process of its own"
 
 
+@pytest.mark.ray
 def test_a_producer_of_an_earlier_version_is_answered_by_an_actor_of_its_own(
     cluster: Cluster, unique: Unique
 ) -> None:
@@ -265,17 +270,17 @@ def test_a_producer_of_an_earlier_version_is_answered_by_an_actor_of_its_own(
         answers = [(gid, tx_id, "COMMITTED", "") for gid, tx_id, _, _, _ in found]
         assert ray.get(actor.answer.remote("old", answers), timeout=30) == ("ok", None)
     assert asked == opened
-    until(lambda: not app.open_ones())
+    open_ones_end(app)
     ray.get(actor.leave.remote("old"), timeout=30)
     ray.kill(actor)
 
 
 def test_a_producer_with_a_querier_resolves_what_it_left_unknown_itself(
-    cluster: Cluster, unique: Unique
+    face: Cluster, unique: Unique
 ) -> None:
-    app = App(cluster, unique)
+    app = App(face, unique)
     querier = Calls(lambda query_id: COMMITTED if query_id == "yes" else ROLLBACK)
-    with cluster.producer(app=app.name, tx_status_querier=querier) as producer:
+    with face.producer(app=app.name, tx_status_querier=querier) as producer:
         for query_id in ("yes", "no"):
             producer.send_message_in_transaction(
                 Message(app.topic, query_id.encode()),
@@ -283,5 +288,5 @@ def test_a_producer_with_a_querier_resolves_what_it_left_unknown_itself(
                 query_id=query_id,
                 transaction_timeout_s=0.3,
             )
-        until(lambda: not app.open_ones())
+        open_ones_end(app)
     assert querier.asked == {"yes": 1, "no": 1} and app.values(1) == [b"yes"]

@@ -28,7 +28,6 @@ from escrowmq import (
 if TYPE_CHECKING:
     from escrowmq import Cluster
 
-pytestmark = pytest.mark.ray
 Unique = Callable[[str], str]
 COMMITTED, ROLLBACK = TransactionState.COMMITTED, TransactionState.ROLLBACK
 
@@ -43,10 +42,10 @@ def read(cluster: Cluster, topic: str, count: int, settle_s: float = 0.3) -> lis
         return found + consumer.poll(timeout_s=settle_s)
 
 
-def test_every_way_of_sending(cluster: Cluster, unique: Unique) -> None:
+def test_every_way_of_sending(face: Cluster, unique: Unique) -> None:
     topic = unique("orders")
-    cluster.admin.create_topic(topic, partitions=4)
-    with cluster.producer(app=unique("shop")) as producer:
+    face.admin.create_topic(topic, partitions=4)
+    with face.producer(app=unique("shop")) as producer:
         metadata = producer.send(Message(topic, b"plain", b"42", {"k": b"v"})).result(10.0)
         assert (metadata.topic, metadata.offset) == (topic, 0)
         result = producer.send_message_in_transaction(
@@ -68,15 +67,15 @@ def test_every_way_of_sending(cluster: Cluster, unique: Unique) -> None:
                 await tx.prepare()
 
         asyncio.run(main())
-    found = [record.value for record in read(cluster, topic, 506)]
+    found = [record.value for record in read(face, topic, 506)]
     assert sorted(found) == sorted(
         [b"plain", b"callback", b"callback", b"block", *[b"batch"] * 500, b"async", b"async"]
     )
 
 
-def test_many_orders_in_one_database_transaction(cluster: Cluster, unique: Unique, tmp_path: Any) -> None:
+def test_many_orders_in_one_database_transaction(face: Cluster, unique: Unique, tmp_path: Any) -> None:
     topic = unique("orders")
-    cluster.admin.create_topic(topic, partitions=2)
+    face.admin.create_topic(topic, partitions=2)
     database = sqlite3.connect(tmp_path / "shop.db")
     database.execute("create table orders (id text primary key)")
     database.commit()
@@ -85,21 +84,21 @@ def test_many_orders_in_one_database_transaction(cluster: Cluster, unique: Uniqu
         with database:
             database.executemany("insert into orders values (?)", [(tx.query_id,) for tx in prepared])
 
-    with cluster.producer(app=unique("shop")) as producer:
+    with face.producer(app=unique("shop")) as producer:
         batch = [(Message(topic, b"%d" % i), f"order-{i}") for i in range(300)]
         assert {r.state for r in producer.send_transactions(batch, store)} == {COMMITTED}
         with pytest.raises(sqlite3.IntegrityError):
             producer.send_transactions([(Message(topic, b"twice"), "order-7")], store)
     assert database.execute("select count(*) from orders").fetchone() == (300,)
     database.close()
-    assert sorted(int(r.value) for r in read(cluster, topic, 300)) == list(range(300))
+    assert sorted(int(r.value) for r in read(face, topic, 300)) == list(range(300))
 
 
-def test_errors_name_what_is_wrong(cluster: Cluster, unique: Unique) -> None:
+def test_errors_name_what_is_wrong(face: Cluster, unique: Unique) -> None:
     topic = unique("orders")
-    cluster.admin.create_topic(topic)
+    face.admin.create_topic(topic)
     app = unique("shop")
-    with cluster.producer(app=app) as producer, cluster.producer(app=app) as other:
+    with face.producer(app=app) as producer, face.producer(app=app) as other:
         with pytest.raises(UnknownTopic, match="create it"):
             producer.send(Message(unique("nowhere"), b"x"))
         producer.send_message_in_transaction(Message(topic, b"a"), lambda: None, tx_id="id")
@@ -107,6 +106,7 @@ def test_errors_name_what_is_wrong(cluster: Cluster, unique: Unique) -> None:
             other.send_message_in_transaction(Message(topic, b"b"), lambda: None, tx_id="id")
 
 
+@pytest.mark.ray
 @pytest.mark.slow
 def test_the_leader_is_killed_under_load(ray_local: str, unique: Unique) -> None:
     """In its own cluster. Every thread continues; no message is lost, none is there twice."""
@@ -164,6 +164,7 @@ def test_the_leader_is_killed_under_load(ray_local: str, unique: Unique) -> None
         assert not cluster.admin.list_transactions()
 
 
+@pytest.mark.ray
 def test_a_producer_travels_to_no_other_process_but_its_cluster_does(
     cluster: Cluster, unique: Unique
 ) -> None:

@@ -1,0 +1,185 @@
+"""Checks in a cluster in memory: the real feedback process and the real answering side, on one staged loop.
+
+The querier runs in the thread that moves the clock or calls the cluster, when the stage is at rest: so it may
+use the cluster itself. It cannot be slow by the stage's clock, which stands still meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any
+
+from escrowmq.actors.client.topology import ClusterInfo
+from escrowmq.cluster.testing.calls import Network
+from escrowmq.cluster.testing.event_loop import StagedLoop
+from escrowmq.cluster.testing.stage import Stage
+from escrowmq.feedback.answering.answering import Answering
+from escrowmq.feedback.answering.query_pool import QueryPool
+from escrowmq.feedback.answering.shard_link import AskedCheck, Place, Respondent
+from escrowmq.feedback.asking.shard import FeedbackShard
+from escrowmq.feedback.asking.shard_report import ShardReport
+from escrowmq.feedback.brokers import BrokerUnreachable
+from escrowmq.feedback.config import AnswererConfig, FeedbackConfig
+from escrowmq.feedback.states import TxStatusQuerier
+from escrowmq.replication.errors import InvalidMessage
+
+#: How often deadlines are looked at. Rarely, so that a long time passes soon.
+TICK_S = 1.0
+
+
+class StagedBrokers:
+    """``Brokers`` of a feedback process."""
+
+    def __init__(self, network: Network, loop: StagedLoop) -> None:
+        self._network, self._loop = network, loop
+
+    async def call(self, gid: int, rid: int, method: str, *args: Any) -> Any:
+        """See ``Brokers``."""
+        future: asyncio.Future[Any] = self._loop.create_future()
+
+        def done(answer: Any, error: BaseException | None) -> None:
+            if future.done():
+                return
+            if error is None:
+                future.set_result(answer)
+            else:
+                future.set_exception(BrokerUnreachable(f"group {gid} failed in {method}: {error}"))
+
+        self._network.call(gid, rid, method, args, done, future.done)
+        return await future
+
+
+class StagedFeedback:
+    """The feedback process of a cluster in memory, begun by the first producer with a querier."""
+
+    def __init__(self, stage: Stage, network: Network, info: ClusterInfo) -> None:
+        self._stage, self._network, self._info = stage, network, info
+        self.loop = StagedLoop(stage)  # type: ignore[abstract]  # what is missing, nothing here asks for
+        self._shard: FeedbackShard | None = None
+
+    def shard(self, config: FeedbackConfig) -> FeedbackShard:
+        """It; in the loop."""
+        if self._shard is None:
+            self._shard = FeedbackShard(
+                0,
+                1,
+                self._info.groups,
+                self._info.replicas,
+                StagedBrokers(self._network, self.loop),
+                replace(config, shards=1, tick_s=max(config.tick_s, TICK_S)),
+                random.Random(0),
+            )
+            self._shard.start()
+        return self._shard
+
+    def ask(self, wait_s: float) -> Future[list[ShardReport | None]]:
+        """See ``FeedbackProcesses``."""
+        answer: Future[list[ShardReport | None]] = Future()
+        with self._stage.lock:
+            answer.set_result([] if self._shard is None else [self._shard.report()])
+        return answer
+
+    def close(self) -> None:
+        """See ``FeedbackProcesses``: nothing to do for who only asks."""
+
+    def end(self) -> None:
+        """With the cluster."""
+        self.loop.close()
+
+
+class StagedPort:
+    """``FeedbackPort`` of one app. A call that its caller gives up goes on, as in another process."""
+
+    def __init__(self, shard: FeedbackShard, app: str) -> None:
+        self._shard, self._app = shard, app
+
+    async def poll(
+        self, instance: str, room: int, working: Sequence[AskedCheck], wait_s: float
+    ) -> tuple[str, Any]:
+        """See ``FeedbackShard.poll``."""
+        parked = asyncio.ensure_future(self._shard.poll(self._app, instance, room, list(working), wait_s))
+        return await asyncio.shield(parked)
+
+    async def answer(
+        self, instance: str, answers: Sequence[tuple[Place, str, str, str, int]]
+    ) -> tuple[str, Any]:
+        """See ``FeedbackShard.answer``."""
+        return self._shard.answer(self._app, instance, answers)
+
+    async def leave(self, instance: str, idle: bool = False) -> None:
+        """See ``FeedbackShard.leave``."""
+        self._shard.leave(self._app, instance, idle)
+
+
+class StagedPool(QueryPool):
+    """Runs the querier without threads."""
+
+    def __init__(self, querier: TxStatusQuerier, config: AnswererConfig, stage: Stage) -> None:
+        super().__init__(querier, config)
+        self._stage = stage
+
+    def _start(self, number: int) -> None:
+        self._stage.later(self._serve_all)
+
+    def _serve_all(self) -> None:
+        while not self._jobs.empty():
+            self._serve()
+        self._ended()
+
+
+class StagedAnswerer:
+    """Stands where a producer's ``CheckAnswerer`` stands; takes the same arguments."""
+
+    def __init__(
+        self,
+        feedback: StagedFeedback,
+        stage: Stage,
+        app: str,
+        querier: TxStatusQuerier,
+        instance_id: str,
+        info: ClusterInfo,
+        *,
+        still_running: Callable[[str], bool],
+        idle: Callable[[], bool],
+        config: AnswererConfig | None = None,
+        feedback_config: FeedbackConfig | None = None,
+    ) -> None:
+        if not isinstance(querier, TxStatusQuerier):
+            raise InvalidMessage(
+                f"tx_status_querier must be an instance of escrowmq.TxStatusQuerier, not {querier!r}"
+            )
+        self._feedback, self._stage, self._app = feedback, stage, app
+        settings = config or AnswererConfig()
+        self._pool = StagedPool(querier, settings, stage)
+        process = feedback_config or FeedbackConfig()
+
+        async def count() -> int:
+            return 1
+
+        async def connect(number: int) -> StagedPort:
+            return StagedPort(feedback.shard(process), app)
+
+        self._answering = Answering(
+            app,
+            count,
+            Respondent(instance_id, connect, self._pool, still_running, settings, random.Random(0), idle),
+        )
+        self._main: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """See ``CheckAnswerer``."""
+        with self._stage.lock:
+            self._main = self._feedback.loop.create_task(self._answering.run())
+
+    def close(self) -> None:
+        """See ``CheckAnswerer``."""
+        if self._main is not None:
+            with self._stage.lock:
+                self._main.cancel()
+            self._main = None
+        self._pool.close()
+        self._stage.run()

@@ -1,0 +1,150 @@
+"""``InMemoryCluster``: a cluster without Ray, disk and threads, for tests of what uses one."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, NoReturn
+
+from escrowmq.actors.admin.admin import Admin
+from escrowmq.actors.client.topology import ClusterInfo
+from escrowmq.actors.consumer.config import ConsumerConfig
+from escrowmq.actors.consumer.consumer import Consumer
+from escrowmq.actors.producer.config import ProducerConfig
+from escrowmq.actors.producer.producer import Producer
+from escrowmq.cluster.config import Config
+from escrowmq.cluster.handle import Cluster
+from escrowmq.cluster.testing.answering import StagedAnswerer, StagedFeedback
+from escrowmq.cluster.testing.calls import MemoryCalls, Network
+from escrowmq.cluster.testing.replica import MemoryBroker
+from escrowmq.cluster.testing.stage import Stage
+from escrowmq.replication.errors import ConfigError, EscrowMQError, NotSupported
+
+ADDRESS = "in-memory"
+#: News come to a parked fetch at once, and brokers do not die: rare ones make a long time pass sooner.
+FETCH_WAIT_S = 30.0
+
+
+class Clock:
+    """The time of a cluster in memory. It stands still until somebody moves it."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+
+    def advance(self, seconds: float) -> None:
+        """Let so many seconds pass: what is due meanwhile happens, in its order, before this returns."""
+        given: object = seconds
+        if isinstance(given, bool) or not isinstance(given, int | float) or not given >= 0:
+            raise ConfigError(f"a clock is moved on by a number of seconds from 0, not by {seconds!r}")
+        self._stage.advance_to(self._stage.now() + seconds)
+
+    def time(self) -> float:
+        """Seconds since the epoch, as ``time.time()``; records are stamped with it."""
+        return self._stage.wall_s()
+
+    def now(self) -> datetime:
+        """The same as a datetime in UTC."""
+        return datetime.fromtimestamp(self._stage.wall_s(), UTC)
+
+
+class InMemoryCluster(Cluster):
+    """A cluster in this process's memory, with the face of a real one. A context manager.
+
+    Made of the code of the real one (clients, broker, state machine, log, feedback); there is one replica in
+    its one broker group, no Ray, no disk and no thread. A call has had all its effects when it returns: what
+    was committed can be polled at once. Time stands still but for ``clock.advance``; and a call that waits,
+    such as a poll with nothing to read, moves the clock on instead. Checks are made, and queriers run, in the
+    thread that moves the clock. In other threads than the one that made the cluster, and in event loops,
+    waiting is real.
+
+    What needs replicas, nodes, Ray or Spark raises NotSupported.
+    """
+
+    def __init__(self, *, start: datetime | None = None, config: Config | None = None) -> None:
+        """``start``: what the clock shows at first; now if not given. ``config``: what clients start from."""
+        if start is not None and start.tzinfo is None:
+            raise ConfigError("start must be a datetime with a time zone")
+        settings = config or Config()
+        info = ClusterInfo(uuid.uuid4().hex, f"{ADDRESS}-{uuid.uuid4().hex[:8]}", 1, 1)
+        self._stage = stage = Stage(time.time() if start is None else start.timestamp())
+        self._network = Network(stage, [MemoryBroker(stage, info, gid, settings.broker) for gid in range(1)])
+        self._feedback = StagedFeedback(stage, self._network, info)
+        #: What the test moves on.
+        self.clock = Clock(stage)
+        super().__init__(info, ADDRESS, settings, self._feedback.end)
+
+    # ------------------------------------------------------------ failures
+
+    def fail_next(self, what: str, error: type[EscrowMQError], *, carried_out: bool = False) -> None:
+        """Have the next request of a kind fail, and it alone.
+
+        ``what``: "send" (plain messages), "prepare", "commit", "rollback" (of transactions), or
+        "commit_offsets" (of a consumer). ``error``: Unavailable, Overloaded or DiskFull, with which nothing
+        was done; or OutcomeUnknown, with which the broker has done it only if ``carried_out``. What travels
+        in one request fails together. The client tries until its own time-out, as with a real cluster, so
+        the clock is that much later afterwards (``delivery_timeout_s``, ``call_timeout_s``: 30 s).
+        Raises ConfigError.
+        """
+        self._network.plan(what, error, carried_out)
+
+    @contextlib.contextmanager
+    def outage(self) -> Iterator[None]:
+        """In this block no broker answers: calls raise Unavailable or OutcomeUnknown at their time-outs."""
+        self._network.down = True
+        try:
+            yield
+        finally:
+            self._network.down = False
+
+    # ------------------------------------------------------------ clients
+
+    def _new_admin(self, info: ClusterInfo) -> Admin:
+        return Admin(info, calls=self._calls(), feedback=self._feedback, background=self._stage)
+
+    def _new_producer(self, info: ClusterInfo, **arguments: Any) -> Producer:
+        config: ProducerConfig = arguments.pop("config")
+        return Producer(
+            info,
+            **arguments,
+            # Nothing waits for company that only time could bring.
+            config=replace(config, linger_ms=0.0, transaction_linger_ms=0.0),
+            calls=self._calls(),
+            background=self._stage,
+            answered_by=partial(StagedAnswerer, self._feedback, self._stage),
+        )
+
+    def _new_consumer(self, info: ClusterInfo, **arguments: Any) -> Consumer:
+        config: ConsumerConfig = arguments.pop("config")
+        return Consumer(
+            info,
+            **arguments,
+            config=replace(config, fetch_linger_ms=0.0, fetch_wait_s=FETCH_WAIT_S),
+            calls=self._calls(),
+            background=self._stage,
+        )
+
+    def _calls(self) -> MemoryCalls:
+        return MemoryCalls(self._network)
+
+    # ------------------------------------------------------------ what it has not
+
+    def health(self) -> dict[str, Any]:
+        """Raises NotSupported: there are no nodes."""
+        return self._has_none("nodes and supervisor")
+
+    def head_waits(self, health: dict[str, Any]) -> dict[str, float]:
+        """Raises NotSupported."""
+        return self._has_none("Ray head")
+
+    def leftovers(self, remove: bool = False) -> list[dict[str, Any]]:
+        """Raises NotSupported."""
+        return self._has_none("directories")
+
+    def _has_none(self, what: str) -> NoReturn:
+        self._open_info()
+        raise NotSupported(f"a cluster in memory has no {what}; start a real one with start_local()")

@@ -1,0 +1,191 @@
+"""One replica, the only one of its group, without Raft, threads and disk: it leads from its first moment.
+
+Everything that decides is real: admission, the state machine, the log, snapshots and retention, the parts of
+a broker. An entry is committed and applied when it is proposed. Every call is made under the stage's lock.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, TypeVar, cast
+
+import msgspec
+
+from escrowmq.actors.broker.broker_calls import BrokerCalls
+from escrowmq.actors.broker.config import BrokerConfig
+from escrowmq.actors.broker.parts import Parts
+from escrowmq.actors.client.topology import ClusterInfo
+from escrowmq.cluster.testing.memory_disk import MemoryDisk
+from escrowmq.cluster.testing.parking import StagedLot
+from escrowmq.cluster.testing.stage import Stage
+from escrowmq.replication.calling.answers import LevelReport, ReplicaReport
+from escrowmq.replication.format.membership import Members
+from escrowmq.replication.host.driver import Driver
+from escrowmq.replication.host.parking import ParkingLot
+from escrowmq.replication.host.replica_setup import ReplicaSetup
+from escrowmq.replication.host.running import TIMER_S, RunningReplica
+from escrowmq.replication.host.scrubbing import Scrubber, ScrubState
+from escrowmq.replication.log.datadir import Identity
+from escrowmq.replication.log.journal import SegmentJournal
+from escrowmq.replication.log.peer_marks import Incarnations
+from escrowmq.replication.metrics import LATENCY_S, LONG_S, Histogram
+from escrowmq.replication.raft.node import RaftNode
+from escrowmq.replication.raft.types import PeerStatus
+from escrowmq.replication.replica.checkpoints import Checkpoints, Job
+from escrowmq.replication.replica.replica import Limits, Replica
+from escrowmq.replication.state.machine import LEVEL_MAX, StateMachine
+
+T = TypeVar("T")
+#: How long nobody looks for retention while no check comes due.
+IDLE_S = 1.0
+#: How a log begins: the first leader's entry without content.
+NO_OP = b"\x01"
+
+
+class MemoryNode:
+    """Stands where the Raft node stands: what is proposed is applied at once."""
+
+    ready = is_leader = members_applied = True
+    leader_id, term = "0", 1
+
+    def __init__(self, journal: SegmentJournal, replica: Replica) -> None:
+        self._journal, self._replica = journal, replica
+        self.marks, self.members = Incarnations(), Members(1, ("0",), highest=0)
+        self._append(NO_OP)
+        replica.apply(1, self.term, b"")
+
+    @property
+    def commit_index(self) -> int:
+        return self._journal.last_index
+
+    def progress(self) -> list[PeerStatus]:
+        return []
+
+    def propose(self, command: bytes, done: Callable[[Any, bool | None], None]) -> None:
+        index = self._append(command)
+        done(self._replica.apply(index, self.term, command), True)
+
+    def _append(self, command: bytes) -> int:
+        index = self._journal.last_index + 1
+        self._journal.add(command, index, self.term)
+        self._journal.sync()
+        return index
+
+
+class MemoryDriver:
+    """Stands where the driver's thread stands: what is handed to it is done before the call returns."""
+
+    disk_full = False
+
+    def __init__(self, after: Callable[[], None]) -> None:
+        self._after = after
+        self.stall_s, self.fsync_s = Histogram(LATENCY_S), Histogram(LATENCY_S)
+        self.counters = SimpleNamespace(connects=0)
+
+    def submit(self, fn: Callable[[], None]) -> None:
+        fn()
+        self._after()
+
+    def call(self, fn: Callable[[], T], timeout_s: float = 10.0) -> T:
+        result = fn()
+        self._after()
+        return result
+
+
+class MemoryReplica(RunningReplica):
+    """A ``RunningReplica`` as the parts of a broker see it. Never ``close`` it: it holds nothing."""
+
+    def __init__(self, stage: Stage, info: ClusterInfo, gid: int, config: BrokerConfig) -> None:
+        self._stage = stage
+        self.setup = ReplicaSetup(
+            config=config,
+            identity=Identity(info.cluster_id, gid, 0),
+            groups=info.groups,
+            founders=1,
+            data_dir=Path(os.sep),  # of which only the room is asked, for metrics
+            listen_host="",
+            secret=b"",
+            resolve=lambda peer: None,
+            wall_clock=stage.wall_s,
+            monotonic=stage.now,
+        )
+        self.gid, self.rid = gid, 0
+        self.address = ("in-memory", 0)
+        self.recovered_index = 0
+        self.closed = self._learner = False
+        disk = self.disk = MemoryDisk()
+        self.checkpoints = Checkpoints(disk, segment_bytes=config.segment_bytes)
+        self.journal = SegmentJournal(
+            disk,
+            segment_bytes=config.segment_bytes,
+            on_roll=lambda first: self.checkpoints.want(first - 1),
+        )
+        self.news = cast(ParkingLot, StagedLot(stage))
+        self.checks_due = cast(ParkingLot, StagedLot(stage))
+        self.snapshot_s = Histogram(LONG_S)
+        self.scrubber = cast(Scrubber, SimpleNamespace(state=ScrubState()))
+        self.replica = Replica(
+            state=StateMachine(gid, info.groups),
+            journal=self.journal,
+            checkpoints=self.checkpoints,
+            limits=Limits(
+                open_transactions_max=config.open_transactions_max,
+                queue_bytes_max=config.queue_bytes,
+                copy_bytes=config.copy_bytes_max,
+            ),
+            start_job=_run_now,
+            on_due=self.checks_due.announce,
+        )
+        self._last_applied = 0
+        self._timer = stage.worker(self._on_timer, f"replica of group {gid}")
+        self.driver = cast(Driver, MemoryDriver(self._after_tick))
+        node = MemoryNode(self.journal, self.replica)
+        self.node = cast(RaftNode, node)
+        self.replica.attach(node)
+        for level in range(self.replica.state.level, LEVEL_MAX):
+            self.replica.raise_level([LevelReport(LEVEL_MAX, level)])
+            self.replica.pump(self.now_ms())
+        self._timer.start()
+
+    def _after_tick(self) -> None:
+        """After everything that was done in what stands for the driver's thread."""
+        self.replica.pump(self.now_ms())
+        applied = self.replica.state.applied_index
+        if applied != self._last_applied:
+            self._last_applied = applied
+            self.news.announce()
+            self._timer.wake = min(self._timer.wake, self._look_again_at())
+
+    def _on_timer(self) -> float:
+        self.replica.on_timer(self.now_ms())
+        self._after_tick()
+        return self._look_again_at()
+
+    def _look_again_at(self) -> float:
+        """A real replica looks ten times a second; here only when that can find anything."""
+        now, due_ms = self._stage.now(), self.replica.state.due.next_ms()
+        if due_ms is None:
+            return now + IDLE_S
+        return now + min(max((due_ms - self.now_ms()) / 1000, TIMER_S), IDLE_S)
+
+
+class MemoryBroker(BrokerCalls):
+    """What stands where a Broker actor stands."""
+
+    def __init__(self, stage: Stage, info: ClusterInfo, gid: int, config: BrokerConfig) -> None:
+        super().__init__()
+        self._parts = Parts(MemoryReplica(stage, info, gid, config))
+
+    def status(self) -> ReplicaReport:
+        """See ``Inspection.status``."""
+        return msgspec.structs.replace(
+            self._running().inspection.status(), pid=os.getpid(), node_id="in-memory"
+        )
+
+
+def _run_now(job: Job, done: Callable[[], None]) -> None:
+    job.run()
+    done()
