@@ -56,6 +56,7 @@ if TYPE_CHECKING:
         StaleMember,
         TooManyOpenTransactions,
         TopicExists,
+        TopicRecreated,
         TransactionConflict,
         TransactionIdTaken,
         TransactionRunning,
@@ -125,6 +126,7 @@ __all__ = [
     "TooManyOpenTransactions",
     "TopicExists",
     "TopicInfo",
+    "TopicRecreated",
     "Transaction",
     "TransactionConflict",
     "TransactionIdTaken",
@@ -151,7 +153,8 @@ _ERRORS = (
     "ClusterNotFound Closed ConfigError CorruptLog DataDirLocked DataDirMismatch DataLoss DiskFull "
     "EscrowMQError GroupNotEmpty InvalidDecision InvalidMessage JavaNotFound MemberFenced MessageTooLarge "
     "NotAuthorized NotFullyPrepared NotLeader NotSupported OffsetOutOfRange OutcomeUnknown Overloaded "
-    "ProducerFenced StaleMember TooManyOpenTransactions TopicExists TransactionConflict TransactionIdTaken "
+    "ProducerFenced StaleMember TooManyOpenTransactions TopicExists TopicRecreated TransactionConflict "
+    "TransactionIdTaken "
     "TransactionRunning TransactionSettled Unavailable UnknownGroup UnknownTopic UnknownTransaction "
     "UnknownVersion"
 )

@@ -78,6 +78,19 @@ class UnknownTopic(EscrowMQError):
         )
 
 
+class TopicRecreated(UnknownTopic):
+    """The topic was deleted, and there is another one of its name. Nothing was done to that one.
+
+    Of a message or a transaction: it was sent more than once, and may have been stored in the earlier topic.
+    """
+
+    def __str__(self) -> str:
+        return (
+            f"topic {self.topic!r} was deleted and created again: nothing was done to the new one; "
+            "do it again if that is the one that is meant"
+        )
+
+
 class UnknownGroup(EscrowMQError):
     """No consumer group of that name has members or committed offsets."""
 
@@ -90,17 +103,18 @@ class UnknownGroup(EscrowMQError):
 
 
 class GroupNotEmpty(EscrowMQError):
-    """The consumer group has live members, which would carry on from their own positions. Nothing was
-    done."""
+    """A consumer group has live members, which would go on where they are. Nothing was done. ``members``: who
+    they are, as far as that was told."""
 
-    def __init__(self, group: str) -> None:
-        super().__init__(group)
-        self.group = group
+    def __init__(self, group: str, members: Sequence[str] = ()) -> None:
+        super().__init__(group, members)
+        self.group, self.members = group, tuple(members)
 
     def __str__(self) -> str:
+        shown = ", ".join(self.members[:3]) + (", ..." if len(self.members) > 3 else "")
         return (
-            f"consumer group {self.group!r} has live members; stop them first ('escrowmq group describe "
-            f"{self.group}' shows them), or wait until their sessions have ended"
+            f"consumer group {self.group!r} has live members{shown and f' ({shown})'}; stop them first "
+            f"('escrowmq group describe {self.group}' shows them), or wait until their session has ended"
         )
 
 

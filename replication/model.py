@@ -48,7 +48,8 @@ class ResultCode(enum.IntEnum):
         15  # of PREPARE: so long under way that its id may be forgotten; nothing was done: see ``heard_ms``
     )
     TOO_MANY_IDS = 16  # of PREPARE: no more ids given by applications can be remembered; info = the limit
-    NOT_PREPARED = 17  # refused to all but the producer: not all of it is prepared, or that was not verified
+    NOT_PREPARED = 17  # refused to who is not the producer: not all of it is prepared, or nobody has looked
+    OTHER_TOPIC = 18  # of that name there is another topic than the one that is meant; info ends with its id
     OUT_OF_RANGE = 20  # of fetch: the offset is before the log's start or after its end
 
 
@@ -134,6 +135,8 @@ class OpenTransaction:
 
 #: In place of a topic's first group: its creator stored none, so it follows from the name.
 BY_NAME = -1
+#: In place of a topic's id: nobody has given it one.
+NO_ID = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +152,9 @@ class TopicInfo:
     retention_ms: int  # -1: unlimited
     retention_bytes: int  # per partition; -1: unlimited
     first_group: int = BY_NAME  # broker group of partition 0
+    #: Tells topics of one name apart: one that is created again has a higher one. ``NO_ID``: it was created
+    #: below format level 6, or by a client of an earlier version.
+    topic_id: int = field(default=NO_ID, compare=False)
 
     def __getstate__(self) -> list[Any]:
         return [read(self) for read in _READ]
@@ -163,9 +169,9 @@ class TopicInfo:
             write(self, value)
 
     def settings(self) -> dict[str, Any]:
-        """All fields but the placement, as earlier versions know and store them."""
+        """Without place and id, as earlier versions know and store them."""
         values = asdict(self)
-        del values["first_group"]
+        del values["first_group"], values["topic_id"]
         return values
 
 

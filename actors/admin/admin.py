@@ -12,11 +12,13 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from escrowmq.actors.admin import group_reset
+from escrowmq.actors.admin.group_deletion import delete_group
 from escrowmq.actors.admin.group_places import describe_groups
 from escrowmq.actors.admin.group_reset import Goal, PlaceReset, plan_reset
 from escrowmq.actors.admin.status import STATUS_WAIT_S, cluster_status
 from escrowmq.actors.admin.topic_altering import alter_topic
 from escrowmq.actors.admin.topic_creation import create_topic, new_name_problem
+from escrowmq.actors.admin.topic_deletion import delete_topic
 from escrowmq.actors.admin.transactions import TransactionAdmin
 from escrowmq.actors.admin.trimming import PartitionTrim, carry_out, plan_trim
 from escrowmq.actors.admin.types import (
@@ -42,8 +44,8 @@ from escrowmq.replication.calling.answers import MembersReport
 from escrowmq.replication.errors import ConfigError, UnknownGroup, UnknownTopic
 from escrowmq.replication.format import ops
 from escrowmq.replication.model import (
+    NO_ID,
     OpenTransaction,
-    ResultCode,
     TopicInfo,
     TransactionState,
 )
@@ -141,12 +143,12 @@ class Admin(Closing):
         return TopicDescription(info, tuple(found))
 
     def delete_topic(self, name: str) -> None:
-        """Deletes a topic and its messages. Raises UnknownTopic if no group knows it."""
-        # Asked first: a request whose answer was lost is sent again, and then finds the topic already gone.
-        known = any(topic.name == name for topic in self._ask([name]))
-        codes = [self._submit(gid, ops.delete_topic(name))[0] for gid in range(self.info.groups)]
-        if not known and all(code == ResultCode.UNKNOWN_TOPIC for code in codes):
-            raise UnknownTopic(name)
+        """Deletes a topic and its messages: the one that there is now, and none that is created meanwhile.
+
+        Repeat it if it was cut short. Raises UnknownTopic if no group knows it.
+        """
+        known = next((topic.topic_id for topic in self._ask([name]) if topic.name == name), None)
+        delete_topic(self._submit, self.info.groups, name, known)
 
     def plan_trim(
         self, name: str, before: int | datetime, partition: int | None = None
@@ -161,8 +163,7 @@ class Admin(Closing):
             found = self._offsets.bounds([(name, p) for p in partitions], self._timeout_s)
             return [_known(found[name, p]) for p in partitions]
 
-        partitions = self._topic(name).partitions
-        return plan_trim(name, partitions, before, partition, bounds=bounds, at_time=at_time)
+        return plan_trim(self._topic(name), before, partition, bounds=bounds, at_time=at_time)
 
     def trim_topic(
         self,
@@ -276,18 +277,28 @@ class Admin(Closing):
         """Where the group is, and where :meth:`reset_group` would put it. Changes nothing."""
         if partition is not None and topic is None:
             raise ConfigError(f"partition {partition} belongs to a topic; name it")
-        places = self.describe_group(group).partitions
+        found = self.describe_group(group)
+        places = found.partitions
         committed = {(p.topic, p.partition): p.committed for p in places if p.committed is not None}
         if topic is None:
             wanted = list(committed)
         else:
-            there = range(self.describe_topic(topic).info.partitions)
+            there = range(self._topic(topic).partitions)
             if partition is not None and (type(partition) is not int or partition not in there):
                 raise UnknownTopic(topic, partition, len(there))
             wanted = [(topic, number) for number in (there if partition is None else [partition])]
         if not wanted:
             raise UnknownGroup(group)
-        return plan_reset(self._offsets, committed, wanted, to, self._timeout_s)
+        ids = {known.name: known.topic_id for known in self._ask(sorted({name for name, _ in wanted}))}
+        return plan_reset(
+            self._offsets,
+            committed,
+            wanted,
+            to,
+            self._timeout_s,
+            id_of=lambda name: ids.get(name, NO_ID),
+            generation=found.generation,
+        )
 
     def reset_group(
         self,
@@ -298,16 +309,25 @@ class Admin(Closing):
     ) -> tuple[PlaceReset, ...]:
         """Makes a consumer group without live members continue reading at ``to``; returns what was done.
 
-        ``to``: "earliest", "latest", an offset (then ``topic`` is required, and ``partition`` if the topic
-        has several), or a datetime: the first message at or after it, in UTC if it has no time zone. Without
-        ``topic``, every partition in which the group has a place is reset. ``to`` may also be a plan from
-        :meth:`plan_group_reset`.
-        Raises GroupNotEmpty, UnknownGroup, UnknownTopic, OffsetOutOfRange, ConfigError, OutcomeUnknown.
+        ``to``: "earliest", "latest", an offset (then with ``topic``, and ``partition`` if there are several),
+        or a datetime: the first message at or after it, UTC unless it says otherwise. Without ``topic``
+        wherever the group has a place. Or ``to`` is what :meth:`plan_group_reset` gave.
+        Raises GroupNotEmpty, UnknownGroup, UnknownTopic, TopicRecreated (of a plan about an earlier topic),
+        OffsetOutOfRange, ConfigError, OutcomeUnknown.
         """
         if isinstance(to, str | int | datetime):
             to = self.plan_group_reset(group, to, topic, partition)
         group_reset.carry_out(self._router, group, to, self._timeout_s)
         return tuple(to)
+
+    def delete_group(self, group: str) -> None:
+        """Deletes a consumer group without live members: all of its places.
+
+        Whoever reads under that name later begins a new group. A member that was away meanwhile, and comes
+        back, does not bring the places back that it had. Raises UnknownGroup, GroupNotEmpty (which names the
+        live members), NotSupported while a replica runs older software, OutcomeUnknown.
+        """
+        delete_group(self._router, group, self._timeout_s)
 
     # ------------------------------------------------------------ the cluster
 

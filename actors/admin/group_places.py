@@ -33,7 +33,8 @@ def describe_groups(
         bounds = offsets.bounds(wanted, timeout_s)
         for name, snapshot in zip(names, snapshots, strict=True):
             gid = coordinator_group(name, router.info.groups)
-            found.append(GroupDescription(name, gid, snapshot.members, _places(snapshot, bounds)))
+            places = _places(snapshot, bounds)
+            found.append(GroupDescription(name, gid, snapshot.members, places, snapshot.generation))
     return found
 
 

@@ -7,14 +7,15 @@ only while the group has no members: members would continue where they are and c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TypeAlias
 
 from escrowmq.actors.client.consumer_groups import (
     GroupCallRefused,
     MembershipStale,
+    TopicIsOther,
     TopicMissing,
     TopicPartition,
     coordinator_group,
@@ -26,8 +27,10 @@ from escrowmq.replication.errors import (
     GroupNotEmpty,
     InvalidMessage,
     OffsetOutOfRange,
+    TopicRecreated,
     UnknownTopic,
 )
+from escrowmq.replication.model import NO_ID
 
 #: One of NAMED, an offset, or a time.
 Goal: TypeAlias = str | int | datetime
@@ -38,7 +41,9 @@ NO_GENERATION = 0
 
 @dataclass(frozen=True, slots=True)
 class PlaceReset:
-    """A partition, which holds ``[start, end)``: the group's offset there, if it has one, and the new one."""
+    """Of one partition, which holds ``[start, end)``: the group's place, if it has one, and the new one.
+    ``topic_id`` and ``generation``: which topic and which time of the group this was found out about;
+    ``NO_ID`` and 0: nobody has told."""
 
     topic: str
     partition: int
@@ -46,6 +51,8 @@ class PlaceReset:
     to: int
     start: int
     end: int
+    topic_id: int = field(default=NO_ID, compare=False)
+    generation: int = field(default=NO_GENERATION, compare=False)
 
 
 def plan_reset(
@@ -54,9 +61,13 @@ def plan_reset(
     partitions: Iterable[TopicPartition],
     to: Goal,
     timeout_s: float,
+    *,
+    id_of: Callable[[str], int] = lambda topic: NO_ID,
+    generation: int = NO_GENERATION,
 ) -> tuple[PlaceReset, ...]:
-    """The new offsets for ``partitions``. A datetime without a time zone is in UTC, and stands for the first
-    message at or after it.
+    """The new places of ``partitions``. ``id_of`` their topics, ``generation`` of the coordinator: as they
+    were before this looks. A time is UTC unless it says otherwise, and means the first message
+    at or after it.
 
     Raises ConfigError, UnknownTopic, or OffsetOutOfRange for an offset that the partition does not have.
     """
@@ -83,24 +94,28 @@ def plan_reset(
         assert isinstance(place, int)
         if not start <= place <= end:
             raise OffsetOutOfRange(*tp, place, start, end)
-        plan.append(PlaceReset(*tp, committed.get(tp), place, start, end))
+        plan.append(PlaceReset(*tp, committed.get(tp), place, start, end, id_of(tp[0]), generation))
     return tuple(plan)
 
 
 def carry_out(router: Router, group: str, plan: Sequence[PlaceReset], timeout_s: float) -> None:
-    """Commits the plan's offsets. Safe to repeat. Raises GroupNotEmpty, UnknownTopic, OutcomeUnknown,
-    Unavailable."""
+    """Commits the plan's places. Safe to repeat. Raises GroupNotEmpty, UnknownTopic, TopicRecreated,
+    OutcomeUnknown, Unavailable."""
     by_topic: dict[str, dict[int, int]] = {}
     for reset in plan:
         by_topic.setdefault(reset.topic, {})[reset.partition] = reset.to
+    ids = {reset.topic: reset.topic_id for reset in plan if reset.topic_id != NO_ID}
+    generation = max((reset.generation for reset in plan), default=NO_GENERATION)
+    arguments = group, "", generation, by_topic, *([ids] if ids else [])  # who gives ids takes them, too
     gid = coordinator_group(group, router.info.groups)
-    answer: MembershipStale | TopicMissing | GroupCallRefused | None = result_of(
-        router.leader_call(gid, "commit_offsets", group, "", NO_GENERATION, by_topic, timeout_s=timeout_s),
-        timeout_s,
+    answer: MembershipStale | TopicMissing | TopicIsOther | GroupCallRefused | None = result_of(
+        router.leader_call(gid, "commit_offsets", *arguments, timeout_s=timeout_s), timeout_s
     )
     if isinstance(answer, MembershipStale):
         raise GroupNotEmpty(group)
     if isinstance(answer, TopicMissing):
         raise UnknownTopic(answer.topic)
+    if isinstance(answer, TopicIsOther):
+        raise TopicRecreated(answer.topic)
     if isinstance(answer, GroupCallRefused):
         raise InvalidMessage(f"places of group {group!r} were refused: {answer.reason}")

@@ -1,10 +1,12 @@
 """Altering a topic while it is in use: retention, limits, check policy, in every broker group.
 
-As at creation, broker group 0 decides. Its log orders the alterations, and each gets a number there. Group 0
-accepts an alteration only if no other one has come since its sender last looked; the other groups accept it
-only if they have not seen a higher number. So a late request, from a client that hung or died, cannot undo a
-newer alteration. An interrupted alteration leaves some groups behind until any alteration of the topic (even
-one without settings) completes.
+As at creation, broker group 0 decides, and its log orders alterations: each gets a number there. It is done
+there only if no other one came since its sender looked, and in the other groups only if none of a higher
+number was there before. So a request that arrives late, of an alterer that stood still or has died, changes
+nothing behind another one. An alteration that is cut short leaves groups behind until any alteration of the
+topic, also one without settings, is carried through.
+
+It names the id of the topic that is meant, so another one that has its name by then stays as it is.
 """
 
 from __future__ import annotations
@@ -13,9 +15,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from escrowmq.actors.admin.topic_creation import Submit
-from escrowmq.replication.errors import ConfigError, EscrowMQError, Overloaded, UnknownTopic
+from escrowmq.replication.errors import (
+    ConfigError,
+    EscrowMQError,
+    InvalidMessage,
+    NotSupported,
+    Overloaded,
+    TopicRecreated,
+    UnknownTopic,
+)
 from escrowmq.replication.format import ops
-from escrowmq.replication.model import ResultCode, TopicInfo
+from escrowmq.replication.model import NO_ID, ResultCode, TopicInfo
 from escrowmq.replication.state.topics import ALTERABLE, alter_problem
 
 #: Each further round means that someone else altered the topic during the last one.
@@ -38,27 +48,39 @@ def alter_topic(
     problem = alter_problem(name, stated)
     if problem is not None:
         raise ConfigError(problem)
-    _, _, number = _altered(submit, 0, name, {}, NONE)
+    topic_id: int | None = ops.ANY_ID
+    try:
+        _, _, number, topic_id = _altered(submit, 0, name, {}, NONE, topic_id)
+    except (NotSupported, InvalidMessage):  # the latter from an earlier version, which cannot decode it
+        _, _, number, topic_id = _altered(submit, 0, name, {}, NONE, None)
     for _ in range(ROUNDS_MAX):
-        done, info, number = _altered(submit, 0, name, stated, number)
+        done, info, number, _ = _altered(submit, 0, name, stated, number, topic_id)
         if done:
             break
     else:
         raise Overloaded(f"others keep altering topic {name!r}", 1.0)
     wanted = {key: info[key] for key in ALTERABLE}
     for gid in range(1, groups):
-        _altered(submit, gid, name, wanted, number)
-    return TopicInfo(**info)
+        try:
+            _altered(submit, gid, name, wanted, number, topic_id)
+        except NotSupported:
+            if topic_id != NO_ID:
+                raise
+            _altered(submit, gid, name, wanted, number, None)
+    return TopicInfo(**info, topic_id=topic_id or NO_ID)
 
 
 def _altered(
-    submit: Submit, gid: int, name: str, settings: Mapping[str, int | str], number: int
-) -> tuple[bool, dict[str, Any], int]:
-    """Whether it was done, the settings then in force in the group, and the number of their alteration."""
-    code, told = submit(gid, ops.alter_topic(name, settings, number))
+    submit: Submit, gid: int, name: str, settings: Mapping[str, int | str], number: int, topic_id: int | None
+) -> tuple[bool, dict[str, Any], int, int | None]:
+    """Whether it was done, what is in force in the group afterwards, the number of that, and the topic's id:
+    None below level 6."""
+    code, told = submit(gid, ops.alter_topic(name, settings, number, topic_id))
     if code in (ResultCode.OK, ResultCode.DUPLICATE, ResultCode.RETRY):
-        info, newest = told
-        return code == ResultCode.OK, info, newest
+        info, newest, *ids = told
+        return code == ResultCode.OK, info, newest, ids[0] if ids else None
+    if code == ResultCode.OTHER_TOPIC:
+        raise TopicRecreated(name)
     if code != ResultCode.UNKNOWN_TOPIC:
         raise EscrowMQError(f"altering {name!r} was refused in broker group {gid}: {ResultCode(code).name}")
     if gid == 0:

@@ -5,9 +5,11 @@ applies; the meaning of an entry without a setting is part of the log's format a
 (``replication.state.topics``). The default must not delete what a transaction promised, so messages are kept
 for ever.
 
-A setting that the caller did not state accepts what an existing topic has. Broker group 0 decides: its
-settings are given to the other groups, whoever created the topic and however far that creation got. Along
-with them goes the group in which the topic begins, which the creator chooses by a checksum of the name.
+A setting that the caller did not state accepts what an existing topic has. Broker group 0 decides: what
+stands there is what the other groups get, whoever created it and however far that creation came. With them
+goes the group in which the topic begins, which the creator chooses by a checksum of the name, and the topic's
+id, which group 0 gives. Where an earlier topic of that name is left in another group, whose deletion was cut
+short, the new one takes its place.
 """
 
 from __future__ import annotations
@@ -25,9 +27,10 @@ from escrowmq.replication.errors import (
     InvalidMessage,
     NotSupported,
     TopicExists,
+    TopicRecreated,
 )
 from escrowmq.replication.format import ops
-from escrowmq.replication.model import BY_NAME, ResultCode, TopicInfo
+from escrowmq.replication.model import BY_NAME, NO_ID, ResultCode, TopicInfo
 from escrowmq.replication.state.topics import settings_problem
 
 #: Submits one operation to a broker group; returns its result code and the information that comes with it.
@@ -109,21 +112,27 @@ def create_topic(
     if problem is not None:
         raise ConfigError(problem)
     first = BY_NAME if groups == 1 else spread_over(name, groups)
+    topic_id: int | None = NO_ID  # None: group 0 has none for it
     until = clock() + LEVEL_WAIT_S
     gid = 0
     while gid < groups:
+        placed = None if first == BY_NAME else first
         try:
-            code, info = submit(gid, ops.create_topic(name, settings, None if first == BY_NAME else first))
+            code, info = submit(gid, ops.create_topic(name, settings, placed, topic_id))
         except (NotSupported, InvalidMessage):  # the latter from an earlier version, which cannot decode it
-            if first == BY_NAME:
+            if placed is None and topic_id is None:
                 raise
-            if gid == 0:
-                first = BY_NAME  # how every topic is created until all replicas are upgraded
+            if gid == 0 and topic_id is not None:
+                topic_id = None  # as every topic was created until all replicas are upgraded
+            elif gid == 0:
+                first = BY_NAME
             elif clock() < until:
                 pause(LEVEL_PAUSE_S)  # group 0 has reached the level, so the others soon will
             else:
                 raise
             continue
+        if code == ResultCode.OTHER_TOPIC:
+            raise TopicRecreated(name)
         if code == ResultCode.TOPIC_EXISTS:
             if gid:
                 raise _differs_from_group_0(name, gid, {**settings, "first_group": first}, info)
@@ -131,13 +140,16 @@ def create_topic(
             if differs:
                 raise TopicExists(f"topic {name!r} exists with other settings: {differs}")
             first = info.get("first_group", BY_NAME)
+            topic_id = info.get("topic_id", NO_ID) or None
             settings = {key: info[key] for key in settings}
         elif code == ResultCode.MALFORMED:
             raise ConfigError(str(info))
         elif code not in (ResultCode.OK, ResultCode.DUPLICATE):
             raise EscrowMQError(f"creating {name!r} was refused: {ResultCode(code).name}")
+        elif gid == 0 and topic_id is not None:
+            topic_id = info or None
         gid += 1
-    return TopicInfo(name, **settings, first_group=first)  # type: ignore[arg-type]
+    return TopicInfo(name, **settings, first_group=first, topic_id=topic_id or NO_ID)  # type: ignore[arg-type]
 
 
 def _differs_from_group_0(

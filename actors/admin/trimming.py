@@ -9,7 +9,7 @@ commit, behind everything that a plan can name, and its log is kept while it is 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from escrowmq.actors.admin.topic_creation import Submit
@@ -19,10 +19,11 @@ from escrowmq.replication.errors import (
     InvalidMessage,
     NotSupported,
     OffsetOutOfRange,
+    TopicRecreated,
     UnknownTopic,
 )
 from escrowmq.replication.format import ops
-from escrowmq.replication.model import ResultCode
+from escrowmq.replication.model import NO_ID, ResultCode, TopicInfo
 
 #: For each partition ``(start, end)``; for each partition the first offset at or after a time in ms.
 Bounds = Callable[[Sequence[int]], Sequence[tuple[int, int]]]
@@ -37,6 +38,8 @@ class PartitionTrim:
     start: int
     before: int
     end: int
+    #: Of the topic that this was found out about; ``NO_ID``: it has none.
+    topic_id: int = field(default=NO_ID, compare=False)
 
     @property
     def messages(self) -> int:
@@ -45,8 +48,7 @@ class PartitionTrim:
 
 
 def plan_trim(
-    topic: str,
-    partitions: int,
+    topic: TopicInfo,
     before: int | datetime,
     partition: int | None,
     *,
@@ -59,13 +61,14 @@ def plan_trim(
     Raises ConfigError, UnknownTopic for a partition that does not exist, or OffsetOutOfRange for an offset
     beyond the end.
     """
+    name, partitions = topic.name, topic.partitions
     if isinstance(before, bool) or not isinstance(before, int | datetime):
         raise ConfigError(f"before must be an offset or a datetime, not {before!r}")
     if partition is not None and not (type(partition) is int and 0 <= partition < partitions):
-        raise UnknownTopic(topic, partition, partitions)
+        raise UnknownTopic(name, partition, partitions)
     if isinstance(before, int) and partition is None and partitions > 1:
         raise ConfigError(
-            f"an offset is a place in one partition, and {topic!r} has {partitions}; name the partition"
+            f"an offset is a place in one partition, and {name!r} has {partitions}; name the partition"
         )
     wanted = range(partitions) if partition is None else [partition]
     if isinstance(before, datetime):
@@ -76,28 +79,31 @@ def plan_trim(
     plan = []
     for number, place, (start, end) in zip(wanted, places, bounds(wanted), strict=True):
         if not 0 <= place <= end:
-            raise OffsetOutOfRange(topic, number, place, start, end)
-        plan.append(PartitionTrim(number, start, place, end))
+            raise OffsetOutOfRange(name, number, place, start, end)
+        plan.append(PartitionTrim(number, start, place, end, topic.topic_id))
     return tuple(plan)
 
 
 def carry_out(
     submit: Submit, group_of: Callable[[str, int], int], topic: str, plan: Sequence[PartitionTrim]
 ) -> None:
-    """Trims the partitions of the plan. ``group_of``: the broker group of a partition. Safe to repeat; raises
-    UnknownTopic if the topic has been deleted."""
+    """Trims the partitions of the plan. ``group_of``: the broker group of each. Safe to repeat; raises
+    UnknownTopic if the topic has gone, TopicRecreated if there is another one now."""
     by_group: dict[int, dict[int, int]] = {}
+    topic_id = max((trim.topic_id for trim in plan), default=NO_ID)
     for trim in plan:
         if trim.messages:
             by_group.setdefault(group_of(topic, trim.partition), {})[trim.partition] = trim.before
     for gid, starts in by_group.items():
         try:
-            code, _ = submit(gid, ops.trim(topic, starts))
-        except InvalidMessage as error:  # the plan is well-formed, so the leader does not know TRIM yet
+            code, _ = submit(gid, ops.trim(topic, starts, None if topic_id == NO_ID else topic_id))
+        except InvalidMessage as error:  # the plan is well-formed: so it is a leader that takes no TRIM yet
             raise NotSupported(
                 f"an earlier version leads broker group {gid} and cannot trim; upgrade every replica first"
             ) from error
         if code == ResultCode.UNKNOWN_TOPIC:
             raise UnknownTopic(topic)
+        if code == ResultCode.OTHER_TOPIC:
+            raise TopicRecreated(topic)
         if code != ResultCode.OK:
             raise EscrowMQError(f"trimming {topic!r} was refused in group {gid}: {ResultCode(code).name}")

@@ -84,6 +84,7 @@ class GroupDescription:
     coordinator: int
     members: tuple[MemberDescription, ...]
     partitions: tuple[GroupPartition, ...]
+    generation: int = field(default=0, compare=False)  # the coordinator's newest one; 0: not told
 
     @property
     def lag(self) -> int:

@@ -212,8 +212,11 @@ class BrokerCalls:
         topics: Sequence[str],
         session_timeout_s: float,
         owned: Sequence[tuple[str, int]] = (),
+        ids: Mapping[str, int] | None = None,
+        generation: int = -1,
     ) -> Reply:
-        return self._led(lambda parts: parts.groups.join(group, member, topics, session_timeout_s, owned))
+        asked = group, member, topics, session_timeout_s, owned, ids, generation
+        return self._led(lambda parts: parts.groups.join(*asked))
 
     @concurrency("control")
     def group_heartbeat(self, group: str, member: str, generation: int) -> Reply:
@@ -225,9 +228,18 @@ class BrokerCalls:
 
     @concurrency("settle")
     def commit_offsets(
-        self, group: str, member: str, generation: int, offsets: Mapping[str, Mapping[int, int]]
+        self,
+        group: str,
+        member: str,
+        generation: int,
+        offsets: Mapping[str, Mapping[int, int]],
+        ids: Mapping[str, int] | None = None,
     ) -> Reply:
-        return self._led(lambda parts: parts.groups.commit(group, member, generation, offsets))
+        return self._led(lambda parts: parts.groups.commit(group, member, generation, offsets, ids))
+
+    @concurrency("settle")
+    def group_delete(self, group: str, places: Mapping[str, Mapping[int, int]]) -> Reply:
+        return self._led(lambda parts: parts.groups.delete(group, places))
 
     @concurrency("control")
     def group_list(self) -> Reply:

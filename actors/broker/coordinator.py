@@ -2,12 +2,14 @@
 
 A group is coordinated by the leader of broker group ``coordinator_group(group, groups)``. Only offsets are
 replicated; members are not: after a fail-over they join the new leader and claim what they read
-(``owned``), so a group comes back without moving a partition. Partitions are handed over in two
-steps: the old reader first confirms, with the generation it was told, that it has released the partition (or
-its session expires), and only then is the partition given to the new one. So two *live* members never
-read one partition in the same term, and a member may commit up to the moment it releases. A topic that was
-deleted and created again is another topic: its readers release their partitions, commit no place in them,
-and are then given those of the new topic, in which the group has no place yet.
+(``owned``), so a group comes back without moving a partition. Partitions change hands in two
+steps: the old reader first confirms, with the generation it was told, that it has let go (or its
+session expires), and only then is the partition given to the new one. So two *live* members never
+read one partition in the same term, and a member may commit up to the moment it lets go. A topic that was
+deleted and created again is another one: who reads it lets its partitions go and commits no place in them,
+and is then given those of the new topic, of which the group has no place yet. Members are told the ids of
+their topics, and claim with them, so that a new leader can tell, too. What is claimed or committed from
+before the group was deleted is void.
 
 Pure: takes ``now`` (seconds of any monotonic clock), starts no thread, and must never keep
 anything that may not be lost in a fail-over. The Broker actor calls it under its own lock.
@@ -30,6 +32,8 @@ from escrowmq.actors.client.consumer_groups import (
     TopicPartition,
 )
 from escrowmq.actors.client.member_names import began_after, instance_of
+from escrowmq.replication.model import NO_ID
+from escrowmq.replication.state.topics import Topic
 
 #: Bits of a generation below the term: 2^32 changes per term are out of reach.
 GENERATION_BITS = 32
@@ -83,14 +87,25 @@ class _Group:
     last_given: dict[TopicPartition, tuple[str, object]] = field(default_factory=dict)
     #: Static members whose place a later one of their instance has taken in this term, the newest last.
     replaced: dict[str, None] = field(default_factory=dict)
+    #: The newest generation that a member was given.
+    newest: int = -1
 
 
 class GroupCoordinator:
     """Membership of every consumer group that this leader coordinates, for one term of leadership."""
 
-    def __init__(self, which: Callable[[str], object] = lambda topic: None) -> None:
-        """``which(topic)``: returns another object after the topic was deleted and created again."""
-        self._which = which
+    def __init__(
+        self,
+        which: Callable[[str], object] = lambda topic: None,
+        last_void: Callable[[str], int] = lambda group: -1,
+        tells_ids: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """``which(topic)``: another object after the topic was deleted and created again.
+        ``last_void(group)``: up to which generation nothing counts, as the group was deleted then.
+        ``tells_ids()``: whether members are told the ids of topics: every broker knows what they mean."""
+        self._which, self._last_void, self._tells_ids = which, last_void, tells_ids
+        #: Groups whose deletion is on its way to the log, and up to which generation nothing counts then.
+        self._deleting: dict[str, int] = {}
         self._term = 0
         self._since = 0.0
         self._counter = 0
@@ -101,6 +116,7 @@ class GroupCoordinator:
         if term > self._term:
             self._term, self._since, self._counter = term, now, 0
             self._groups.clear()
+            self._deleting.clear()
         return term == self._term
 
     def join(
@@ -114,13 +130,18 @@ class GroupCoordinator:
         partitions: Topics,
         had_offsets: bool,
         owned: Sequence[tuple[str, int]] = (),
+        ids: Mapping[str, int] | None = None,
+        generation: int = -1,
     ) -> GroupJoined | GroupCallRefused | InstanceTaken:
         """Joins, or joins again. A static member (see ``member_names``) takes the place of an earlier one of
         its instance, whose session goes on: it is given what that one was given, and nothing else moves.
 
-        ``owned``: what the member still reads, from before a fail-over or an expiry.
-        ``had_offsets``: whether the replicated state knows the group.
+        ``owned``: what the member still reads, from before a fail-over or an expiry; ``ids``: of the topics
+        that it reads there, and ``generation``: under which it does, as far as it was told.
+        ``had_offsets``: the replicated state knows the group.
         """
+        if self.is_void(group, generation):
+            owned = ()
         if not (SESSION_S_MIN <= session_timeout_s <= SESSION_S_MAX):
             return GroupCallRefused(
                 f"session_timeout_s must be in [{SESSION_S_MIN}, {SESSION_S_MAX}], not {session_timeout_s}"
@@ -141,7 +162,7 @@ class GroupCoordinator:
         known = state.members.get(member)
         if known is None and len(state.members) >= MEMBERS_MAX:
             return GroupCallRefused(f"group {group!r} has {MEMBERS_MAX} members; close some")
-        claims = self._valid_claims(state, member, map(_pair, owned))
+        claims = self._valid_claims(state, member, map(_pair, owned), ids or {})
         if known is None:
             known = _MemberState(frozenset(topics), session_timeout_s, 0.0, 0, 0, claims, claims)
             state.members[member] = known
@@ -155,7 +176,7 @@ class GroupCoordinator:
         known.topics, known.session_timeout_s = frozenset(topics), session_timeout_s
         known.expires = now + session_timeout_s
         self._assign(state, partitions)
-        base = known.generation = known.confirmed = self._next_generation()
+        base = known.generation = known.confirmed = self._next_generation(state)
         self._reconcile(state, member, known, now)
         assignment = self._assignment(state, member, known)
         return GroupJoined(assignment, known.granted & claims, base, known.held & claims)
@@ -222,6 +243,45 @@ class GroupCoordinator:
             return f"the topic of {sorted(renewed)[:3]} was deleted and created again"
         return None
 
+    # -------------------------------------------------------------- deletion
+
+    def members(self, group: str, now: float) -> tuple[str, ...]:
+        """Live members."""
+        state = self._groups.get(group)
+        if state is None:
+            return ()
+        self._expire(state, now)
+        return tuple(sorted(state.members))
+
+    def newest_of(self, group: str) -> int:
+        """The newest generation that a member of the group was given in this term; -1: none was."""
+        state = self._groups.get(group)
+        return -1 if state is None else state.newest
+
+    def delete(self, group: str, generation: int) -> None:
+        """A deletion is queued: whoever was a member up to ``generation`` has never been one."""
+        self._deleting[group] = generation
+        self._counter += 1  # what is found out from now on is newer
+
+    def is_being_deleted(self, group: str) -> bool:
+        """Whether a deletion is on its way to the log."""
+        deleting = self._deleting.get(group)
+        if deleting is not None and self._last_void(group) >= deleting:
+            del self._deleting[group]
+            deleting = None
+        return deleting is not None
+
+    def deletion_ended(self, group: str) -> None:
+        """It is applied, or surely not done."""
+        self._deleting.pop(group, None)
+
+    def is_void(self, group: str, generation: int) -> bool:
+        """Whether the group was deleted after that."""
+        last = max(self._last_void(group), self._deleting.get(group, -1))
+        return last >= 0 and generation <= last
+
+    # -------------------------------------------------------------- who is there
+
     def expire(self, now: float) -> None:
         """Drops members whose session has expired, in every group. Call it every second or so."""
         for state in self._groups.values():
@@ -282,9 +342,15 @@ class GroupCoordinator:
         if len(state.replaced) > MEMBERS_MAX:
             del state.replaced[next(iter(state.replaced))]
 
-    def _next_generation(self) -> int:
-        self._counter += 1
+    @property
+    def newest_generation(self) -> int:
+        """The one that was given last, in whatever group."""
         return self._term << GENERATION_BITS | self._counter
+
+    def _next_generation(self, state: _Group) -> int:
+        self._counter += 1
+        state.newest = self.newest_generation
+        return state.newest
 
     def _expire(self, state: _Group, now: float) -> None:
         dead = [name for name, member in state.members.items() if member.expires <= now]
@@ -322,7 +388,7 @@ class GroupCoordinator:
         if granted != member.granted:
             self._note_given(state, name, member, granted - member.granted)
             member.granted = granted
-            member.generation = self._next_generation()
+            member.generation = self._next_generation(state)
 
     def _note_given(
         self, state: _Group, name: str, member: _MemberState, given: frozenset[TopicPartition]
@@ -336,14 +402,15 @@ class GroupCoordinator:
         member.anew |= anew
 
     def _valid_claims(
-        self, state: _Group, member: str, claims: Iterable[TopicPartition]
+        self, state: _Group, member: str, claims: Iterable[TopicPartition], ids: Mapping[str, int]
     ) -> frozenset[TopicPartition]:
-        """Claims to partitions that no other member was given in this term. If the member was given the
-        partition of another topic of that name, the claim is void. After a fail-over this is not known."""
+        """Those to partitions that nobody else was given in this term. Of another topic than the member was
+        given, the partition is not what it claims; after a fail-over, ``ids`` tell of which it was."""
         valid = set()
         for tp in claims:
             now = member, self._which(tp[0])
-            if state.last_given.get(tp, now) == now:
+            told = ids.get(tp[0])
+            if state.last_given.get(tp, now) == now and (told is None or told == id_of(now[1])):
                 valid.add(tp)
         return frozenset(valid)
 
@@ -352,10 +419,10 @@ class GroupCoordinator:
         which = {topic: self._which(topic) for topic in {tp[0] for tp in member.held}}
         return frozenset(tp for tp in member.held if state.last_given[tp][1] is not which[tp[0]])
 
-    @staticmethod
-    def _assignment(state: _Group, name: str, member: _MemberState) -> GroupAssignment:
+    def _assignment(self, state: _Group, name: str, member: _MemberState) -> GroupAssignment:
         pending = any(owner == name and tp not in member.granted for tp, owner in state.target.items())
-        return GroupAssignment(member.generation, member.granted, pending)
+        ids = {tp[0]: id_of(state.last_given[tp][1]) for tp in member.granted} if self._tells_ids() else None
+        return GroupAssignment(member.generation, member.granted, pending, ids)
 
     def _forget_empty(self) -> bool:
         for name in [name for name, state in self._groups.items() if not state.members]:
@@ -365,6 +432,11 @@ class GroupCoordinator:
 
 def _taken(group: str, member: str) -> InstanceTaken:
     return InstanceTaken(f"a later member of {instance_of(member)!r} has the place of {member} in {group!r}")
+
+
+def id_of(topic: object) -> int:
+    """Of what ``which`` has told; ``NO_ID`` where there is no topic."""
+    return topic.info.topic_id if isinstance(topic, Topic) else NO_ID
 
 
 def _pair(pair: Sequence[Any]) -> TopicPartition:

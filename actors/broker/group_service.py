@@ -14,13 +14,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Self, TypeVar
 
-from escrowmq.actors.broker.coordinator import GroupCoordinator
+from escrowmq.actors.broker.coordinator import GroupCoordinator, id_of
 from escrowmq.actors.client.consumer_groups import (
     FIRST_PLACES,
     GROUP_NAME_BYTES_MAX,
     GroupCallRefused,
+    GroupLives,
     GroupSnapshot,
     MembershipStale,
+    PlacesMoved,
+    TopicIsOther,
     TopicMissing,
     TopicPartition,
 )
@@ -29,13 +32,17 @@ from escrowmq.replication.format import ops
 from escrowmq.replication.host.reads import Reads
 from escrowmq.replication.host.requests import Requests, Turn
 from escrowmq.replication.host.running import RunningReplica
-from escrowmq.replication.model import ResultCode
+from escrowmq.replication.model import NO_ID, ResultCode
 
 TOPICS_MAX = 10_000
-#: First places are tried again after this: by then everything before them in the log has been applied.
-FIRST_PLACES_AGAIN_S = 0.02
+#: What waits for something that is on its way to the log is tried again after this: it has been applied then.
+AGAIN_S = 0.02
+AGAIN: Reply = ("overloaded", AGAIN_S)
+#: Deleting a group is tried again with a newer generation so often.
+DELETIONS_MAX = 5
 
 T = TypeVar("T")
+_REFUSALS = MembershipStale | TopicIsOther | GroupCallRefused
 
 
 class GroupService:
@@ -51,17 +58,20 @@ class GroupService:
         submit: Callable[[bytes, Turn], Reply],
         clock: Callable[[], float],
         which: Callable[[str], object] = lambda topic: None,
+        last_void: Callable[[str], int] = lambda group: -1,
+        tells_ids: Callable[[], bool] = lambda: True,
     ) -> None:
         """``leadership()``: (ready leader?, leader's replica number, term), as ``whoami`` answers.
 
         ``partitions(topic)``: the number, None for an unknown topic. ``committed(group)``: its offsets
         of all topics; ``group_names()``: groups that have any. ``submit``: see ``Requests.submit_in_turn``.
-        ``which(topic)``: see ``GroupCoordinator``.
+        The rest: see ``GroupCoordinator``.
         """
         self._leadership, self._partitions, self._committed = leadership, partitions, committed
         self._group_names, self._submit, self._clock = group_names, submit, clock
         self._lock = threading.Lock()
-        self._coordinator = GroupCoordinator(which)
+        self._which, self._tells_ids = which, tells_ids
+        self._coordinator = GroupCoordinator(which, last_void, tells_ids)
         self._under_way = PlacesUnderWay()
 
     @classmethod
@@ -75,6 +85,8 @@ class GroupService:
             submit=requests.submit_in_turn,
             clock=running.setup.monotonic,
             which=reads.which_topic,
+            last_void=reads.last_void,
+            tells_ids=reads.tells_ids,
         )
 
     def join(
@@ -84,14 +96,19 @@ class GroupService:
         topics: Sequence[str],
         session_timeout_s: float,
         owned: Sequence[tuple[str, int]] = (),
+        ids: Mapping[str, int] | None = None,
+        generation: int = -1,
     ) -> Reply:
-        """See :meth:`GroupCoordinator.join`. Topics that do not exist (yet, or any more) give nothing."""
-        problem = _group_problem(group) or _member_problem(member, topics, owned)
+        """See :meth:`GroupCoordinator.join`. Topics that do not exist (yet, any more) give nothing."""
+        problem = _group_problem(group) or _member_problem(member, topics, owned) or _ids_problem(ids)
         if problem is not None:
             return "ok", GroupCallRefused(problem)
         had_offsets = bool(self._committed(group))
-        return self._led(
-            lambda coordinator, now: coordinator.join(
+
+        def join(coordinator: GroupCoordinator, now: float) -> object:
+            if coordinator.is_being_deleted(group):
+                return None
+            return coordinator.join(
                 group,
                 member,
                 topics,
@@ -100,8 +117,12 @@ class GroupService:
                 partitions=self._partitions,
                 had_offsets=had_offsets,
                 owned=owned,
+                ids=ids,
+                generation=generation,
             )
-        )
+
+        joined = self._led(join)
+        return AGAIN if joined == ("ok", None) else joined
 
     def heartbeat(self, group: str, member: str, generation: int) -> Reply:
         """See :meth:`GroupCoordinator.heartbeat`."""
@@ -116,19 +137,32 @@ class GroupService:
         return self._led(lambda coordinator, now: coordinator.leave(group, member))
 
     def commit(
-        self, group: str, member: str, generation: int, offsets: Mapping[str, Mapping[int, int]]
+        self,
+        group: str,
+        member: str,
+        generation: int,
+        offsets: Mapping[str, Mapping[int, int]],
+        ids: Mapping[str, int] | None = None,
     ) -> Reply:
-        """``("ok", None)`` once replicated; ``("ok", MembershipStale | TopicMissing | GroupCallRefused)``;
-        any other status as submit."""
+        """``("ok", None)`` once replicated; ``("ok", MembershipStale | TopicMissing | TopicIsOther |
+        GroupCallRefused)``; any other status as submit. ``ids``: of the topics that are meant."""
+        if (refused := _ids_problem(ids)) is not None:
+            return "ok", GroupCallRefused(refused)
         if member == "" and generation == FIRST_PLACES:
-            return self._commit_first(group, offsets)
+            return self._commit_first(group, offsets, ids or {})
         wanted = _pairs(offsets)
 
         def check(queue: Callable[[], None]) -> Reply | None:
-            def check_and_queue(coordinator: GroupCoordinator, now: float) -> MembershipStale | None:
+            def check_and_queue(
+                coordinator: GroupCoordinator, now: float
+            ) -> MembershipStale | TopicIsOther | GroupCallRefused | None:
+                if member == "" and generation > 0 and coordinator.is_void(group, generation):
+                    return GroupCallRefused("the group was deleted meanwhile")
                 problem = coordinator.check_commit(group, member, generation, wanted, now)
                 if problem is not None:
                     return MembershipStale(problem)
+                if (other := self._other(offsets, ids or {})) is not None:
+                    return other
                 queue()
                 self._under_way.add(group, wanted)
                 return None
@@ -140,10 +174,14 @@ class GroupService:
             return check(lambda: None) or ("ok", None)
         return self._log(group, offsets, check)
 
-    def _commit_first(self, group: str, offsets: Mapping[str, Mapping[int, int]]) -> Reply:
-        """Sets places only where the group has none. Its places are the applied ones and those under way to
-        the log: while any of these is under way, its outcome is not known, and the caller must try again."""
+    def _commit_first(
+        self, group: str, offsets: Mapping[str, Mapping[int, int]], ids: Mapping[str, int]
+    ) -> Reply:
+        """Places only where the group has none. What it has is what is applied, and what is under way to the
+        log: while any of these is under way, nobody knows, and the caller is to try again."""
         known = self._committed(group)
+        if self._led(lambda coordinator, now: coordinator.is_being_deleted(group)) == ("ok", True):
+            return AGAIN
         left = {
             topic: {p: offset for p, offset in by.items() if p not in known.get(topic, ())}
             for topic, by in offsets.items()
@@ -154,11 +192,12 @@ class GroupService:
         wanted = _pairs(left)
 
         def check(queue: Callable[[], None]) -> Reply | None:
-            def check_and_queue(coordinator: GroupCoordinator, now: float) -> bool:
+            def check_and_queue(coordinator: GroupCoordinator, now: float) -> bool | TopicIsOther:
                 by_topic = self._committed(group)
-                if any(p in by_topic.get(topic, ()) for topic, p in wanted) or self._under_way.has(
-                    group, wanted
-                ):
+                if (other := self._other(left, ids)) is not None:
+                    return other
+                known = any(p in by_topic.get(topic, ()) for topic, p in wanted)
+                if known or self._under_way.has(group, wanted) or coordinator.is_being_deleted(group):
                     return False
                 if not by_topic:
                     coordinator.begin(group)
@@ -168,10 +207,62 @@ class GroupService:
 
             checked = self._led(check_and_queue)
             if checked == ("ok", False):
-                return ("overloaded", FIRST_PLACES_AGAIN_S)
+                return AGAIN
             return None if checked == ("ok", True) else checked
 
         return self._log(group, left, check)
+
+    def delete(self, group: str, places: Mapping[str, Mapping[int, int]]) -> Reply:
+        """``("ok", None)`` once it is gone, or was; ``("ok", GroupLives | PlacesMoved | GroupCallRefused)``;
+        any other status as submit. ``places``: all that the caller has seen; a deletion that arrives late
+        does nothing to a group that is used again."""
+        if (refused := _group_problem(group)) is not None:
+            return "ok", GroupCallRefused(refused)
+        for _ in range(DELETIONS_MAX):
+            led = self._led(lambda coordinator, now: coordinator.newest_generation)
+            if led[0] != "ok":
+                return led
+            answer = self._delete(group, places, led[1])
+            if answer != AGAIN:
+                return answer
+        return AGAIN
+
+    def _delete(self, group: str, places: Mapping[str, Mapping[int, int]], generation: int) -> Reply:
+        queued = False
+
+        def check(queue: Callable[[], None]) -> Reply | None:
+            def check_and_queue(coordinator: GroupCoordinator, now: float) -> object:
+                if self._under_way.has_any(group) or coordinator.is_being_deleted(group):
+                    return False
+                if members := coordinator.members(group, now):
+                    return GroupLives(members)
+                if (known := self._committed(group)) and known != places:
+                    return PlacesMoved()
+                if coordinator.newest_of(group) > generation:
+                    return False  # somebody has joined since
+                queue()
+                coordinator.delete(group, generation)
+                return None
+
+            nonlocal queued
+            checked = self._led(check_and_queue)
+            queued = checked == ("ok", None)
+            return None if queued else AGAIN if checked == ("ok", False) else checked
+
+        answer = self._submit(ops.delete_group(group, generation), check)
+        if not queued:
+            return answer
+        if answer != ("unknown",):
+            self._led(lambda coordinator, now: coordinator.deletion_ended(group))
+        return ("ok", None) if answer[0] == "ok" else answer
+
+    def _other(self, topics: Iterable[str], ids: Mapping[str, int]) -> TopicIsOther | None:
+        """The first of these topics that is another one than ``ids`` tell. Looked at in turn: what changes
+        later is seen when the places are written."""
+        for topic in topics:
+            if ids.get(topic, NO_ID) != NO_ID and ids[topic] != id_of(self._which(topic)):
+                return TopicIsOther(topic)
+        return None
 
     def _log(self, group: str, offsets: Mapping[str, Mapping[int, int]], check: Turn) -> Reply:
         topics = list(offsets)
@@ -188,7 +279,7 @@ class GroupService:
         if queued and answer != ("unknown",):
             with self._lock:
                 self._under_way.discard(group, _pairs(offsets))
-        if answer[0] != "ok" or isinstance(answer[1], MembershipStale):
+        if answer[0] != "ok" or isinstance(answer[1], _REFUSALS):
             return answer
         for topic, (code, *_) in zip(topics, answer[1], strict=True):
             if code in (ResultCode.UNKNOWN_TOPIC, ResultCode.BAD_PARTITION):
@@ -212,7 +303,9 @@ class GroupService:
 
         def snapshot(coordinator: GroupCoordinator, now: float) -> GroupSnapshot:
             coordinator.expire(now)
-            return GroupSnapshot(coordinator.describe(group, now), {t: dict(by) for t, by in offsets.items()})
+            places = {t: dict(by) for t, by in offsets.items()}
+            newest = coordinator.newest_generation if self._tells_ids() else 0
+            return GroupSnapshot(coordinator.describe(group, now), places, newest)
 
         return self._led(snapshot)
 
@@ -259,6 +352,9 @@ class PlacesUnderWay:
         if not queued:
             del self._queued[group]
 
+    def has_any(self, group: str) -> bool:
+        return group in self._queued
+
     def has(self, group: str, places: Iterable[TopicPartition]) -> bool:
         queued = self._queued.get(group)
         return queued is not None and any(place in queued for place in places)
@@ -273,6 +369,12 @@ def _group_problem(group: str) -> str | None:
     if not 0 < size <= GROUP_NAME_BYTES_MAX:
         return f"a group's name has 1 to {GROUP_NAME_BYTES_MAX} bytes, not {size}"
     return None
+
+
+def _ids_problem(ids: Any) -> str | None:
+    if ids is None or all(isinstance(t, str) and type(n) is int for t, n in dict(ids).items()):
+        return None
+    return "ids of topics are numbers, by the names of the topics"
 
 
 def _member_problem(member: Any, topics: Any, owned: Any) -> str | None:

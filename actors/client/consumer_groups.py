@@ -31,13 +31,15 @@ def coordinator_group(group: str, groups: int) -> int:
 class GroupAssignment(Carried, frozen=True):
     """What a member may read, in answer to a heartbeat.
 
-    The member confirms it by a heartbeat with ``generation``, once it has released all other partitions.
-    ``pending``: it will get more when others have released it, so it should ask again soon.
+    The member confirms it by a heartbeat of ``generation``, once it has let go of all other partitions.
+    ``pending``: more is coming when others have let go of it, so ask again soon. ``ids``: of the topics of
+    these partitions, so that a member can say which topic it reads; None: of a coordinator below level 6.
     """
 
     generation: int
     partitions: frozenset[TopicPartition]
     pending: bool
+    ids: Mapping[str, int] | None = None
 
 
 class GroupJoined(Carried, frozen=True):
@@ -79,6 +81,22 @@ class TopicMissing(Carried, frozen=True):
     topic: str
 
 
+class TopicIsOther(Carried, frozen=True):
+    """Offsets were not committed, because their topic was deleted and created again."""
+
+    topic: str
+
+
+class GroupLives(Carried, frozen=True):
+    """A group was not deleted, because it has live members."""
+
+    members: tuple[str, ...]
+
+
+class PlacesMoved(Carried, frozen=True):
+    """A group was not deleted, because its places are not those that the caller has seen."""
+
+
 @dataclass(frozen=True, slots=True)
 class MemberDescription:
     """A live member of a consumer group; without a heartbeat its session ends in ``expires_in_s``."""
@@ -91,7 +109,9 @@ class MemberDescription:
 
 
 class GroupSnapshot(Carried, frozen=True):
-    """A consumer group as its coordinator sees it. ``committed``: topic -> partition -> next offset."""
+    """A consumer group as its coordinator sees it. ``committed``: topic -> partition -> next offset;
+    ``generation``: the coordinator's newest one, 0 below level 6."""
 
     members: tuple[MemberDescription, ...]
     committed: Mapping[str, Mapping[int, int]]
+    generation: int = 0

@@ -8,7 +8,9 @@ that partitions were released. An assignment that ``poll`` has not taken over is
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from escrowmq.actors.client.consumer_groups import GroupAssignment, GroupJoined, TopicPartition
 from escrowmq.actors.client.member_names import instance_of
@@ -26,6 +28,7 @@ class Offer:
     partitions: frozenset[TopicPartition]
     kept: frozenset[TopicPartition] | None
     held: frozenset[TopicPartition] | None = None
+    ids: Mapping[str, int] | None = None  # of their topics; None: not told
 
 
 class Membership:
@@ -41,6 +44,9 @@ class Membership:
         self.fenced: MemberFenced | None = None
         #: The generation under which heartbeats and commits are made.
         self.generation = 0
+        #: Of the topics that it reads, as the coordinator has told with what was taken over last. None: it is
+        #: of an earlier version, and asked without them.
+        self.ids: Mapping[str, int] | None = None
         self.offer: Offer | None = None
         #: The coordinator has more partitions for this member once others release them: ask again soon.
         self.pending = False
@@ -52,17 +58,17 @@ class Membership:
         self.generation, self.joined = answer.base, True
         self.pending = answer.assignment.pending
         self.joins += 1
-        self.offer = Offer(
-            answer.assignment.generation, answer.assignment.partitions, answer.kept, answer.held
-        )
+        told = answer.assignment
+        self.offer = Offer(told.generation, told.partitions, answer.kept, answer.held, told.ids)
 
     def on_heartbeat(self, assignment: GroupAssignment) -> None:
         """The coordinator has answered a heartbeat of this member."""
         self.pending = assignment.pending
         if assignment.generation == self.generation and self.offer is None:
+            self.ids = assignment.ids
             return
         kept, held = (self.offer.kept, self.offer.held) if self.offer is not None else (None, None)
-        self.offer = Offer(assignment.generation, assignment.partitions, kept, held)
+        self.offer = Offer(assignment.generation, assignment.partitions, kept, held, assignment.ids)
 
     def on_stale(self) -> None:
         """The coordinator does not know this member (any longer): join again."""
@@ -87,8 +93,12 @@ class Membership:
         """The offer, once; from now on its generation is confirmed."""
         offer, self.offer = self.offer, None
         if offer is not None and self.joined:
-            self.generation = offer.generation
+            self.generation, self.ids = offer.generation, offer.ids
         return offer
+
+    def claim(self) -> tuple[Any, ...]:
+        """What it says of what it reads when it joins again: ids, and the generation under which it does."""
+        return () if self.ids is None else (dict(self.ids), self.generation)
 
     def lose_all(self) -> None:
         """This member left the group: it holds nothing any longer."""

@@ -158,9 +158,10 @@ class MembershipThread:
 
     def _join(self, member: Membership, topics: tuple[str, ...]) -> None:
         with self._condition:
-            owned = self._positions.assigned()
+            owned, claim = self._positions.assigned(), member.claim()
+        session_s = self._config.session_timeout_s
         answer: GroupJoined | GroupCallRefused | InstanceTaken = self._call(
-            "group_join", member.group, member.member, list(topics), self._config.session_timeout_s, owned
+            "group_join", member.group, member.member, list(topics), session_s, owned, *claim
         )
         if isinstance(answer, GroupCallRefused):
             raise ConfigError(answer.reason)

@@ -15,6 +15,7 @@ from escrowmq.actors.client.consumer_groups import (
     FIRST_PLACES,
     GroupCallRefused,
     MembershipStale,
+    TopicIsOther,
     TopicMissing,
     TopicPartition,
     coordinator_group,
@@ -29,7 +30,7 @@ from escrowmq.replication.errors import (
     Unavailable,
     UnknownTopic,
 )
-from escrowmq.replication.model import ResultCode, TopicInfo
+from escrowmq.replication.model import NO_ID, ResultCode, TopicInfo
 
 #: Values that the broker's ``offsets`` call takes instead of a time.
 LATEST, EARLIEST = -1, -2
@@ -143,6 +144,8 @@ class OffsetReader:
             committed = self.committed(group, topics, timeout_s)
         known = [committed.get(look.tp) if look.goal == "committed" else None for look in lookups]
         missing = [look.tp for look, offset in zip(lookups, known, strict=True) if offset is None]
+        if group is not None and reset == "latest":
+            self.hear({topic for topic, _ in missing}, timeout_s)  # whose ends these are
         bounds = self.bounds(missing, timeout_s)
         chosen = [
             offset if offset is not None else _choose(look, bounds[look.tp], reset)
@@ -177,17 +180,22 @@ class OffsetReader:
         for (topic, partition), offset in ends.items():
             by_topic.setdefault(topic, {})[partition] = offset
         gid = coordinator_group(group, self._router.info.groups)
-        arguments = group, "", FIRST_PLACES, by_topic
+        known = {topic: self._router.places.id_of(topic) for topic in by_topic}
+        ids = {topic: topic_id for topic, topic_id in known.items() if topic_id != NO_ID}
+        told = [ids] if ids else []  # who gives ids takes them, too
+        arguments = group, "", FIRST_PLACES, by_topic, *told
         try:
-            answer: MembershipStale | TopicMissing | GroupCallRefused | None = result_of(
+            answer: MembershipStale | TopicMissing | TopicIsOther | GroupCallRefused | None = result_of(
                 self._router.leader_call(gid, "commit_offsets", *arguments, timeout_s=timeout_s), timeout_s
             )
         except OutcomeUnknown as error:
             raise Unavailable(f"the first places of group {group!r} may not be committed", 1.0) from error
         if isinstance(answer, GroupCallRefused):
             raise InvalidMessage(f"the first places of group {group!r} were refused: {answer.reason}")
-        # MembershipStale: from an older broker, which accepts no commit from non-members. TopicMissing: the
-        # topic was deleted meanwhile, which is reported when it is read.
+        if isinstance(answer, TopicIsOther):  # these ends are another topic's
+            raise Unavailable(f"topic {answer.topic!r} was created again while its end was looked up", 0.1)
+        # MembershipStale: an older broker, which commits nothing for those who are no members. TopicMissing:
+        # deleted meanwhile, which is told when it is read.
         return self.committed(group, by_topic, timeout_s)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from escrowmq.actors.client.channel import GroupChannel, Request
 from escrowmq.actors.client.failures import Failure, FailureKind
+from escrowmq.actors.client.topic_places import TopicPlaces
 from escrowmq.actors.producer.blocks import (
     IDS_PER_OPERATION,
     Block,
@@ -74,10 +75,16 @@ class GroupBatcher:
     """The queues of one group. Used by one thread (the router's)."""
 
     def __init__(
-        self, app: str, config: ProducerConfig, instance: str = "", counted: Counted | None = None
+        self,
+        app: str,
+        config: ProducerConfig,
+        instance: str = "",
+        counted: Counted | None = None,
+        places: TopicPlaces | None = None,
     ) -> None:
+        """``places``: the ids of topics, which are told with what is sent to them; None: they are not."""
         self._app, self._config, self._instance = app, config, instance
-        self._counted = counted or Counted()
+        self._counted, self._places = counted or Counted(), places or TopicPlaces(1)
         self._speech = GroupSpeech()
         self._speech_of_messages = GroupSpeech()
         self.heard = self._speech.heard  # called with the group's time from an answer
@@ -297,7 +304,9 @@ class GroupBatcher:
             version_2 = bool(first.home_index) or (speech.version == 2 and first.home_group < 0)
             instance = self._instance if version_2 else None
             heard_ms = speech.heard_ms if first.heard_ms < 0 else first.heard_ms
-            frame = encode_prepare(self._app, blocks, instance=instance, heard_ms=heard_ms)
+            frame = encode_prepare(
+                self._app, blocks, self._places.id_of, instance=instance, heard_ms=heard_ms
+            )
             request.add(frame, partial(self._prepared, blocks, instance is not None), deadline)
             request.blocks += len(blocks)
 
@@ -316,7 +325,8 @@ class GroupBatcher:
                 attempt = self._speech_of_messages.is_attempt
                 if attempt and request.frames:
                     return False
-                frame, batch = stream.take(room, self._speech.heard_ms)
+                topic_id = self._places.id_of(stream.topic)
+                frame, batch = stream.take(room, self._speech.heard_ms, topic_id)
                 request.add(frame, partial(self._begun, stream, batch), batch.deadline)
                 if attempt:
                     return True
@@ -399,6 +409,12 @@ class GroupBatcher:
                 count = sum(len(block.tx_ids) for block in blocks)
                 self._counted.prepared += count - len(problems_of(outcome, count))
             for block in finish_prepared(blocks, outcome, self._speech.heard_ms, repeated):
+                self.prepare(block, float("-inf"))
+        elif outcome[0] == ResultCode.OTHER_TOPIC and not (repeated or blocks[0].is_further):
+            # It was sent once, so it is open nowhere: it goes to the topic that there is now.
+            topic, _, topic_id = outcome[1]
+            self._places.hear_id(topic, topic_id)
+            for block in blocks:
                 self.prepare(block, float("-inf"))
         else:
             for block in retry_apart(blocks, outcome):

@@ -29,6 +29,8 @@ Column = tuple[list[int], list[int], list[bytes]]
 #: Operations with more ids than this are split (brokers accept 20,000; a request has room for far fewer).
 IDS_PER_OPERATION = 5_000
 _ALL_DONE = (ResultCode.OK, ResultCode.DUPLICATE)
+#: What a whole operation is refused for because of one topic, which the answer names.
+_OF_A_TOPIC = (ResultCode.UNKNOWN_TOPIC, ResultCode.BAD_PARTITION, ResultCode.OTHER_TOPIC)
 
 
 class PrepareBlock:
@@ -93,6 +95,11 @@ class PrepareBlock:
         assert self.single is not None
         topic, partition, row = self.single
         return {(topic, partition): ([0], [len(row)], [row])}
+
+    @property
+    def is_further(self) -> bool:
+        """Whether something else of these transactions is prepared already."""
+        return self.part > 0 or self.home_group >= 0
 
     def key(self) -> tuple[Any, ...]:
         """Blocks with the same key may share an operation."""
@@ -215,13 +222,19 @@ def _ignore(_: Outcome) -> None:
 
 
 def encode_prepare(
-    app: str, blocks: Sequence[PrepareBlock], *, instance: str | None = None, heard_ms: int = -1
+    app: str,
+    blocks: Sequence[PrepareBlock],
+    id_of: Callable[[str], int],
+    *,
+    instance: str | None = None,
+    heard_ms: int = -1,
 ) -> bytes:
     """PREPARE and its PRE_MESSAGEs for all transactions of ``blocks``, which have the same key.
 
-    ``instance``: the producer, for version 2; None: encode version 1. ``heard_ms``: the newest time heard
-    from the group. It must have been heard before the transactions were prepared: once a broker has said that
-    one of them is prepared, a PREPARE must never be encoded again with a later time.
+    ``id_of`` a topic: it is told, so that nothing is prepared in another topic of that name.
+    ``instance``: the producer, told in version 2; None: as version 1. ``heard_ms``: the newest time that was
+    heard from the group. It must have been heard before, so a PREPARE is never encoded anew with a later one
+    once a broker has said that one of its transactions is prepared.
     """
     first = blocks[0]
     tx_ids, query_ids, digests = first.tx_ids, first.query_ids, first.digests
@@ -243,7 +256,7 @@ def encode_prepare(
         )
     ]
     for (topic, partition), (txs, sizes, rows) in columns.items():
-        frames.append(ops.pre_message(topic, partition, txs, sizes, rows))
+        frames.append(ops.pre_message(topic, partition, txs, sizes, rows, id_of(topic)))
     return b"".join(frames)
 
 
@@ -417,7 +430,7 @@ def retry_apart(blocks: Sequence[PrepareBlock], result: Sequence[Any]) -> list[P
                 block.done({0: (code, info)})
             else:
                 again += _divide(block, {}, [everyone[: count // 2], everyone[count // 2 :]])
-        elif code in (ResultCode.UNKNOWN_TOPIC, ResultCode.BAD_PARTITION) and info:
+        elif code in _OF_A_TOPIC and info:
             hit = set(everyone) if block.home_topic == info[0] else block.touching(info[0])
             rest = [i for i in everyone if i not in hit]
             if not rest:
@@ -431,7 +444,7 @@ def retry_apart(blocks: Sequence[PrepareBlock], result: Sequence[Any]) -> list[P
         else:
             block.done(dict.fromkeys(everyone, (code, info)))
     for block in again:
-        block.alone = code not in (ResultCode.UNKNOWN_TOPIC, ResultCode.BAD_PARTITION)
+        block.alone = code not in _OF_A_TOPIC
     return again
 
 

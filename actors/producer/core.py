@@ -67,8 +67,10 @@ class ProducerCore:
         self.catalog = TopicCatalog(self.router, config.delivery_timeout_s, clock=self.clock)
         self.encoder = Encoder(config, self.catalog.partitions, self.router.places.group_of)
         owner = self.instance if answers_checks else ""
-        self._counted = Counted()
-        self._batchers = [GroupBatcher(self.app, config, owner, self._counted) for _ in range(info.groups)]
+        self._counted, places = Counted(), self.router.places
+        self._batchers = [
+            GroupBatcher(self.app, config, owner, self._counted, places) for _ in range(info.groups)
+        ]
         self._lock = threading.Lock()
         self._room: threading.Condition = background.condition(self._lock)
         self._blocked = 0

@@ -15,9 +15,15 @@ from typing import Any, Protocol
 from escrowmq.actors.client.failures import Failure, FailureKind
 from escrowmq.actors.producer.send_future import SendFuture, settle
 from escrowmq.actors.producer.statistics import Counted
-from escrowmq.replication.errors import EscrowMQError, MessageTooLarge, ProducerFenced, UnknownTopic
+from escrowmq.replication.errors import (
+    EscrowMQError,
+    MessageTooLarge,
+    ProducerFenced,
+    TopicRecreated,
+    UnknownTopic,
+)
 from escrowmq.replication.format import ops
-from escrowmq.replication.model import RecordMetadata, ResultCode
+from escrowmq.replication.model import NO_ID, RecordMetadata, ResultCode
 
 
 class Promise(Protocol):
@@ -38,11 +44,13 @@ ROWS_MAX = 5_000
 class Batch:
     """Messages of one partition in one MESSAGE operation."""
 
-    __slots__ = ("deadline", "pending", "size", "tries")
+    __slots__ = ("deadline", "pending", "size", "topic_id", "tries")
 
     def __init__(self, pending: list[Pending], size: int, deadline: float) -> None:
         self.pending, self.size, self.deadline = pending, size, deadline
         self.tries = 0
+        #: Of the topic that it is made for, once it has been the first one of an epoch.
+        self.topic_id: int | None = None
 
 
 class PartitionStream:
@@ -97,9 +105,10 @@ class PartitionStream:
         """When the first message that was never sent was queued; call it only while there is one."""
         return self._queue[0][2]
 
-    def take(self, bytes_max: int, heard_ms: int | None = None) -> tuple[bytes, Batch]:
+    def take(self, bytes_max: int, heard_ms: int | None = None, topic_id: int = NO_ID) -> tuple[bytes, Batch]:
         """The next batch of at most ``bytes_max`` bytes, but at least one message, as a frame. ``heard_ms``:
-        the time heard from the group, for the first batch of an epoch; None: encode version 1."""
+        what was heard of the group, for the first one of an epoch; None: it does not tell. ``topic_id``: of
+        the topic as it is known now, for the same."""
         assert self.waits
         batch, self._again = self._again, None
         if batch is None:
@@ -107,9 +116,10 @@ class PartitionStream:
         self._under_way = batch
         self._taken(self.topic, self.partition)
         rows = [row for row, _ in batch.pending]
-        frame = ops.message(
-            self.topic, self.partition, self._producer, self.epoch, self.next_seq, rows, heard_ms
-        )
+        if heard_ms is not None and batch.topic_id is None:
+            batch.topic_id = topic_id
+        place = self.topic, self.partition, self._producer, self.epoch, self.next_seq
+        frame = ops.message(*place, rows, heard_ms, NO_ID if heard_ms is None else batch.topic_id or NO_ID)
         return frame, batch
 
     def _next_batch(self, bytes_max: int) -> Batch:
@@ -149,6 +159,11 @@ class PartitionStream:
             self._succeed(batch, info[0], info[1])
         elif code == ResultCode.STALE:
             self._stale(batch, info, repeated)
+        elif code == ResultCode.OTHER_TOPIC and not repeated:
+            # It was sent once, and is stored nowhere: it goes to the topic that there is now.
+            self._refused(self.topic)
+            batch.topic_id = info
+            self._again = batch
         elif code == ResultCode.OUT_OF_SEQUENCE and repeated:
             self._end(batch, Failure(FailureKind.UNKNOWN).error(self._describe()))
         elif code == ResultCode.OUT_OF_SEQUENCE and batch.tries < EPOCHS_MAX:
@@ -193,6 +208,9 @@ class PartitionStream:
         if code in (ResultCode.UNKNOWN_TOPIC, ResultCode.BAD_PARTITION):
             self._refused(self.topic)
             return UnknownTopic(self.topic, self.partition if code == ResultCode.BAD_PARTITION else None)
+        if code == ResultCode.OTHER_TOPIC:
+            self._refused(self.topic)
+            return TopicRecreated(self.topic)
         if code == ResultCode.FENCED:
             return ProducerFenced(
                 f"producer {self._producer!r} has written to {self.topic}/{self.partition} with epoch {info}"

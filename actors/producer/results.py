@@ -18,6 +18,7 @@ from escrowmq.replication.errors import (
     OutcomeUnknown,
     Overloaded,
     TooManyOpenTransactions,
+    TopicRecreated,
     TransactionConflict,
     TransactionIdTaken,
     TransactionSettled,
@@ -62,6 +63,8 @@ def prepare_problem(
         return UnknownTopic(str(info[0]) if info else "?")
     if code == ResultCode.BAD_PARTITION:
         return UnknownTopic(str(info[0]), info[1])
+    if code == ResultCode.OTHER_TOPIC:
+        return TopicRecreated(str(info[0]))
     if code == ResultCode.UNKNOWN_TX:
         return UnknownTransaction(tx_id)
     if code == ResultCode.TOO_MANY_IDS:

@@ -1,4 +1,4 @@
-"""``escrowmq group list|describe|reset``: consumer groups, their members, committed offsets and lag."""
+"""``escrowmq group list|describe|reset|delete``: consumer groups: members, places, lag."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from escrowmq.cluster.cli.options import ConnectionOptions, moment, with_connect
 from escrowmq.cluster.cli.output import note, plain, show_json, show_pairs, show_rows
 from escrowmq.cluster.cli.shown import Format, Shown
 
-app = typer.Typer(no_args_is_help=True, help="List, describe and reset consumer groups.")
+app = typer.Typer(no_args_is_help=True, help="List, describe, reset and delete consumer groups.")
 
 
 @app.command("list")
@@ -87,4 +87,22 @@ def reset(
         if not yes:
             typer.confirm(f"Set the offsets of group {name} as shown?", abort=True, err=True)
         cluster.admin.reset_group(name, plan)
-    note(f"group {name} continues from these offsets")
+    note(f"group {name} reads on from there")
+
+
+@app.command()
+@with_connection
+def delete(
+    connection: ConnectionOptions,
+    name: Annotated[str, typer.Argument(help="Name of the group.", show_default=False)],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    shown: Shown = Format.table,
+) -> None:
+    """Delete a group without live members: all of its places. Shows them, and asks."""
+    with connection.joined() as cluster:
+        if not yes:
+            places = [plain(place) for place in cluster.admin.describe_group(name).partitions]
+            show_rows(shown, places, ("topic", "partition", "committed", "end", "lag"), empty="no places")
+            typer.confirm(f"Delete group {name} with these places?", abort=True, err=True)
+        cluster.admin.delete_group(name)
+    note(f"group {name} is deleted")

@@ -54,6 +54,7 @@ class OpType(enum.IntEnum):
     LEVEL = 31
     ALTER_TOPIC = 32
     SETTINGS = 33
+    DELETE_GROUP = 35
 
 
 class PrepareExtra(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True, frozen=True, gc=False):
@@ -113,6 +114,7 @@ META_TYPES: dict[int, Any] = {
     OpType.LEVEL: tuple[int],
     OpType.ALTER_TOPIC: tuple[str, dict[str, int | str]],
     OpType.SETTINGS: tuple[dict[str, int]],
+    OpType.DELETE_GROUP: tuple[str, int],
 }
 #: The shapes of frame version 2, where there is one.
 META_TYPES_2: dict[int, Any] = {
@@ -123,9 +125,17 @@ META_TYPES_2: dict[int, Any] = {
     OpType.COMMIT: tuple[str, list[str], str, int, list[int], int],
     OpType.CHECKED: tuple[str, list[str], str],
     OpType.ALTER_TOPIC: tuple[str, dict[str, int | str], int],
+    OpType.DELETE_TOPIC: tuple[str, int],
+    OpType.TRIM: tuple[str, list[int], int],
+    OpType.PRE_MESSAGE: tuple[str, int, list[int], list[int], int],
 }
 #: And of version 3.
-META_TYPES_3: dict[int, Any] = {OpType.ROLLBACK: tuple[str, list[str], str, list[int], list[int], int]}
+META_TYPES_3: dict[int, Any] = {
+    OpType.ROLLBACK: tuple[str, list[str], str, list[int], list[int], int],
+    OpType.MESSAGE: tuple[str, int, str, int, int, int, int, int],
+    OpType.CREATE_TOPIC: tuple[str, dict[str, int | str], int, int],
+    OpType.ALTER_TOPIC: tuple[str, dict[str, int | str], int, int],
+}
 #: type | version << 8 -> decoder of the metadata
 _decode_meta = {
     kind | version << 8: msgspec.msgpack.Decoder(shape).decode

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from escrowmq.replication.format.codec import OpType, PrepareExtra, encode_op
+from escrowmq.replication.model import BY_NAME, NO_ID
 
 
 def message(
@@ -20,18 +21,23 @@ def message(
     seq: int,
     rows: Sequence[bytes],
     heard_ms: int | None = None,
+    topic_id: int = NO_ID,
 ) -> bytes:
     """MESSAGE ``[topic, partition, producer, epoch, seq, count]`` + rows: plain messages of one partition.
 
     ``seq`` numbers the batches of this producer and partition from 0 (idempotence; -1: none).
     Result info: ``[base_offset, timestamp_ms]``. With ``heard_ms`` it is version 2, which only groups of
-    level 3 accept: the newest time of an entry of this group that the client had seen before it sent this
-    batch for the first time (-1: none). The batch may then be refused as STALE, with the time of the entry.
+    level 3 take: the newest time of an entry of this group that the client had heard of before it sent this
+    batch for the first time (-1: none). It may be refused as STALE then, with the time of the entry. With the
+    ``topic_id`` that it was made for it is version 3, for groups of level 6, and nothing is stored in another
+    topic of that name.
     """
     meta = (topic, partition, producer, epoch, seq, len(rows))
     if heard_ms is None:
         return encode_op(OpType.MESSAGE, meta, rows)
-    return encode_op(OpType.MESSAGE, (*meta, heard_ms), rows, version=2)
+    if topic_id == NO_ID:
+        return encode_op(OpType.MESSAGE, (*meta, heard_ms), rows, version=2)
+    return encode_op(OpType.MESSAGE, (*meta, heard_ms, topic_id), rows, version=3)
 
 
 def prepare(
@@ -64,13 +70,22 @@ def prepare(
 
 
 def pre_message(
-    topic: str, partition: int, txs: Sequence[int], sizes: Sequence[int], rows: Sequence[bytes]
+    topic: str,
+    partition: int,
+    txs: Sequence[int],
+    sizes: Sequence[int],
+    rows: Sequence[bytes],
+    topic_id: int = NO_ID,
 ) -> bytes:
     """PRE_MESSAGE ``[topic, partition, txs, sizes]`` + rows: held-back messages of one partition.
 
-    ``txs[i]``: the position of message i's transaction in the preceding PREPARE; ``sizes[i]``: its bytes.
+    ``txs[i]`` is the place of message i's transaction in the PREPARE before; ``sizes[i]`` its bytes. With the
+    ``topic_id`` that they were made for it is version 2, for groups of level 6: the PREPARE opens nothing if
+    there is another topic of that name.
     """
-    return encode_op(OpType.PRE_MESSAGE, (topic, partition, txs, sizes), rows)
+    if topic_id == NO_ID:
+        return encode_op(OpType.PRE_MESSAGE, (topic, partition, txs, sizes), rows)
+    return encode_op(OpType.PRE_MESSAGE, (topic, partition, txs, sizes, topic_id), rows, version=2)
 
 
 #: The decider, unless the caller names another.
@@ -149,30 +164,50 @@ def park(app: str, tx_ids: Sequence[str], reason: str) -> bytes:
     return encode_op(OpType.CHECKED, (app, tx_ids, reason), version=2)
 
 
-def create_topic(name: str, settings: Mapping[str, object], first_group: int | None = None) -> bytes:
+def create_topic(
+    name: str, settings: Mapping[str, object], first_group: int | None = None, topic_id: int | None = None
+) -> bytes:
     """CREATE_TOPIC ``[name, settings]`` or, version 2, ``[name, settings, first_group]``, for groups of
     level 4; settings are the fields of ``TopicInfo`` without the name.
 
-    ``first_group``: where partition 0 is; None: derived from the name, see ``model.first_group``.
+    ``first_group``: where partition 0 lies; None: where the name says, see ``model.first_group``.
+    ``topic_id``: version 3, for groups of level 6: the id that group 0 has given; ``NO_ID`` asks group 0 for
+    one. Result info is the id then.
     """
+    if topic_id is not None:
+        first = BY_NAME if first_group is None else first_group
+        return encode_op(OpType.CREATE_TOPIC, (name, dict(settings), first, topic_id), version=3)
     if first_group is None:
         return encode_op(OpType.CREATE_TOPIC, (name, dict(settings)))
     return encode_op(OpType.CREATE_TOPIC, (name, dict(settings), first_group), version=2)
 
 
-def delete_topic(name: str) -> bytes:
-    """DELETE_TOPIC ``[name]``. Open transactions that hold messages for it keep them until settled."""
-    return encode_op(OpType.DELETE_TOPIC, (name,))
+def delete_topic(name: str, topic_id: int | None = None) -> bytes:
+    """DELETE_TOPIC ``[name]`` or, version 2, ``[name, topic_id]``, for groups of level 6: this topic and no
+    later one of that name. Open transactions that hold messages for it keep them until settled."""
+    if topic_id is None:
+        return encode_op(OpType.DELETE_TOPIC, (name,))
+    return encode_op(OpType.DELETE_TOPIC, (name, topic_id), version=2)
 
 
-def alter_topic(name: str, settings: Mapping[str, int | str], number: int | None = None) -> bytes:
+#: In place of the id of the topic that an alteration without settings asks about: whichever there is.
+ANY_ID = -1
+
+
+def alter_topic(
+    name: str, settings: Mapping[str, int | str], number: int | None = None, topic_id: int | None = None
+) -> bytes:
     """ALTER_TOPIC ``[name, settings]`` or, version 2, ``[name, settings, number]``, for groups of level 3:
     other values from this entry on.
 
-    Settings are those of CREATE_TOPIC except ``partitions``. ``number``: see ``TopicTable.alter``; None:
-    unconditional. Result info: all settings in force, with a number ``[settings, number of the newest
-    alteration]``.
+    Settings are those of CREATE_TOPIC but ``partitions``. ``number``: see ``TopicTable.alter``; None: in any
+    case. Result info: all settings in force, with a number ``[settings, number of the newest alteration]``.
+    ``topic_id``: version 3, for groups of level 6: of the topic that is meant; the result has its id behind
+    the number.
     """
+    if topic_id is not None:
+        number = -1 if number is None else number
+        return encode_op(OpType.ALTER_TOPIC, (name, dict(settings), number, topic_id), version=3)
     if number is None:
         return encode_op(OpType.ALTER_TOPIC, (name, dict(settings)))
     return encode_op(OpType.ALTER_TOPIC, (name, dict(settings), number), version=2)
@@ -182,6 +217,12 @@ def group_offsets(group: str, topic: str, offsets: Mapping[int, int]) -> bytes:
     """GROUP_OFFSETS ``[group, topic, [partition, next_offset, ...]]``: where the group continues reading."""
     flat = [n for pair in offsets.items() for n in pair]
     return encode_op(OpType.GROUP_OFFSETS, (group, topic, flat))
+
+
+def delete_group(group: str, generation: int) -> bytes:
+    """DELETE_GROUP ``[group, generation]``, for groups of level 6: its places are forgotten, and whoever was
+    a member up to that generation of the coordinator has none any more."""
+    return encode_op(OpType.DELETE_GROUP, (group, generation))
 
 
 def settings(values: Mapping[str, int]) -> bytes:
@@ -194,9 +235,13 @@ def retain(first_index: int) -> bytes:
     return encode_op(OpType.RETAIN, (first_index,))
 
 
-def trim(topic: str, starts: Mapping[int, int]) -> bytes:
-    """TRIM ``[topic, [partition, first offset, ...]]``: retention by time or size; offsets below are gone."""
-    return encode_op(OpType.TRIM, (topic, [n for pair in starts.items() for n in pair]))
+def trim(topic: str, starts: Mapping[int, int], topic_id: int | None = None) -> bytes:
+    """TRIM ``[topic, [partition, first offset, ...]]`` or, version 2, with ``topic_id`` behind it, for groups
+    of level 6: retention by time or size; offsets below are gone, of this topic and no later one."""
+    flat = [n for pair in starts.items() for n in pair]
+    if topic_id is None:
+        return encode_op(OpType.TRIM, (topic, flat))
+    return encode_op(OpType.TRIM, (topic, flat, topic_id), version=2)
 
 
 # ------------------------------------------------------------------ written by leaders only

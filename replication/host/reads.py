@@ -24,6 +24,7 @@ from escrowmq.replication.replica.fetching import (
     in_bytes,
 )
 from escrowmq.replication.state.machine import StateMachine
+from escrowmq.replication.state.topics import LEVEL_OF_IDS
 
 #: Maximum number of topics that one call may name.
 TOPICS_NAMED_MAX = 10_000
@@ -143,6 +144,14 @@ class Reads:
         return self._replica.state.topics.topics.get(name)
 
     # -------------------------------------------------------------- positions of consumer groups
+
+    def last_void(self, group: str) -> int:
+        """See ``DeletedGroups``."""
+        return self._replica.state.deleted_groups.last_void(group)
+
+    def tells_ids(self) -> bool:
+        """Whether clients are told the ids of topics: every broker of the cluster knows what they mean."""
+        return self._replica.state.level >= LEVEL_OF_IDS
 
     def committed(self, group: str, topics: Sequence[str] | None = None) -> Reply:
         """``("ok", {topic: {partition: next offset}})`` of a consumer group; leader only."""

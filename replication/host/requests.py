@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 
 from escrowmq.replication.calling.answers import Reply
 from escrowmq.replication.errors import Closed, InvalidMessage, Overloaded
-from escrowmq.replication.format.codec import Op
+from escrowmq.replication.format.codec import Op, OpType
 from escrowmq.replication.host.request_counts import RequestCounts
 from escrowmq.replication.host.running import NOT_RUNNING, RunningReplica
 from escrowmq.replication.replica.replica import DISK_FULL_RETRY_S
 from escrowmq.replication.replica.validation import brings_new_work, parse_request
+from escrowmq.replication.state.topics import Topic
 
 #: If a request is not answered within this time, its outcome is unknown to the caller (it may still take
 #: effect).
 SUBMIT_WAIT_S = 15.0
 #: Calls its argument to queue a request, which must not take long; or returns the refusal to answer with.
 Turn = Callable[[Callable[[], None]], Reply | None]
+
+
+def topics_of_places(ops: Sequence[Op], topics: Mapping[str, Topic]) -> dict[str, Topic | None]:
+    """The topics that places of consumer groups are about, as they are now."""
+    return {op.meta[1]: topics.get(op.meta[1]) for op in ops if op.type == OpType.GROUP_OFFSETS}
 
 
 class Requests:
@@ -45,9 +51,9 @@ class Requests:
         return self._submit(request, from_broker=True)
 
     def submit_in_turn(self, request: bytes, turn: Turn) -> Reply:
-        """As ``submit``. ``turn`` gets a function that queues the request, and calls it at the moment from
-        which later requests must come after it in the log; everything slow happens before or after that. The
-        request may only contain positions of consumer groups."""
+        """As ``submit``. ``turn`` is given what queues the request, and calls it at the moment from which on
+        later ones come after it in the log; everything slow comes before or after that. All of the request
+        are places of consumer groups, or delete one."""
         return self._submit(request, from_broker=False, turn=turn)
 
     def _submit(self, request: bytes, *, from_broker: bool, turn: Turn | None = None) -> Reply:
@@ -78,7 +84,7 @@ class Requests:
         # Before the turn's checks: the request is about the topics that these checks find, if the log still
         # has them.
         topics = running.replica.state.topics.topics
-        about = None if turn is None else {op.meta[1]: topics.get(op.meta[1]) for op in ops}
+        about = None if turn is None else topics_of_places(ops, topics)
 
         def queue() -> None:
             running.driver.submit(lambda: running.replica.submit(request, ops, answer.set_result, about))

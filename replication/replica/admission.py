@@ -5,25 +5,23 @@ go in unchanged; only COMMIT and ROLLBACK are rewritten. For a COMMIT the leader
 transactions' messages are and writes REF_MESSAGEs (or TX_MESSAGEs, where the body is in another segment than
 the one being written) and the COMMIT into the same entry, so that it is all or nothing.
 
-A decision is taken only on transactions that are open in the applied state and have no other
-decision in flight, so an applied entry never meets a transaction that is already settled. Ids that do not
-qualify are answered after the entry was applied, when the state holds their outcome.
-
-Entries name topics, which are looked up when the entry is applied. By then the name may belong to another
-topic: the deletion may be under way, with a creation after it. What was prepared for the old topic, or found
-out about it, must not reach the new one, so it is left out from the moment a deletion is written.
+A decision is only taken over transactions that are open in the applied state and have no other
+decision in flight, so an entry that is applied never meets one that is already settled. Ids that do not
+qualify are answered after the entry was applied, when the state holds what became of them.
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections import deque
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from escrowmq.replication.format import ops as build
 from escrowmq.replication.format.codec import ENVELOPE, Op, OpType, decode_ops, encode_command
 from escrowmq.replication.model import ResultCode
+from escrowmq.replication.replica.submission import LeftOut, Submission, Unit
+from escrowmq.replication.replica.topics_under_way import TopicsUnderWay
 from escrowmq.replication.state.machine import Result, StateMachine
 from escrowmq.replication.state.open_table import OpenTx
 from escrowmq.replication.state.topics import Topic
@@ -54,70 +52,6 @@ class LogReader(Protocol):
     def read_range(self, index: int, pos: int, size: int) -> bytes: ...
 
 
-@dataclass(slots=True)
-class Unit:
-    """One client-visible operation: ``ops`` (a PREPARE with its PRE_MESSAGEs) at ``[start, end)``."""
-
-    ops: Sequence[Op]
-    start: int
-    end: int
-
-
-class LeftOut(NamedTuple):
-    """A decision of which only a part went into the entry. ``included``: the ids that did; ``refused``: the
-    reason for each other id that is open and stays so."""
-
-    app: str
-    outcome: int
-    tx_ids: Sequence[str]
-    included: set[str]
-    refused: dict[str, tuple[int, Any]]
-    across: bool
-
-
-class Submission:
-    """One client request on its way through the log."""
-
-    __slots__ = ("done", "left_out", "results", "size", "tells_time", "units", "view")
-
-    def __init__(self, request: bytes, ops: Sequence[Op], done: Callable[[tuple[Any, ...]], None]) -> None:
-        self.view = memoryview(request)
-        self.size = len(request)
-        self.done = done
-        self.units: list[Unit] = []
-        #: Whether the answer tells the group's time: to clients that sent a PREPARE of version 2.
-        self.tells_time = False
-        at, start = 0, 0
-        while at < len(ops):
-            count = 1
-            if ops[at].type == OpType.PREPARE:
-                count += ops[at].meta[8]
-                self.tells_time = self.tells_time or len(ops[at].meta) > 9
-            last = ops[at + count - 1]
-            end = last.body_pos + last.body_size
-            self.units.append(Unit(ops[at : at + count], start, end))
-            at, start = at + count, end
-        self.results: list[Result | None] = [None] * len(self.units)
-        self.left_out: dict[int, LeftOut] = {}  # by unit
-
-
-class AboutTopics(Submission):
-    """A request about ``topics`` as they were when it was checked, and not about later ones with the same
-    names: one of the leader's own, or positions of a consumer group in topics that it has read."""
-
-    __slots__ = ("topics",)
-
-    def __init__(
-        self,
-        request: bytes,
-        ops: Sequence[Op],
-        topics: Mapping[str, Topic | None],
-        done: Callable[[tuple[Any, ...]], None] = lambda status: None,
-    ) -> None:
-        super().__init__(request, ops, done)
-        self.topics = topics
-
-
 @dataclass(slots=True, eq=False)
 class ComposedEntry:
     """A composed entry and its answers: ``slots`` has (submission, unit) per result, in order."""
@@ -130,6 +64,7 @@ class ComposedEntry:
     deciding: list[tuple[str, Sequence[str]]]
     opening: list[tuple[tuple[str, str], int]]
     deleting: list[int | Topic]  # topics, and slots of their partitions
+    creating: list[tuple[str, int]]  # topics: name and id
 
 
 class Admission:
@@ -145,9 +80,8 @@ class Admission:
         # Both hold only what is under way: apps and topics come and go.
         self._deciding: dict[str, set[str]] = {}  # app -> ids
         self._opening: dict[tuple[str, str], int] = {}  # (app, topic) -> in entries not yet applied
-        #: Topic, or slot of a partition -> deletions of it that may be in the log and are not applied yet.
-        self._deleting: Counter[int | Topic] = Counter()
-        #: The parts of both that are in entries which were given up, and may yet be applied.
+        self._topics = TopicsUnderWay(state)
+        #: What is decided and deleted in entries that were given up, and may be applied yet.
         self._unsure: list[tuple[Sequence[tuple[str, Sequence[str]]], Sequence[int | Topic]]] = []
         self._last_ms = 0
         #: PREPAREs refused by the limit of open transactions.
@@ -177,10 +111,12 @@ class Admission:
         if not self._queue:
             return None
         self._last_ms = now_ms = max(now_ms, self._last_ms, self._state.now_ms)
-        writer = _EntryWriter(now_ms)
+        writer, topics = _EntryWriter(now_ms), self._topics
         while self._queue and (
             not writer.submissions or writer.size + self._queue[0].size <= ENTRY_BYTES_MAX
         ):
+            if topics.creating and topics.waits(self._queue[0]):
+                break
             submission = self._queue.popleft()
             self._queued_bytes -= submission.size
             writer.submissions.append(submission)
@@ -192,15 +128,17 @@ class Admission:
                     self._write_decision(writer, submission, number, ROLLED_BACK)
                 elif kind == OpType.PREPARE and not self._room_for(unit.ops[0], writer):
                     submission.results[number] = [int(ResultCode.TOO_MANY_OPEN), self._open_max]
-                elif kind == OpType.TRIM and self._is_another(unit.ops[0].meta[0], submission):
+                elif kind == OpType.TRIM and topics.is_another(unit.ops[0].meta[0], submission):
                     submission.results[number] = [int(ResultCode.UNKNOWN_TOPIC)]
-                elif kind == OpType.GROUP_OFFSETS and self._is_another(unit.ops[0].meta[1], submission):
+                elif kind == OpType.GROUP_OFFSETS and topics.is_another(unit.ops[0].meta[1], submission):
                     submission.results[number] = [int(ResultCode.UNKNOWN_TOPIC), [unit.ops[0].meta[1]]]
                 else:
                     if kind == OpType.DELETE_TOPIC:
-                        self._note_deletion(unit.ops[0].meta[0], writer)
+                        writer.deleting += topics.note_deletion(unit.ops[0].meta)
+                    elif kind == OpType.CREATE_TOPIC:
+                        writer.note_creation(*topics.note_creation(unit.ops[0].meta))
                     writer.verbatim(submission, number, unit)
-        return writer.finish()
+        return writer.finish() if writer.submissions else None
 
     def _room_for(self, op: Op, writer: _EntryWriter) -> bool:
         """Whether the limit admits this PREPARE, counting all that are about to be open."""
@@ -219,21 +157,6 @@ class Admission:
             self._opening[app, topic] = opening + new
             writer.opening.append(((app, topic), new))
         return True
-
-    def _note_deletion(self, name: str, writer: _EntryWriter) -> None:
-        """From now on the topic that has this name at present counts as deleted."""
-        topic = self._state.topics.topics.get(name)
-        if topic is not None:
-            gone: list[int | Topic] = [topic, *(partition.slot for partition in topic.partitions.values())]
-            self._deleting.update(gone)
-            writer.deleting += gone
-
-    def _is_another(self, name: str, submission: Submission) -> bool:
-        """Whether this name means another topic than the request does, or may by the time it is applied."""
-        topic = self._state.topics.topics.get(name)
-        if isinstance(submission, AboutTopics) and submission.topics[name] is not topic:
-            return True
-        return topic is not None and topic in self._deleting
 
     def _write_decision(
         self, writer: _EntryWriter, submission: Submission, number: int, outcome: int
@@ -302,7 +225,7 @@ class Admission:
         writer.copy_budget = budget
         slots, frames = self._state.topics.slots, []
         for slot, runs in runs_by_slot.items():
-            if slot in slots and slot not in self._deleting:  # otherwise the topic is gone: drop them
+            if slot in slots and slot not in self._topics.deleting:  # else the topic is gone: they go nowhere
                 topic, number = slots[slot].topic, slots[slot].number
                 for copied, flat in runs:
                     build_one = self._copied if copied else build.reference
@@ -318,7 +241,7 @@ class Admission:
         """Leadership is lost. Not to be called before: an entry whose proposal timed out may still be applied
         in this term, and until then its transactions must not get a second decision."""
         self._deciding.clear()
-        self._deleting.clear()
+        self._topics.deleting.clear()
         self._unsure.clear()
 
     def ended(self, entry: ComposedEntry, *, decided: bool) -> None:
@@ -331,6 +254,8 @@ class Admission:
                 self._opening[key] = left
             else:
                 del self._opening[key]
+        if entry.creating:
+            self._topics.created(entry.creating)
         if decided:
             self._let_go(entry.deciding, entry.deleting)
         elif entry.deciding or entry.deleting:
@@ -346,7 +271,7 @@ class Admission:
                 if not deciding:
                     del self._deciding[app]
         if deletions:
-            self._deleting -= Counter(deletions)
+            self._topics.deleted(deletions)
 
     def applied(self, entry: ComposedEntry, results: Sequence[Result]) -> None:
         """The entry is applied: answer its requests. Entries that were given up earlier are applied by now
@@ -458,6 +383,11 @@ class _EntryWriter:
         self.deciding: list[tuple[str, Sequence[str]]] = []
         self.opening: list[tuple[tuple[str, str], int]] = []
         self.deleting: list[int | Topic] = []
+        self.creating: list[tuple[str, int]] = []
+
+    def note_creation(self, created: tuple[str, int], deleted: Sequence[int | Topic]) -> None:
+        self.creating.append(created)
+        self.deleting += deleted
 
     def verbatim(self, submission: Submission, number: int, unit: Unit) -> None:
         shift = self.size - unit.start
@@ -485,4 +415,5 @@ class _EntryWriter:
             self.deciding,
             self.opening,
             self.deleting,
+            self.creating,
         )

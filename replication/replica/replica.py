@@ -20,9 +20,10 @@ from escrowmq.replication.format.codec import Op, decode_ops
 from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.metrics import Counts
 from escrowmq.replication.replica import fetching, retention
-from escrowmq.replication.replica.admission import AboutTopics, Admission, ComposedEntry, Submission
+from escrowmq.replication.replica.admission import Admission, ComposedEntry
 from escrowmq.replication.replica.checkpoints import Checkpoints, Job
 from escrowmq.replication.replica.levels import next_level
+from escrowmq.replication.replica.submission import AboutTopics, Submission
 from escrowmq.replication.replica.validation import level_needed
 from escrowmq.replication.state.machine import LEVEL_MAX, Result, StateMachine
 from escrowmq.replication.state.topics import Topic

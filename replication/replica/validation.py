@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 
 from escrowmq.replication.errors import CorruptLog, InvalidMessage, UnknownVersion
 from escrowmq.replication.format.codec import Op, OpType, PrepareExtra, decode_ops
+from escrowmq.replication.format.ops import ANY_ID
+from escrowmq.replication.model import BY_NAME, NO_ID
 from escrowmq.replication.state.settings import setting_problem
 from escrowmq.replication.state.topics import alter_problem, settings_problem
 from escrowmq.replication.state.transactions import BY_HOME
@@ -32,6 +34,7 @@ _FROM_CLIENTS = frozenset(
         OpType.SETTINGS,
         OpType.TX_DONE,
         OpType.INQUIRE,
+        OpType.DELETE_GROUP,
     )
 )
 #: Types of operations that were added with level 2; two older ones have had a second version since then.
@@ -40,10 +43,26 @@ _LEVEL_2 = frozenset((OpType.TX_DONE, OpType.INQUIRE, OpType.SETTINGS))
 _LEVEL_3 = frozenset((OpType.ALTER_TOPIC,))
 #: Number of columns of the second version of CREATE_TOPIC, which level 4 added.
 _PLACED = 3
+#: And with level 6, with which what names topics has a version that says which one of that name is meant: so
+#: many columns.
+_LEVEL_6 = frozenset((OpType.DELETE_GROUP,))
+_WITH_ID: Mapping[int, int] = {
+    OpType.MESSAGE: 8,
+    OpType.PRE_MESSAGE: 5,
+    OpType.CREATE_TOPIC: 4,
+    OpType.DELETE_TOPIC: 2,
+    OpType.ALTER_TOPIC: 4,
+    OpType.TRIM: 3,
+}
+#: In which column of these, where they have it, the topic's id is. (PRE_MESSAGE's is looked at with its
+#: PREPARE.)
+_ID_AT: Mapping[int, int] = {kind: columns - 1 for kind, columns in _WITH_ID.items()}
 NAME_BYTES_MAX = 512
 IDS_PER_OPERATION_MAX = 20_000
 #: Clients' numbers are later added to others: sums must stay within what snapshots can hold.
 NUMBER_MAX = (1 << 53) - 1
+#: Term and counter of a coordinator, 32 bits each at most.
+GENERATION_MAX = (1 << 63) - 1
 #: A transaction may wait for ten years.
 TIMEOUT_MS_MAX = 10 * 366 * 86_400_000
 GROUPS_MAX = 1 << 16
@@ -72,14 +91,16 @@ def level_needed(ops: Sequence[Op]) -> int:
     needed = 1
     for op in ops:
         kind, columns = op.type, len(op.meta)
+        if kind in _LEVEL_6 or columns >= _WITH_ID.get(kind, columns + 1):
+            return 6
         if kind == OpType.MESSAGE:
             if columns > 6:
-                needed = 3
+                needed = max(needed, 3)
             continue
         if kind == OpType.CREATE_TOPIC and columns >= _PLACED:
-            return 4
+            needed = max(needed, 4)
         if kind in _LEVEL_3:
-            needed = 3
+            needed = max(needed, 3)
         elif needed < 2 and (
             kind in _LEVEL_2
             or (kind == OpType.PREPARE and columns > 9)
@@ -112,10 +133,14 @@ def parse_request(
             problem = _prepare_problem(op, attached) or (place and _place_problem(op, *place))
             at += len(attached)
         elif op.type == OpType.CREATE_TOPIC and problem is None and len(op.meta) >= _PLACED:
-            if not 0 <= op.meta[2] < (place[1] if place else GROUPS_MAX):
+            lowest = BY_NAME if len(op.meta) > _PLACED else 0
+            if not lowest <= op.meta[2] < (place[1] if place else GROUPS_MAX):
                 problem = f"there is no broker group {op.meta[2]} for a topic to begin at"
         elif op.type == OpType.PRE_MESSAGE:
             problem = "PRE_MESSAGE without its PREPARE before it"
+        elif op.type == OpType.DELETE_TOPIC and any(_creates(o, op.meta[0]) for o in ops[:at]):
+            # A leader writes no deletion while a creation of that name is under way (admission.py).
+            problem = f"it creates topic {op.meta[0]!r} and deletes it again; send the deletion by itself"
         if problem is not None:
             raise InvalidMessage(f"operation {at} of the request: {problem}")
         at += 1
@@ -150,6 +175,8 @@ def _problem(op: Op) -> str | None:
         return _ids_problem(meta[0], meta[1])
     if op.type == OpType.SETTINGS:
         return setting_problem(*meta)
+    if (problem := _id_problem(op)) is not None:
+        return problem
     if op.type == OpType.CREATE_TOPIC:
         return settings_problem(*meta[:2]) or _too_large(meta[1])
     if op.type == OpType.ALTER_TOPIC:
@@ -160,9 +187,29 @@ def _problem(op: Op) -> str | None:
         if len(meta[2]) % 2 or not all(0 <= n <= NUMBER_MAX for n in meta[2]):
             return "GROUP_OFFSETS needs pairs of partition and offset, both 0 or more"
         return _name_problem("group", meta[0])
+    if op.type == OpType.DELETE_GROUP:
+        if not 0 <= meta[1] <= GENERATION_MAX:
+            return f"a generation must be 0 to {GENERATION_MAX}"
+        return _name_problem("group", meta[0])
     if op.type == OpType.TRIM and (len(meta[1]) % 2 or not all(0 <= n <= NUMBER_MAX for n in meta[1])):
         return "TRIM needs pairs of partition and offset, both 0 or more"
     return None
+
+
+def _id_problem(op: Op) -> str | None:
+    where = _ID_AT.get(op.type, len(op.meta))
+    if len(op.meta) <= where or NO_ID <= op.meta[where] <= NUMBER_MAX or _asks_only(op):
+        return None
+    return f"a topic's id must be {NO_ID} to {NUMBER_MAX}"
+
+
+def _creates(op: Op, name: str) -> bool:
+    return op.type == OpType.CREATE_TOPIC and op.meta[0] == name
+
+
+def _asks_only(op: Op) -> bool:
+    """An alteration of nothing, of whichever topic has the name."""
+    return op.type == OpType.ALTER_TOPIC and op.meta[3] == ANY_ID and not op.meta[1]
 
 
 def _not_for_clients(op: Op) -> str | None:
@@ -192,7 +239,9 @@ def _prepare_problem(op: Op, attached: Sequence[Op]) -> str | None:
     for pre in attached:
         if pre.type != OpType.PRE_MESSAGE:
             return f"PREPARE is followed by an operation of type {pre.type} instead of PRE_MESSAGE"
-        _, number, txs, sizes = pre.meta
+        _, number, txs, sizes = pre.meta[:4]
+        if len(pre.meta) > 4 and not NO_ID <= pre.meta[4] <= NUMBER_MAX:
+            return f"a topic's id must be {NO_ID} to {NUMBER_MAX}"
         if number < 0 or not txs or len(txs) != len(sizes) or sum(sizes) != pre.body_size:
             return "PRE_MESSAGE's columns do not fit its body"
         if min(txs) < 0 or max(txs) >= len(tx_ids) or min(sizes) < 1:

@@ -106,8 +106,8 @@ def release_steps(state: StateMachine, snapshot: Snapshot) -> Iterator[None]:
 
 
 def _meta(state: StateMachine, run_files: Iterable[str]) -> dict[str, Any]:
-    """The file's first chunk; topics, their first groups and group offsets, which are large, are inserted
-    when it is written."""
+    """The file's first chunk; topics, their first groups and ids, and group offsets, which are large, are put
+    in when it is written."""
     meta = {
         "gid": state.gid,
         "groups": state.groups,
@@ -131,6 +131,10 @@ def _meta(state: StateMachine, run_files: Iterable[str]) -> dict[str, Any]:
             meta["altered"] = [state.topics.altered, numbers]
     if state.level > 3:
         meta["first_groups"] = {}
+    if state.level > 5:
+        meta["topic_ids"], meta["last_topic_id"] = {}, state.topics.last_id
+        deleted = state.deleted_groups
+        meta["deleted_groups"] = [deleted.floor, dict(deleted.generations)]
     if state.members is not None:
         meta["members"] = list(state.members)
     return meta

@@ -26,6 +26,10 @@ class GroupOffsets(OrderedDict[str, ByTopic]):
         self._own(group).setdefault(topic, {}).update(zip(it, it, strict=True))
         self.move_to_end(group)  # in one step: other threads look groups up meanwhile
 
+    def drop_group(self, group: str) -> bool:
+        """An operator has deleted it; whether it had any places."""
+        return self.pop(group, None) is not None
+
     def keep(self, most: int) -> None:
         """Keep ``most`` groups: forget those that committed longest ago."""
         while len(self) > most:

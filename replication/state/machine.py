@@ -20,12 +20,14 @@ from escrowmq.replication.metrics import Counts
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.state.branch_identity import another, standing, with_home_indexes
 from escrowmq.replication.state.decided import ACROSS_MAX
+from escrowmq.replication.state.deleted_groups import DeletedGroups
 from escrowmq.replication.state.due_queue import DueQueue, next_due_ms
 from escrowmq.replication.state.group_offsets import GroupOffsets
 from escrowmq.replication.state.open_table import OpenTx
-from escrowmq.replication.state.preparing import collect_refs, refusal_of_repeated, untracked_branch
+from escrowmq.replication.state.preparing import places, refusal_of_repeated, untracked_branch
 from escrowmq.replication.state.producer_memory import SEQUENCES_KEPT, ProducerMemory
 from escrowmq.replication.state.settings import Settings
+from escrowmq.replication.state.topic_operations import TopicOperations
 from escrowmq.replication.state.topics import Partition, TopicTable
 from escrowmq.replication.state.transactions import (
     COMMITTED,
@@ -39,8 +41,8 @@ from escrowmq.replication.state.transactions import (
 Result = list[Any]
 OK: Result = [int(ResultCode.OK)]
 
-#: The highest format level that this software knows: it can read what the log may hold from there on.
-LEVEL_MAX = 5
+#: The highest format level that this software knows: what the log may hold from there on, it can read.
+LEVEL_MAX = 6
 
 
 class StateMachine:
@@ -61,14 +63,16 @@ class StateMachine:
         self.counts = Counts()  # counts what is applied; not part of the state
         self.producers = ProducerMemory(self.settings.producers_generation)
         self.group_offsets = GroupOffsets()
-        #: Held while a commit's messages become readable, and by readers while they read where partitions
-        #: end: so a call for several partitions sees all of a transaction or nothing of it.
+        self.deleted_groups = DeletedGroups()
+        #: Held while a commit's messages become readable, and by readers while they look where partitions
+        #: end: so a call that asks for several partitions sees all of a transaction or nothing.
         self.cut = threading.Lock()
         self.applied_index = 0
         self.now_ms = 0
         self.first_index = 1  # oldest entry that retention has left
         self.members: tuple[int, bytes] | None = None  # in snapshots: the configuration's entry and its index
         self._pending_refs: list[tuple[int, int, int, int, int]] = []
+        operations = TopicOperations(self.topics, self.producers, self.group_offsets)
         self._handlers: dict[int, Callable[[int, Op], Result | None]] = {
             OpType.MESSAGE: self._message,
             OpType.REF_MESSAGE: self._ref_message,
@@ -76,16 +80,17 @@ class StateMachine:
             OpType.COMMIT: self._commit,
             OpType.ROLLBACK: self._rollback,
             OpType.CHECKED: self._checked,
-            OpType.CREATE_TOPIC: lambda _, op: self.topics.create(*op.meta),
-            OpType.ALTER_TOPIC: lambda index, op: self.topics.alter(index, *op.meta),
-            OpType.DELETE_TOPIC: self._delete_topic,
+            OpType.CREATE_TOPIC: operations.create,
+            OpType.ALTER_TOPIC: operations.alter,
+            OpType.DELETE_TOPIC: operations.delete,
             OpType.GROUP_OFFSETS: self._group_offsets,
             OpType.RETAIN: self._retain,
-            OpType.TRIM: self._trim,
+            OpType.TRIM: operations.trim,
             OpType.LEVEL: self._raise_level,
             OpType.SETTINGS: self._settings,
             OpType.TX_DONE: self._done,
             OpType.INQUIRE: self._inquire,
+            OpType.DELETE_GROUP: self._delete_group,
         }
 
     # -------------------------------------------------------------- entries
@@ -128,10 +133,13 @@ class StateMachine:
 
     def _message(self, index: int, op: Op) -> Result:
         meta = op.meta
-        topic, number, producer, epoch, seq, count = meta if len(meta) == 6 else meta[:6]
+        columns = len(meta)
+        topic, number, producer, epoch, seq, count = meta if columns == 6 else meta[:6]
         partition = self.topics.find(topic, number)
         if not isinstance(partition, Partition):
             return [int(partition)]
+        if columns > 7 and meta[7] != partition.topic_id:
+            return [int(ResultCode.OTHER_TOPIC), partition.topic_id]
         if seq < 0:
             base = partition.index.append(index, op.body_pos, op.body_size, count, self.now_ms)
             return [0, [base, self.now_ms]]
@@ -141,7 +149,7 @@ class StateMachine:
         expected = 0
         recent: tuple[tuple[int, int, int], ...] = ()
         if known is None:
-            if seq == 0 and len(meta) > 6 and producers.is_stale(meta[6]):
+            if seq == 0 and columns > 6 and producers.is_stale(meta[6]):
                 return [int(ResultCode.STALE), self.now_ms]
         elif epoch < known[0]:
             return [int(ResultCode.FENCED), known[0]]
@@ -163,12 +171,9 @@ class StateMachine:
     def _prepare(self, index: int, op: Op, attached: Sequence[Op]) -> Result:
         app, topic, tx_ids, query_ids, timeout_ms, part, digests, home_group = op.meta[:8]
         extra = op.meta[9] if len(op.meta) > 9 else NO_EXTRA
-        refs: list[tuple[int, ...] | None] = [None] * len(tx_ids)
-        for pre in attached:
-            partition = self.topics.find(pre.meta[0], pre.meta[1])
-            if not isinstance(partition, Partition):
-                return [int(partition), [pre.meta[0], pre.meta[1]]]
-            collect_refs(refs, partition.slot, index, pre)
+        refs, nowhere = places(self.topics, index, attached, len(tx_ids))
+        if nowhere is not None:
+            return nowhere
         if (known := self.topics.topics.get(topic)) is None:
             return [int(ResultCode.UNKNOWN_TOPIC), [topic]]
         participants = tuple(extra.participants) if extra.participants else ()
@@ -444,15 +449,6 @@ class StateMachine:
 
     # -------------------------------------------------------------- the rest
 
-    def _delete_topic(self, index: int, op: Op) -> Result:
-        (name,) = op.meta
-        topic = self.topics.topics.get(name)
-        if topic is not None:
-            dead = {p.slot for p in topic.partitions.values()}
-            self.producers.discard_where(lambda key: key[1] in dead)
-            self.group_offsets.drop_topic(name)
-        return self.topics.delete(name)
-
     def _group_offsets(self, index: int, op: Op) -> Result:
         group, topic, flat = op.meta
         if topic not in self.topics.topics:
@@ -460,6 +456,11 @@ class StateMachine:
         self.group_offsets.commit(group, topic, flat)
         self.group_offsets.keep(self.settings.groups_kept)
         return OK
+
+    def _delete_group(self, index: int, op: Op) -> Result:
+        group, generation = op.meta
+        self.deleted_groups.add(group, generation)
+        return OK if self.group_offsets.drop_group(group) else [int(ResultCode.DUPLICATE)]
 
     def _raise_level(self, index: int, op: Op) -> Result:
         (level,) = op.meta
@@ -478,17 +479,6 @@ class StateMachine:
         self.transactions.settings = settings
         self.producers.generation = settings.producers_generation
         self.group_offsets.keep(settings.groups_kept)
-
-    def _trim(self, index: int, op: Op) -> Result:
-        topic, flat = op.meta
-        if topic not in self.topics.topics:
-            return [int(ResultCode.UNKNOWN_TOPIC)]
-        it = iter(flat)
-        for number, start in zip(it, it, strict=True):
-            partition = self.topics.find(topic, number)
-            if isinstance(partition, Partition):
-                partition.index.trim(start)
-        return OK
 
     def _retain(self, index: int, op: Op) -> Result:
         (first,) = op.meta

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import chain
 
 from escrowmq.replication.format.codec import NO_EXTRA, Op, PrepareExtra
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.state.open_table import OpenTx
+from escrowmq.replication.state.topics import Partition, TopicTable
 
 UNTRACKED = "a transaction over several broker groups needs a producer that knows format level 2: upgrade it"
 
@@ -37,6 +39,23 @@ def is_overtaken(record: OpenTx, extra: PrepareExtra) -> bool:
     return (
         record.instance != extra.instance and record.home_group < 0 and extra.heard_ms <= record.prepared_ms
     )
+
+
+def places(
+    topics: TopicTable, index: int, attached: Sequence[Op], count: int
+) -> tuple[list[tuple[int, ...] | None], list[object] | None]:
+    """Where the messages of a PREPARE of ``count`` transactions lie, which follow it in entry ``index``: one
+    ``OpenTx.refs`` for each transaction; and why they cannot be taken, or None."""
+    refs: list[tuple[int, ...] | None] = [None] * count
+    for pre in attached:
+        meta = pre.meta
+        partition = topics.find(meta[0], meta[1])
+        if not isinstance(partition, Partition):
+            return refs, [int(partition), [meta[0], meta[1]]]
+        if len(meta) > 4 and meta[4] != partition.topic_id:
+            return refs, [int(ResultCode.OTHER_TOPIC), [meta[0], meta[1], partition.topic_id]]
+        collect_refs(refs, partition.slot, index, pre)
+    return refs, None
 
 
 def collect_refs(refs: list[tuple[int, ...] | None], slot: int, index: int, pre: Op) -> None:

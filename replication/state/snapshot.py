@@ -25,7 +25,7 @@ from google_crc32c import value as crc32c
 from escrowmq.replication.errors import CorruptLog, UnknownVersion
 from escrowmq.replication.format.codec import pack, unpack
 from escrowmq.replication.format.membership import decode_members
-from escrowmq.replication.model import BY_NAME, TopicInfo
+from escrowmq.replication.model import BY_NAME, NO_ID, TopicInfo
 from escrowmq.replication.state.decided import Decided
 from escrowmq.replication.state.group_offsets import ByTopic
 from escrowmq.replication.state.index import Columns
@@ -128,8 +128,8 @@ def _chunks_of_tables(snapshot: Snapshot) -> Iterator[list[Any]]:
 
 
 def _packed_meta(snapshot: Snapshot) -> bytes:
-    """As ``pack(["meta", index, term, meta])``, with topics, their first groups and consumer groups inserted,
-    piece by piece."""
+    """As ``pack(["meta", index, term, meta])`` with topics, their first groups and ids, and consumer groups
+    in their places, piece by piece."""
     parts = [b"\x94", pack("meta"), pack(snapshot.index), pack(snapshot.term), _map_head(len(snapshot.meta))]
     for name, value in snapshot.meta.items():
         parts.append(pack(name))
@@ -140,6 +140,9 @@ def _packed_meta(snapshot: Snapshot) -> bytes:
         elif name == "first_groups":
             placed = {info.name: info.first_group for info, _ in snapshot.topics}
             parts.append(pack({topic: first for topic, first in placed.items() if first != BY_NAME}))
+        elif name == "topic_ids":
+            ids = {info.name: info.topic_id for info, _ in snapshot.topics}
+            parts.append(pack({topic: topic_id for topic, topic_id in ids.items() if topic_id != NO_ID}))
         else:
             parts.append(pack(value))
     return b"".join(parts)
@@ -280,11 +283,14 @@ def _restore_meta(state: StateMachine, name: str, meta: dict[str, Any]) -> None:
         raise CorruptLog(f"{name}: snapshot of group {meta['gid']} of {meta['groups']}, not of this one")
     state.now_ms, state.first_index = meta["now_ms"], meta["first_index"]
     state.topics.next_slot = meta["next_slot"]
-    placed = meta.get("first_groups", {})
+    placed, ids = meta.get("first_groups", {}), meta.get("topic_ids", {})
+    state.topics.last_id = meta.get("last_topic_id", NO_ID)
     for info, partitions in meta["topics"]:
-        topic = Topic(TopicInfo(**info, first_group=placed.get(info["name"], BY_NAME)), {})
-        for slot, number, start, end, last_time in partitions:
-            partition = state.topics.partition(slot, topic.info.name, number, start, end, last_time)
+        name_, topic_id = info["name"], ids.get(info["name"], NO_ID)
+        known = TopicInfo(**info, first_group=placed.get(name_, BY_NAME), topic_id=topic_id)
+        topic = Topic(known, {})
+        for slot, number, start, end, last in partitions:
+            partition = state.topics.partition(slot, name_, number, start, end, last, topic_id=topic_id)
             topic.partitions[number] = partition
         state.topics.topics[topic.info.name] = topic
     if "altered" in meta:
@@ -295,6 +301,9 @@ def _restore_meta(state: StateMachine, name: str, meta: dict[str, Any]) -> None:
         it = iter(flat)
         state.group_offsets.setdefault(group, {})[topic_name] = dict(zip(it, it, strict=True))
     state.transactions.audit = [tuple(item) for item in meta["audit"]]
+    if "deleted_groups" in meta:
+        state.deleted_groups.floor, generations = meta["deleted_groups"]
+        state.deleted_groups.generations.update(generations)
     if "members" in meta:
         index, command = meta["members"]
         decode_members(command)  # refuse it here, not after the replica has started

@@ -3,6 +3,10 @@
 Every hosted partition of a topic gets a *slot*, a small integer that is never reused.
 References of open transactions name slots, so a topic that was deleted and created again
 under the same name can never receive messages prepared for the old one.
+
+Clients and operators name topics, and what they send may arrive late. So from level 6 on each topic has an
+id, which group 0 gives to it and the other groups are told, and what is sent names the id that was meant.
+Later topics have higher ids.
 """
 
 from __future__ import annotations
@@ -11,13 +15,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 
 from escrowmq.replication.errors import UnknownVersion
-from escrowmq.replication.model import BY_NAME, ResultCode, TopicInfo, first_group, group_of
+from escrowmq.replication.model import BY_NAME, NO_ID, ResultCode, TopicInfo, first_group, group_of
 from escrowmq.replication.state.cuts import Cuts
 from escrowmq.replication.state.index import PartitionIndex
 
 PARTITIONS_MAX = 10_000
-#: The value of a setting that an entry leaves out. Part of the log's format: entries of old clients are
-#: re-applied with these for ever, so they never change. Clients state every setting, with their own defaults.
+#: Format level from which on topics that are created get ids.
+LEVEL_OF_IDS = 6
+#: What an entry means that does not state a setting. Part of the log's format: entries of old clients are
+#: redone with these for ever, so they never change. Clients state every setting, with defaults of their own.
 UNSTATED: Mapping[str, int | str] = {
     "partitions": 1,
     "on_check_exhausted": "hold",
@@ -27,7 +33,7 @@ UNSTATED: Mapping[str, int | str] = {
     "retention_bytes": -1,
 }
 
-_EARLIER = "this client's version looks for it: upgrade the client"
+_EARLIER = "this client's version expects it: upgrade the client"
 
 #: What ALTER_TOPIC can change. Not the number of partitions: keys would move, and lose their order.
 ALTERABLE = frozenset(UNSTATED.keys() - {"partitions"})
@@ -36,10 +42,11 @@ ALTERABLE = frozenset(UNSTATED.keys() - {"partitions"})
 class Partition:
     """One partition hosted by this group."""
 
-    __slots__ = ("index", "number", "slot", "topic")
+    __slots__ = ("index", "number", "slot", "topic", "topic_id")
 
-    def __init__(self, slot: int, topic: str, number: int, index: PartitionIndex) -> None:
+    def __init__(self, slot: int, topic: str, number: int, index: PartitionIndex, topic_id: int) -> None:
         self.slot, self.topic, self.number, self.index = slot, topic, number, index
+        self.topic_id = topic_id
 
 
 class Topic:
@@ -54,52 +61,91 @@ class Topic:
 
 class TopicTable:
     """All topics by name, all live partitions by slot. ``version`` rises with every change of a topic;
-    ``altered``: the highest number of any topic's alteration that this group has applied."""
+    ``altered`` is the highest number of an alteration that was heard of, of whatever topic; ``last_id``, in
+    group 0, the id that was given last."""
 
     def __init__(self, gid: int, groups: int) -> None:
         self.gid, self.groups = gid, groups
         self.cuts = Cuts()
         self.version = self.altered = 0
+        self.last_id = NO_ID
         self.topics: dict[str, Topic] = {}
         self.slots: dict[int, Partition] = {}
         self.next_slot = 0
 
-    def create(self, name: str, settings: Mapping[str, object], first: int = BY_NAME) -> list[object]:
-        """Apply CREATE_TOPIC; the same settings again are not an error. ``first``: the group of partition
-        0."""
+    def create(
+        self,
+        name: str,
+        settings: Mapping[str, object],
+        first: int = BY_NAME,
+        topic_id: int | None = None,
+    ) -> list[object]:
+        """Apply CREATE_TOPIC; the same settings again are no error. ``first``: the group of partition 0.
+
+        ``topic_id`` (frame version 3): the id that group 0 has given, which gives one by itself; the result
+        tells the id. ``is_left_over`` is to be asked before.
+        """
         problem = settings_problem(name, settings)
         if problem is not None:
             return [int(ResultCode.MALFORMED), problem]
         info = TopicInfo(name, **{**UNSTATED, **settings}, first_group=first)  # type: ignore[arg-type]
         known = self.topics.get(name)
         if known is not None:
-            if known.info == info:
-                return [int(ResultCode.DUPLICATE)]
-            if first == BY_NAME != known.info.first_group:
-                # For a client of an earlier version, which would look for it elsewhere, and would create it
-                # elsewhere in the groups that do not have it yet.
-                return [int(ResultCode.MALFORMED), f"topic {name!r} exists, and not where {_EARLIER}"]
-            return [int(ResultCode.TOPIC_EXISTS), asdict(known.info)]  # earlier versions ignore new names
+            return self._exists(known.info, info, topic_id)
+        told: list[object] = []
+        if topic_id is not None:
+            if self.gid == 0:
+                self.last_id = topic_id = self.last_id + 1
+            info = replace(info, topic_id=topic_id)
+            told = [topic_id]
         begin = first_group(info)
         partitions: dict[int, Partition] = {}
         for number in range(info.partitions):
             if group_of(begin, number, self.groups) == self.gid:
                 self.next_slot += 1
-                partitions[number] = self.partition(self.next_slot, name, number)
+                partitions[number] = self.partition(self.next_slot, name, number, topic_id=info.topic_id)
         self.topics[name] = Topic(info, partitions, self.altered)
         self.version += 1
-        return [int(ResultCode.OK)]
+        return [int(ResultCode.OK), *told]
+
+    def _exists(self, known: TopicInfo, info: TopicInfo, topic_id: int | None) -> list[object]:
+        if topic_id is not None and self.gid > 0 and topic_id != known.topic_id:
+            return [int(ResultCode.OTHER_TOPIC), known.topic_id]
+        if topic_id is None and known.topic_id != NO_ID and self.groups > 1:
+            # To a client of an earlier version, which would create one without an id in the groups that do
+            # not have it yet.
+            return [int(ResultCode.MALFORMED), f"topic {known.name!r} exists, with an id: {_EARLIER}"]
+        if known == info:
+            return [int(ResultCode.DUPLICATE), *([] if topic_id is None else [known.topic_id])]
+        if info.first_group == BY_NAME != known.first_group:
+            # To one that would look for it elsewhere, and would create it elsewhere in these groups.
+            return [int(ResultCode.MALFORMED), f"topic {known.name!r} exists, and not where {_EARLIER}"]
+        return [int(ResultCode.TOPIC_EXISTS), asdict(known)]  # earlier versions pass new names over
+
+    def is_left_over(self, name: str, topic_id: int) -> bool:
+        """Whether the topic of this name is an earlier one than that of ``topic_id``, of which group 0 has
+        told: its deletion was cut short here."""
+        topic = self.topics.get(name)
+        return topic is not None and self.gid > 0 and topic.info.topic_id < topic_id
 
     def alter(
-        self, index: int, name: str, settings: Mapping[str, int | str], number: int | None = None
+        self,
+        index: int,
+        name: str,
+        settings: Mapping[str, int | str],
+        number: int | None = None,
+        topic_id: int | None = None,
     ) -> list[object]:
         """Apply ALTER_TOPIC of entry ``index``; the result has the settings in force.
 
-        ``number`` orders the alterations of a topic identically in all groups, however late one arrives. In
-        group 0, which decides, it is that of the newest alteration that the sender knows: if there is a later
-        one, the result is RETRY; else this one gets the entry's index as its number. In the other groups it
-        is the number that group 0 gave: an alteration that is not newer than the one in force is answered
-        DUPLICATE. None (frame version 1): it is applied unconditionally.
+        ``topic_id`` (frame version 3): of the topic that is meant, and nothing is done to another one; -1:
+        whichever there is. The result tells the id, too.
+
+        ``number`` orders the alterations of a topic alike in all groups, however late one arrives. In group
+        0, which decides, it is that of the newest alteration that the sender knows: if there is another one,
+        the result is RETRY; else this one gets the entry's index as its number. In the other groups it is the
+        number that group 0 gave: what is not newer than what is in force is answered DUPLICATE. None (frame
+        version 1): it is done in any case.
 
         Admission has checked the values: a bound that were checked here too could never be changed, since
         replicas with older software would keep the old one. Raises UnknownVersion for a name that this
@@ -111,6 +157,8 @@ class TopicTable:
         topic = self.topics.get(name)
         if topic is None:
             return [int(ResultCode.UNKNOWN_TOPIC)]
+        if topic_id is not None and topic_id >= NO_ID and topic_id != topic.info.topic_id:
+            return [int(ResultCode.OTHER_TOPIC), topic.info.topic_id]
         code = ResultCode.OK
         if number is not None:
             if self.gid == 0:
@@ -124,15 +172,36 @@ class TopicTable:
             if number is not None:
                 topic.altered = number
                 self.altered = max(self.altered, number)
-        info = topic.info.settings()  # clients of earlier versions accept no other names
-        return [int(code), info if number is None else [info, topic.altered]]
+        info = topic.info.settings()  # earlier versions of clients take no other names
+        if number is None:
+            return [int(code), info]
+        return [int(code), [info, topic.altered, *([] if topic_id is None else [topic.info.topic_id])]]
 
-    def partition(self, slot: int, topic: str, number: int, *bounds: int) -> Partition:
+    def partition(self, slot: int, topic: str, number: int, *bounds: int, topic_id: int = NO_ID) -> Partition:
         """A partition of a new topic, or one of a snapshot with its start, end and newest time."""
         start, end, last_time_ms = bounds or (0, 0, 0)
-        partition = Partition(slot, topic, number, PartitionIndex(start, end, last_time_ms, self.cuts))
+        index = PartitionIndex(start, end, last_time_ms, self.cuts)
+        partition = Partition(slot, topic, number, index, topic_id)
         self.slots[slot] = partition
         return partition
+
+    def is_meant(self, name: str, topic_id: int) -> bool:
+        """Whether a deletion of the topic of that id is one of the topic that has this name now. In groups
+        other than group 0 earlier ones may be left, whose deletions were cut short: of these, too."""
+        topic = self.topics.get(name)
+        if topic is None:
+            return False
+        return topic.info.topic_id == topic_id if self.gid == 0 else topic.info.topic_id <= topic_id
+
+    def refusal_of_deletion(self, name: str, topic_id: int) -> list[object] | None:
+        """Of a deletion that names an id: why it does nothing, or None. With the id of what there is, or, in
+        group 0 where there is nothing, the id that was given last: those of later topics are higher."""
+        topic = self.topics.get(name)
+        if topic is None:
+            return [int(ResultCode.UNKNOWN_TOPIC), self.last_id]
+        if not self.is_meant(name, topic_id):
+            return [int(ResultCode.OTHER_TOPIC), topic.info.topic_id]
+        return None
 
     def delete(self, name: str) -> list[object]:
         """Apply DELETE_TOPIC: its partitions' slots die; whatever still refers to them is dropped."""

@@ -23,7 +23,7 @@ from escrowmq.actors.producer.results import prepare_problem
 from escrowmq.replication.errors import EscrowMQError, TransactionSettled
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import PrepareExtra
-from escrowmq.replication.model import TransactionState
+from escrowmq.replication.model import NO_ID, TransactionState
 from escrowmq.replication.replica.validation import NUMBER_MAX
 from escrowmq.spark_integration.sink.intents import Attempt, chunk_id
 from escrowmq.spark_integration.sink.link import CALL_S, NotOpened, SinkLink, roll_back_chunks
@@ -75,11 +75,10 @@ class _PendingRows:
         timeout_ms: int,
         home_group: int,
         home_index: int | None = None,
+        id_of: Callable[[str], int] = lambda topic: NO_ID,
     ) -> bytes:
-        """The PREPARE of this chunk as one transaction.
-
-        ``home_index``: for a branch that its home group tracks, the log index at which home opened it.
-        """
+        """PREPARE of this chunk as one transaction; ``home_index``: of a branch that its home sees to.
+        ``id_of`` a topic: another one of its name gets nothing of this."""
         columns = {place: (sizes, b"".join(bodies)) for place, (sizes, bodies) in self.columns.items()}
         digest = 0
         for _, body in columns.values():
@@ -99,7 +98,7 @@ class _PendingRows:
                 None if home_index is None else PrepareExtra(home_index=[home_index], heard_ms=NEVER_LATE),
             ),
             *(
-                ops.pre_message(topic, partition, [0] * len(sizes), sizes, [body])
+                ops.pre_message(topic, partition, [0] * len(sizes), sizes, [body], id_of(topic))
                 for (topic, partition), (sizes, body) in columns.items()
             ),
         ]
@@ -199,7 +198,8 @@ class ChunkWriter:
         if home_group >= 0:  # opens an empty transaction with the same id, whose decision the chunk follows
             home_index = self._open_at_home(home_group, gid, tx_id, next(iter(chunk.columns))[0])
         request = chunk.request(
-            self._link.app, tx_id, self._epoch_id, self._timeout_ms, home_group, home_index
+            *(self._link.app, tx_id, self._epoch_id, self._timeout_ms, home_group, home_index),
+            self._link.router.places.id_of,
         )
         self._start(gid, tx_id, request)
 

@@ -10,9 +10,10 @@ import pytest
 
 from escrowmq.replication.format.codec import ENVELOPE, Op, OpType, decode_command, encode_command
 from escrowmq.replication.replica import admission
-from escrowmq.replication.replica.admission import Admission, ComposedEntry, Submission
+from escrowmq.replication.replica.admission import Admission, ComposedEntry
 from escrowmq.replication.replica.fetching import FetchRequest, FetchResult
 from escrowmq.replication.replica.replica import Raft, Replica
+from escrowmq.replication.replica.submission import Submission
 from escrowmq.replication.state import topics
 from escrowmq.replication.state.index import PartitionIndex
 from escrowmq.replication.state.machine import OK, Result, StateMachine

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,20 +10,20 @@ import pytest
 
 from escrowmq.actors.broker import coordinator
 from escrowmq.actors.broker.coordinator import GroupCoordinator
-from escrowmq.replication.format.codec import OpType
+from escrowmq.replication.format.codec import Op, OpType
 from escrowmq.replication.model import TopicInfo
-from escrowmq.replication.replica.admission import Admission
 from escrowmq.replication.replica.checkpoints import Checkpoints
-from escrowmq.replication.replica.retention import RetentionRound
-from escrowmq.replication.state import capture
+from escrowmq.replication.replica.topics_under_way import TopicsUnderWay
+from escrowmq.replication.state import capture, machine
 from escrowmq.replication.state.group_offsets import GroupOffsets
 from escrowmq.replication.state.machine import OK, StateMachine
 from escrowmq.replication.state.topics import TopicTable
 from tests.controls.planting import plant
 from tests.controls.scenes import FORGETFUL, world
 from tests.controls.state_faults import rewire
-from tests.sim import broker_app, topic_changes
-from tests.sim.recreated import clients
+from tests.sim import topic_changes
+from tests.sim.recreated import clients as recreated_clients
+from tests.sim.recreated import group as recreated_group
 from tests.sim.recreated import topic as recreated_topic
 
 CHANGED = "state-differs", "restart-differs", "lost-change", "unexpected-answer"
@@ -59,7 +59,7 @@ def late_alteration_counts(patch: pytest.MonkeyPatch) -> None:
 
     def again(self: TopicTable, index: int, name: str, settings: Settings, *number: Any) -> list[object]:
         newest = self.topics[name].altered + (self.gid > 0)
-        return alter(self, index, name, settings, *((newest,) if settings else number))
+        return alter(self, index, name, settings, *((newest, *number[1:]) if settings else number))
 
     patch.setattr(TopicTable, "alter", again)
 
@@ -114,19 +114,22 @@ def recreated_often(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(recreated_topic, "LIFE_S", 0.3)
     patch.setattr(recreated_topic, "PAUSE_S", 0.01)
     patch.setattr(recreated_topic, "HASTY", 0.8)
+    patch.setattr(recreated_topic, "COPIED", 0.8)
+    patch.setattr(recreated_clients, "COPIED", 0.5)
+    patch.setattr(recreated_group, "PAUSE_S", 1.0)
     patch.setattr(coordinator, "REJOIN_GRACE_S", 0.1)
 
 
 @plant("deletion-not-noted", "namesake", "old-place", "cut-early", conditions=recreated_often)
 def deletion_not_noted(patch: pytest.MonkeyPatch) -> None:
     """A leader composes by the topics that it has applied, with a deletion and a creation on their way."""
-    patch.setattr(Admission, "_note_deletion", lambda *args: None)
+    patch.setattr(TopicsUnderWay, "note_deletion", lambda *args: ())
 
 
 @plant("name-for-the-topic", "old-place", "cut-early", conditions=recreated_often)
 def name_for_the_topic(patch: pytest.MonkeyPatch) -> None:
     """What was found right about a topic is done to whatever has its name by then: a group's place, a cut."""
-    patch.setattr(Admission, "_is_another", lambda *args: False)
+    patch.setattr(TopicsUnderWay, "is_another", lambda *args: False)
 
 
 def retained_briefly(patch: pytest.MonkeyPatch) -> None:
@@ -159,3 +162,31 @@ def place_by_name(patch: pytest.MonkeyPatch) -> None:
 def places_outlive_their_topic(patch: pytest.MonkeyPatch) -> None:
     """Consumer groups keep their places in a topic that is deleted."""
     patch.setattr(GroupOffsets, "drop_topic", lambda self, topic: None)
+
+
+@plant("late-deletion-counts", "namesake", "lost-topic", conditions=recreated_often)
+def late_deletion_counts(patch: pytest.MonkeyPatch) -> None:
+    """A deletion of a topic deletes whatever has its name when it arrives."""
+    patch.setattr(TopicTable, "is_meant", lambda self, name, topic_id: name in self.topics)
+
+
+@plant("late-batch-in-a-namesake", "namesake", conditions=recreated_often)
+def late_batch_in_a_namesake(patch: pytest.MonkeyPatch) -> None:
+    """What was sent to a topic and arrives when another one has its name is stored there."""
+    inner = StateMachine._message
+
+    def message(self: StateMachine, index: int, op: Op) -> Any:
+        return inner(self, index, op._replace(meta=op.meta[:7]))
+
+    rewire(patch, OpType.MESSAGE, message)
+
+
+@plant("late-prepare-in-a-namesake", "namesake", "unresolved", conditions=recreated_often)
+def late_prepare_in_a_namesake(patch: pytest.MonkeyPatch) -> None:
+    """What was prepared for a topic is prepared in another one that has its name by then."""
+    inner = machine.places
+
+    def by_name(topics: TopicTable, index: int, attached: Sequence[Op], count: int) -> Any:
+        return inner(topics, index, [op._replace(meta=op.meta[:4]) for op in attached], count)
+
+    patch.setattr(machine, "places", by_name)

@@ -313,6 +313,8 @@ def test_a_group_reads_once_commits_and_shows_its_lag(topic: str, unique: Unique
     assert "continues from these offsets" in run("group", "reset", group, "--to", "earliest", "--yes").stderr
     assert as_json("group", "describe", group)["lag"] == 3
     assert run("group", "reset", group, "--to", "soon", "--yes").exit_code == 2
+    assert "is deleted" in run("group", "delete", group, "--yes").stderr
+    assert group not in good("group", "list") and run("group", "delete", group, "--yes").exit_code == 4
 
 
 # ------------------------------------------------------------ transactions

@@ -8,7 +8,7 @@ NUMBERS = {
     "OK": 0, "PARTIAL": 1, "DUPLICATE": 2, "UNKNOWN_TOPIC": 3, "BAD_PARTITION": 4, "TX_CONFLICT": 5,
     "UNKNOWN_TX": 6, "TOO_MANY_OPEN": 7, "OUT_OF_SEQUENCE": 8, "FENCED": 9, "TOPIC_EXISTS": 10,
     "MALFORMED": 11, "TOO_LARGE": 13, "RETRY": 14, "STALE": 15, "TOO_MANY_IDS": 16, "NOT_PREPARED": 17,
-    "OUT_OF_RANGE": 20,
+    "OTHER_TOPIC": 18, "OUT_OF_RANGE": 20,
 }  # fmt: skip
 SPENT = {12}  # STALE_MEMBER, reserved once and never sent
 

@@ -16,6 +16,7 @@ from escrowmq.actors.admin.topic_creation import topic_settings
 from escrowmq.replication.calling.answers import LevelReport
 from escrowmq.replication.format import ops
 from escrowmq.replication.model import ResultCode
+from escrowmq.replication.state.machine import LEVEL_MAX
 from tests.history.events import Sent
 from tests.history.report import Report
 from tests.sim import crowd as crowds
@@ -39,10 +40,10 @@ from tests.support.faults.tables import Cells
 APPS = ("shop", "shop", "shop", "mute")
 RESOLVE_S = 60.0  # after the calm, for the last check
 STEP_S = 0.5
-TAKEN_UP, TAKEN_UP_S = 0.7, 5.0  # share of a dead producer's transactions with ids given by the application
-TWICE, TWICE_S = 0.05, (0.0, 0.02, 0.3)  # share of transactions begun again elsewhere while they run
-LEVEL = 3  # the highest level that is taken: level 4 concerns several groups
-READS = 5  # tries to read everything at the end: each may find the damage of one replica
+TAKEN_UP, TAKEN_UP_S = 0.7, 5.0  # of what a dead producer left behind under ids of the application's own
+TWICE, TWICE_S = 0.05, (0.0, 0.02, 0.3)  # of transactions: begun again elsewhere while they run
+LEVEL = LEVEL_MAX  # the highest that is taken
+READS = 5  # of everything, in the end: each may find the damage of one replica
 
 
 class BrokerWorkload(Acting):

@@ -26,7 +26,8 @@ def everything(state: StateMachine) -> list[object]:
     topics = state.topics
     parts: list[object] = [state.gid, state.groups, state.applied_index, state.now_ms, state.first_index]
     parts += [state.level, state.settings, state.forgotten_ms, state.turned_ms]
-    parts += [topics.altered, topics.next_slot]
+    parts += [topics.altered, topics.next_slot, topics.last_id]
+    parts += [state.deleted_groups.floor, list(state.deleted_groups.generations.items())]
     parts += [sorted((slot, *_partition(p)) for slot, p in topics.slots.items())]
     for name, topic in sorted(topics.topics.items()):
         slots = sorted((p.number, p.slot) for p in topic.partitions.values())

@@ -14,7 +14,7 @@ from typing import Any
 
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import PrepareExtra, encode_row
-from escrowmq.replication.model import ResultCode
+from escrowmq.replication.model import NO_ID, ResultCode
 from tests.history.events import Sent, body
 from tests.sim.coverage import Phase
 from tests.sim.decisions import Decision
@@ -315,8 +315,9 @@ def prepare_request(
     rows: Sequence[Sequence[Row]],
     part: int,
     extra: PrepareExtra | None,
+    topic_id: int = NO_ID,
 ) -> bytes:
-    """One part of a PREPARE of these transactions, with its messages."""
+    """One part of a PREPARE of these transactions, with its messages. ``topic_id``: of the topic of all."""
     columns: dict[tuple[str, int], tuple[list[int], list[int], list[bytes]]] = {}
     digests = []
     for number, values in enumerate(rows):
@@ -330,4 +331,4 @@ def prepare_request(
                 digest = zlib.crc32(row, digest)
         digests.append(digest)
     request = ops.prepare(app, topic, [t.tx for t in batch], None, 0, part, digests, -1, len(columns), extra)
-    return request + b"".join(ops.pre_message(*place, *columns[place]) for place in columns)
+    return request + b"".join(ops.pre_message(*place, *columns[place], topic_id) for place in columns)

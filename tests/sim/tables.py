@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from escrowmq.replication.format.membership import LEARNERS_MAX, VOTERS_MAX
 from escrowmq.replication.log.holes import HOLES_MAX
 from escrowmq.replication.raft.proposals import COMMAND_BYTES_MAX
+from escrowmq.replication.state.deleted_groups import DELETED_GROUPS_MAX
 from escrowmq.replication.state.lives import LIVES_KEPT
 from escrowmq.replication.state.transactions import AUDIT_KEPT
 from tests.sim.containers import sizes
@@ -101,8 +102,8 @@ def _positions(found: Counter[str], replica: SimReplica, broker: Any) -> int:
 
 
 def _partitions(found: Counter[str], replica: SimReplica, broker: Any) -> int:
-    """Including partitions of deleted topics while operations on them are in flight."""
-    gone = "AboutTopics.topics", "Admission._deleting", "Admission._unsure", "ComposedEntry.deleting"
+    """Also those of topics that are deleted while what is about them is on its way."""
+    gone = "AboutTopics.topics", "TopicsUnderWay.deleting", "Admission._unsure", "ComposedEntry.deleting"
     return found["TopicTable.slots"] + PARTITIONS * sum(found[name] for name in gone)
 
 
@@ -119,8 +120,10 @@ BOUNDS: dict[str, int | Most] = {
     "Admission._opening idle": 0,
     "Admission._deciding[]": DECIDING,
     "Admission._opening": _of("ComposedEntry.opening"),
-    "Admission._deleting": REQUESTS,
+    "TopicsUnderWay.creating": REQUESTS,
+    "TopicsUnderWay.deleting": REQUESTS,
     "Admission._unsure": REQUESTS,
+    "ComposedEntry.creating": REQUESTS,
     "ComposedEntry.deciding": REQUESTS,
     "ComposedEntry.deleting": REQUESTS,
     "ComposedEntry.opening": REQUESTS,
@@ -155,6 +158,7 @@ BOUNDS: dict[str, int | Most] = {
     "ProducerMemory.young": _producers,
     "StateMachine._handlers": OF_THE_PROGRAM,
     "StateMachine._pending_refs": REQUESTS,
+    "DeletedGroups.generations": DELETED_GROUPS_MAX,
     "StateMachine.group_offsets": _groups,
     "StateMachine.group_offsets[]": _positions,
     "StateMachine.group_offsets[][]": _positions,

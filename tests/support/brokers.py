@@ -20,7 +20,7 @@ from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.replication.calling.answers import LevelReport
 from escrowmq.replication.format import codec, ops
 from escrowmq.replication.model import first_group, group_of
-from escrowmq.replication.replica.admission import Submission
+from escrowmq.replication.replica.submission import Submission
 from escrowmq.replication.replica.validation import level_needed
 from escrowmq.replication.state.machine import LEVEL_MAX
 from tests.support.broker_group import BrokerGroup, Member
@@ -50,6 +50,7 @@ _ANSWERS = {method: (part, method) for part, methods in _PARTS.items() for metho
     "group_heartbeat": ("groups", "heartbeat"),
     "group_leave": ("groups", "leave"),
     "commit_offsets": ("groups", "commit"),
+    "group_delete": ("groups", "delete"),
     "group_list": ("groups", "names"),
     "group_describe": ("groups", "describe"),
     "members": ("members", "members"),

@@ -116,11 +116,23 @@ def state_with_lives() -> FedState:
     return log
 
 
+def state_with_ids() -> FedState:
+    """The same at level 6: a topic that was created again, and a consumer group that was deleted."""
+    log = state_with_lives()
+    log.add(ops.level(6), ops.create_topic("again", {"partitions": 2}, 0, 0))
+    log.add(ops.delete_topic("again", 1), ops.create_topic("again", {"partitions": 3}, 0, 0))
+    log.add(ops.group_offsets("gone", "again", {0: 1}), ops.delete_group("gone", 1 << 32 | 5))
+    return log
+
+
 def dump(state: StateMachine) -> dict[str, Any]:
     """All of a state that a restart must bring back; "counts" is told apart, since it may be counted anew."""
     return {
         "altered": (state.topics.altered, {n: t.altered for n, t in state.topics.topics.items()}),
         "topics": {n: (t.info, sorted(t.partitions)) for n, t in state.topics.topics.items()},
+        "ids": (state.topics.last_id, {n: t.info.topic_id for n, t in state.topics.topics.items()}),
+        "ids of partitions": {s: p.topic_id for s, p in state.topics.slots.items()},
+        "deleted groups": (state.deleted_groups.floor, list(state.deleted_groups.generations.items())),
         "bounds": {s: (p.index.start, p.index.end) for s, p in state.topics.slots.items()},
         "runs": {s: p.index.runs_from(p.index.start) for s, p in state.topics.slots.items()},
         "open": {a: t.open for a, t in state.transactions.apps.items()},

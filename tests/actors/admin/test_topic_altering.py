@@ -198,10 +198,10 @@ def test_planted_numbers_that_nobody_looks_at_are_found(monkeypatch: pytest.Monk
     alter = TopicTable.alter
 
     def any_order(
-        self: TopicTable, index: int, name: str, settings: Mapping[str, int | str], number: int | None = None
+        self: TopicTable, index: int, name: str, settings: Mapping[str, int | str], number: int, *ids: int
     ) -> list[object]:
         topic = self.topics[name]
-        return alter(self, index, name, settings, topic.altered if self.gid == 0 else topic.altered + 1)
+        return alter(self, index, name, settings, topic.altered if self.gid == 0 else topic.altered + 1, *ids)
 
     monkeypatch.setattr(TopicTable, "alter", any_order)
     assert any({info.check_max for info in told_and_cut_short(*way)} != {2} for way in WAYS)

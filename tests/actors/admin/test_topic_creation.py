@@ -47,6 +47,8 @@ class Groups:
         self.tables = [TopicTable(gid, count) for gid in range(count)]
         #: Groups that are not at level 4 yet, and their leaders' answer to a request that needs it.
         self.behind: dict[int, Exception] = {}
+        #: Below level 6.
+        self.without_ids = False
         self.now = 0.0
         #: What happens once, before a group is asked, e.g. another creation in between.
         self.before: dict[int, Any] = {}
@@ -57,7 +59,12 @@ class Groups:
         (op,) = decode_ops(request)
         if gid in self.behind and len(op.meta) > 2:
             raise self.behind[gid]
-        code, *info = self.tables[gid].create(*op.meta)
+        if self.without_ids and len(op.meta) > 3:
+            raise NotSupported("level 6")
+        table = self.tables[gid]
+        if len(op.meta) > 3 and table.is_left_over(op.meta[0], op.meta[3]):
+            table.delete(op.meta[0])
+        code, *info = table.create(*op.meta)
         return code, info[0] if info else None
 
     def create(self, partitions: int = 1, **options: int | str | None) -> TopicInfo:
@@ -170,12 +177,18 @@ def test_what_an_old_client_began_is_ended_as_it_began() -> None:
 
 def test_a_group_that_kept_a_deleted_topic_is_named() -> None:
     groups = Groups(2)
+    groups.without_ids = True
     groups.create(retention_ms=WEEK_MS)
     groups.tables[0].delete("t")
     with pytest.raises(
         TopicExists, match=r"broker group 1 than in group 0 \(retention_ms is 604800000, not -1\)"
     ):
         groups.create()
+    groups.tables[0].delete("t")
+    groups.without_ids = False
+    made = groups.create()
+    assert groups.settings() == [made] * 2, "with an id it is known for an earlier topic, which it replaces"
+    assert {made.topic_id} == {info and info.topic_id for info in groups.settings()}
 
 
 def fail() -> None:
@@ -328,6 +341,10 @@ def test_a_topic_whose_deletion_was_cut_short_is_not_created_in_two_places() -> 
     groups.behind = dict.fromkeys(range(3), REFUSALS[0])
     groups.create(4)
     groups.tables[0].delete("t")
-    groups.behind = {}
+    groups.behind, groups.without_ids = {}, True
     with pytest.raises(TopicExists, match=r"first_group is -1.*delete it and create it again"):
         groups.create(4)
+    groups.tables[0].delete("t")
+    groups.without_ids = False
+    groups.create(4)
+    assert len(groups.hosts()) == 4, "with an id it replaces the earlier one"

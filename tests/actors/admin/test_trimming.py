@@ -19,6 +19,7 @@ from escrowmq.replication.errors import (
 )
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import decode_ops
+from escrowmq.replication.model import TopicInfo
 from tests.support.brokers import Brokers
 from tests.support.requests import prepare
 
@@ -35,7 +36,8 @@ def plan(before: Any, partition: Any = None, partitions: int = 2) -> tuple[Parti
     def bounds(numbers: Sequence[int]) -> list[tuple[int, int]]:
         return [(10, 20 + number) for number in numbers]
 
-    return plan_trim("t", partitions, before, partition, bounds=bounds, at_time=at_time)
+    topic = TopicInfo("t", partitions, "hold", 15, 6000, -1, -1)
+    return plan_trim(topic, before, partition, bounds=bounds, at_time=at_time)
 
 
 def test_a_plan_says_what_goes() -> None:

@@ -129,6 +129,7 @@ LEADERS_CALLS: list[tuple[str, tuple[Any, ...]]] = [
     ("group_heartbeat", ("g", "m", 1)),
     ("group_leave", ("g", "m")),
     ("commit_offsets", ("g", "m", 1, {"t": {0: 1}})),
+    ("group_delete", ("g", {})),
     ("group_list", ()),
     ("group_describe", ("g",)),
     ("checkpoint_manifest", ()),

@@ -18,6 +18,8 @@ from escrowmq.actors.client.consumer_groups import (
     MembershipStale,
     coordinator_group,
 )
+from escrowmq.replication.model import TopicInfo
+from escrowmq.replication.state.topics import Topic
 
 TOPICS = {"orders": 4, "items": 2}
 
@@ -323,3 +325,71 @@ def test_topics_beside_one_that_was_created_again_are_kept():
     again = group.join("a", ("orders", "items"), owned=orders(0, 1, 2, 3) | {("items", 0), ("items", 1)})
     assert again.kept == orders(0, 1, 2, 3)
     assert group.may_commit("a", again.base, 0, 1)
+
+
+def topic_of(topic_id):
+    info = TopicInfo("orders", 4, "hold", 15, 6000, -1, -1, topic_id=topic_id)
+    return Topic(info, {})
+
+
+def led_anew(topic_id, void=-1):
+    """A leader that has heard nothing from members yet."""
+    group = Group(had_offsets=True)
+    group.coordinator = GroupCoordinator({"orders": topic_of(topic_id)}.get, lambda name: void)
+    group.coordinator.lead(2, group.now)
+    group.now += 100.0  # nobody else is waited for
+    return group
+
+
+def claim(group, ids, generation=1 << GENERATION_BITS | 1):
+    return group.coordinator.join(
+        "g", "a", ["orders"], 6.0, group.now, partitions=group.topics.get, had_offsets=True,
+        owned=orders(0, 1), ids=ids, generation=generation,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("ids", "kept"),
+    [({"orders": 2}, True), ({"orders": 1}, False), ({"orders": 0}, False), (None, True), ({}, True)],
+    ids=["this topic", "the one before", "one without an id", "a client of an earlier version", "not told"],
+)
+def test_under_a_new_leader_a_claim_is_for_the_topic_whose_id_it_tells(ids, kept):
+    joined = claim(led_anew(2), ids)
+    assert bool(joined.kept) == kept
+    assert joined.assignment.ids == {"orders": 2}, "and members are told which topic they are given"
+
+
+def test_planted_a_coordinator_that_takes_the_members_word_is_found(monkeypatch):
+    valid = GroupCoordinator._valid_claims
+    monkeypatch.setattr(GroupCoordinator, "_valid_claims", lambda self, *args: valid(self, *args[:3], {}))
+    assert claim(led_anew(2), {"orders": 1}).kept, "it goes on in the new topic where it was in the old one"
+
+
+def test_below_level_6_no_ids_are_told():
+    group = Group()
+    group.coordinator = GroupCoordinator({"orders": topic_of(0)}.get, tells_ids=lambda: False)
+    group.coordinator.lead(1, group.now)
+    assert group.join("a").assignment.ids is None
+
+
+@pytest.mark.parametrize(("void", "kept"), [(-1, True), (0, True), (1 << GENERATION_BITS | 1, False)])
+def test_what_is_claimed_from_before_the_group_was_deleted_is_void(void, kept):
+    assert bool(claim(led_anew(2, void), {"orders": 2}).kept) == kept
+
+
+def test_a_client_that_tells_no_generation_claims_nothing_in_a_group_that_was_deleted():
+    assert not claim(led_anew(2, 5), None, -1).kept
+
+
+def test_a_deletion_counts_from_the_moment_it_is_queued():
+    group = Group()
+    first = group.join("a")
+    assert group.coordinator.members("g", group.now) == ("a",)
+    assert group.coordinator.newest_of("g") == first.assignment.generation
+    group.coordinator.leave("g", "a")
+    group.coordinator.delete("g", first.assignment.generation)
+    assert group.coordinator.is_being_deleted("g")
+    assert group.coordinator.is_void("g", first.base)
+    assert not group.coordinator.is_void("g", group.coordinator.newest_generation + 1)
+    group.coordinator.deletion_ended("g")
+    assert not group.coordinator.is_being_deleted("g")

@@ -13,9 +13,9 @@ from escrowmq.actors.broker.broker import Broker
 from escrowmq.actors.broker.config import BrokerConfig
 from escrowmq.actors.client.topology import ClusterInfo
 
-#: These have operations done, and return when a majority has them: while the log is stuck, after 15 s.
-WAIT_FOR_THE_LOG = {"submit", "follow", "commit_offsets"}
-#: If these get no answer, the caller takes a member, or a leader, for dead.
+#: They have operations done, and come back when a majority has them: while the log stands still, after 15 s.
+WAIT_FOR_THE_LOG = {"submit", "follow", "commit_offsets", "group_delete"}
+#: Without an answer to these a member is dead, or a leader is, for whoever asks.
 KEEP_ALIVE = {"whoami", "group_join", "group_heartbeat", "group_leave", "committed", "offsets", "lock_pairs"}
 
 

@@ -136,7 +136,7 @@ def test_of_two_that_begin_a_group_the_first_one_to_commit_takes_the_place(
 def test_planted_a_first_place_that_replaces_one_is_found(
     brokers: Brokers, topic: str, group: str, consumer_of: ConsumerOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def careless(self: GroupService, group: str, offsets: Any) -> Any:
+    def careless(self: GroupService, group: str, offsets: Any, ids: Any) -> Any:
         return self._log(group, offsets, lambda queue: queue())
 
     monkeypatch.setattr(GroupService, "_commit_first", careless)

@@ -160,7 +160,7 @@ def structs_of(module: ModuleType) -> list[Any]:
     return [kind for kind in ours if issubclass(kind, msgspec.Struct)]
 
 
-ASSIGNED = GroupAssignment(3, frozenset({("orders", 0), ("orders", 1)}), True)
+ASSIGNED = GroupAssignment(3, frozenset({("orders", 0), ("orders", 1)}), True, {"orders": 5})
 SAMPLES: list[Any] = [
     REPORT,
     LISTED,
@@ -188,6 +188,9 @@ SAMPLES: list[Any] = [
     consumer_groups.MembershipStale("why"),
     consumer_groups.GroupCallRefused("why"),
     consumer_groups.TopicMissing("orders"),
+    consumer_groups.TopicIsOther("orders"),
+    consumer_groups.GroupLives(("m",)),
+    consumer_groups.PlacesMoved(),
     GroupSnapshot((MemberDescription("m", 3, ("orders",), (("orders", 0),), 2.5),), {"orders": {0: 7}}),
 ]
 

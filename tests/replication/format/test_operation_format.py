@@ -39,6 +39,7 @@ from tests.support.fed_state import (
     busy_state_of_level_3,
     state_with_a_first_group,
     state_with_a_numbered_alteration,
+    state_with_ids,
     state_with_lives,
 )
 
@@ -56,6 +57,13 @@ DAMAGED = [
     "ALTER_TOPIC",
     "ALTER_TOPIC version 2",
     "CREATE_TOPIC version 2",
+    "MESSAGE version 3",
+    "PRE_MESSAGE version 2",
+    "CREATE_TOPIC version 3",
+    "DELETE_TOPIC version 2",
+    "ALTER_TOPIC version 3",
+    "TRIM version 2",
+    "DELETE_GROUP",
 ]
 ROWS = [encode_row(b"k", b"v", {"h": b"1"}, None), encode_row(None, b"", None, "tx")]
 
@@ -96,6 +104,14 @@ def samples() -> dict[str, str]:
     }
     frames["ALTER_TOPIC version 2"] = ops.alter_topic("orders", {"check_max": 3}, 1_000)
     frames["CREATE_TOPIC version 2"] = ops.create_topic("orders", {"partitions": 4}, 7)
+    frames["MESSAGE version 3"] = ops.message("orders", 3, "producer-1", 2, 0, ROWS, 1_700_000_000_123, 9)
+    sizes = [len(row) for row in ROWS]
+    frames["PRE_MESSAGE version 2"] = ops.pre_message("orders", 1, [0, 1], sizes, ROWS, 9)
+    frames["CREATE_TOPIC version 3"] = ops.create_topic("orders", {"partitions": 4}, None, 9)
+    frames["DELETE_TOPIC version 2"] = ops.delete_topic("orders", 9)
+    frames["ALTER_TOPIC version 3"] = ops.alter_topic("orders", {"check_max": 3}, 1_000, 9)
+    frames["TRIM version 2"] = ops.trim("orders", {0: 12}, 9)
+    frames["DELETE_GROUP"] = ops.delete_group("billing", 3 << 32 | 1)
     frames["command"] = encode_command([frames["MESSAGE"], frames["COMMIT"]], 2, 1_700_000_000_123)
     frames["snapshot"] = b"".join(encode(capture(busy_state().state, 3, ["a.runs"])))
     frames["snapshot version 2"] = b"".join(encode(capture(busy_state_of_level_2().state, 3, ["a.runs"])))
@@ -105,6 +121,7 @@ def samples() -> dict[str, str]:
     placed = b"".join(encode(capture(state_with_a_first_group().state, 3, ["a.runs"])))
     frames["snapshot with a first group"] = placed
     frames["snapshot of level 5"] = b"".join(encode(capture(state_with_lives().state, 3, ["a.runs"])))
+    frames["snapshot of level 6"] = b"".join(encode(capture(state_with_ids().state, 3, ["a.runs"])))
     columns = tuple(array("Q", [i, i + 1]) for i in range(6))
     frames["run file"] = b"".join(encode_runs({7: columns}))
     return {name: data.hex() for name, data in frames.items()}

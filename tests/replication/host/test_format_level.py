@@ -21,6 +21,16 @@ from tests.support.single import Single
 from tests.support.waiting import wait_until
 
 NEW, OLD = LevelReport(2, 1), LevelReport(1, 1)
+#: Types and versions that came with level 6.
+OF_LEVEL_6 = (
+    (OpType.MESSAGE, 3),
+    (OpType.PRE_MESSAGE, 2),
+    (OpType.CREATE_TOPIC, 3),
+    (OpType.DELETE_TOPIC, 2),
+    (OpType.ALTER_TOPIC, 3),
+    (OpType.TRIM, 2),
+    (OpType.DELETE_GROUP, 1),
+)
 HIGHEST = (machine.LEVEL_MAX, machine.LEVEL_MAX)
 
 
@@ -89,6 +99,34 @@ def test_what_needs_level_4_is_refused_below_it_and_done_from_it_on(tmp_path: Pa
     again.close()
 
 
+def test_what_needs_level_6_is_refused_below_it_and_done_from_it_on(tmp_path: Path) -> None:
+    single = Single(tmp_path)
+    row = codec.encode_row(None, b"x", None, None)
+    create = ops.create_topic("t", {}, 0, 0)
+    requests = [
+        create,
+        ops.delete_topic("t", 1),
+        ops.alter_topic("t", {}, -1, ops.ANY_ID),
+        ops.trim("t", {0: 1}, 1),
+        ops.message("t", 0, "p", 0, 0, [row], -1, 1),
+        ops.prepare("app", "t", ["x"], None, 0, 0, [1], -1, 1)
+        + ops.pre_message("t", 0, [0], [len(row)], [row], 1),
+        ops.delete_group("g", 1),
+    ]
+    single.to_level_2()
+    for level in range(3, 6):
+        single.replica.raise_level([LevelReport(level, level - 1)])
+        assert single.submit(ops.settings({}))[0][0] == 0 and single.state.level == level
+    assert single.send(*requests, ops.settings({}) + create) == [("unsupported", 6)] * 8
+    single.to_highest_level()
+    assert [single.submit(frame)[0][0] for frame in requests] == [0, 0, 3, 3, 3, 3, 2]
+    assert single.submit(create) == [[0, 2]]
+    single.close()
+    again = Single(tmp_path)
+    assert (again.state.level, again.state.topics.topics["t"].info.topic_id) == (machine.LEVEL_MAX, 2)
+    again.close()
+
+
 def test_a_new_group_is_at_the_highest_level_within_a_moment(tmp_path: Path) -> None:
     with BrokerGroup(tmp_path) as group:
         wait_until(
@@ -122,8 +160,10 @@ def test_with_that_taken_away_an_older_replica_would_be_given_what_it_cannot_rea
 
 
 def old_software(patch: pytest.MonkeyPatch, level: int) -> None:
-    """Types and versions as in software whose highest level is this one; 1: without levels."""
-    later = {OpType.CREATE_TOPIC | 2 << 8}
+    """Types and versions as they were in software that knows this level as the highest; 1: none."""
+    later = {kind | version << 8 for kind, version in OF_LEVEL_6}
+    if level < 4:
+        later |= {OpType.CREATE_TOPIC | 2 << 8}
     if level < 3:
         later |= {OpType.ALTER_TOPIC, OpType.ALTER_TOPIC | 2 << 8}
     known = {kind: decode for kind, decode in codec._decode_meta.items() if kind not in later}
@@ -135,7 +175,8 @@ def old_software(patch: pytest.MonkeyPatch, level: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("level", "what_it_met"), [(1, "type 31"), (2, "format level 3"), (3, "format level 4")]
+    ("level", "what_it_met"),
+    [(1, "type 31"), *((level, f"format level {level + 1}") for level in range(2, machine.LEVEL_MAX))],
 )
 def test_older_software_meets_a_newer_level_and_stops_without_harm(
     tmp_path: Path, level: int, what_it_met: str

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from escrowmq.actors.admin.topic_creation import topic_settings
-from escrowmq.replication.errors import Overloaded
+from escrowmq.replication.errors import InvalidMessage, Overloaded
 from escrowmq.replication.format import ops
 from escrowmq.replication.model import ResultCode
-from escrowmq.replication.replica.admission import Admission
 from escrowmq.replication.replica.replica import Limits
+from escrowmq.replication.replica.topics_under_way import TopicsUnderWay
 from escrowmq.replication.replica.validation import parse_request
 from tests.support.places import by_name
 from tests.support.requests import APP, TOPIC, message, prepare
@@ -88,6 +88,77 @@ def test_a_place_in_the_old_topic_is_not_taken_for_one_in_the_new(
     assert "g" not in single.state.group_offsets and TOPIC in known
 
 
+def with_ids(path: Path) -> Single:
+    single = Single(path)
+    single.to_highest_level()
+    single.submit(ops.create_topic(TOPIC, topic_settings(1), None, 0))
+    return single
+
+
+def test_a_late_deletion_of_the_old_topic_drops_nothing_that_is_committed_to_the_new(tmp_path: Path) -> None:
+    """A leader leaves out what would go to a topic that is being deleted: this one is not."""
+    single = with_ids(tmp_path)
+    single.submit(ops.delete_topic(TOPIC, 1))
+    single.submit(ops.create_topic(TOPIC, topic_settings(1), None, 0))
+    single.submit(prepare(["new"]))
+    answers = single.send(ops.delete_topic(TOPIC, 1), ops.commit(APP, ["new"]))
+    assert [answer[1][0] for answer in answers] == [[ResultCode.OTHER_TOPIC, 2], [0]]
+    assert single.texts() == ["new"]
+
+
+def test_a_deletion_waits_for_the_creation_that_is_under_way(single: Single) -> None:
+    """Else nobody would know what goes by it, and a commit to that topic might reach the next one."""
+    single.node.held = []
+    single.send(CREATE)
+    single.send(prepare(["old"]))
+    single.send(DELETE)
+    single.send(CREATE)
+    assert len(single.node.held) == 2, "the deletion waits, and what comes behind it"
+    held, single.node.held = single.node.held, None
+    for command, done in held:
+        single.node.propose(command, done)
+    single.send(ops.commit(APP, ["old"]))
+    single.send()
+    assert TOPIC in single.state.topics.topics and single.texts() == []
+
+
+def test_without_that_a_new_topic_gets_what_was_prepared_for_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TopicsUnderWay, "waits", lambda *args: False)
+    single = Single(tmp_path)
+    single.node.held = []
+    for frame in (CREATE, prepare(["old"]), DELETE, CREATE):
+        single.send(frame)
+    held, single.node.held = single.node.held, []
+    for command, done in held[:2]:
+        single.node.held, behind = None, single.node.held
+        single.node.propose(command, done)
+        single.node.held = behind
+    single.send(ops.commit(APP, ["old"]))
+    last, single.node.held = single.node.held, None
+    for command, done in [*held[2:], *last]:
+        single.node.propose(command, done)
+    assert single.texts() == ["old"]
+
+
+def test_a_later_topic_that_takes_the_place_of_a_left_over_one_counts_as_its_deletion(tmp_path: Path) -> None:
+    single = Single(tmp_path, gid=1, groups=2)
+    single.to_highest_level()
+    settings = topic_settings(2)
+    single.submit(ops.create_topic(TOPIC, settings, 0, 1))
+    single.submit(prepare(["old"], partition=1))
+    answers = single.send(ops.create_topic(TOPIC, settings, 0, 2), ops.commit(APP, ["old"]))
+    assert [answer[1][0][0] for answer in answers] == [0, 0]
+    assert single.state.topics.topics[TOPIC].partitions[1].index.end == 0
+
+
+def test_a_request_that_creates_and_deletes_a_topic_is_refused() -> None:
+    with pytest.raises(InvalidMessage, match="send the deletion by itself"):
+        parse_request(CREATE + DELETE)
+    parse_request(DELETE + CREATE)
+
+
 def test_a_deletion_that_no_log_took_leaves_the_topic_as_it_is(tmp_path: Path) -> None:
     single = Single(tmp_path)
     single.topic()
@@ -104,7 +175,7 @@ def test_a_deletion_that_no_log_took_leaves_the_topic_as_it_is(tmp_path: Path) -
 def test_without_a_note_of_deletions_a_new_topic_gets_the_old_messages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Admission, "_note_deletion", lambda *args: None)
+    monkeypatch.setattr(TopicsUnderWay, "note_deletion", lambda *args: ())
     single = Single(tmp_path)
     single.topic()
     single.submit(prepare(["old"]))

@@ -191,6 +191,7 @@ def test_an_entry_that_states_no_settings_means_what_it_always_meant() -> None:
         "retention_ms": 7 * 24 * 60 * 60 * 1000,
         "retention_bytes": -1,
         "first_group": -1,
+        "topic_id": 0,
     }
     again = [ops.create_topic("old", {"retention_ms": ms}) for ms in (604_800_000, -1)]
     assert log.add(*again) == [[ResultCode.DUPLICATE], [ResultCode.TOPIC_EXISTS, asdict(info)]]

@@ -19,7 +19,9 @@ from tests.sim.world import Violation
 if TYPE_CHECKING:
     from tests.sim.recreated.topic import RecreatedTopic
 
-PAUSE_S = 0.12  # approximate time between two sends
+#: Of requests that name the topic's id: a copy arrives so much later.
+COPIED, COPY_LATER_S = 0.2, (0.3, 1.0, 2.5)
+PAUSE_S = 0.12  # from one thing that somebody sends to the next, about
 AT_ONCE = 25
 PLAIN = 0.3
 LOCAL_S = (0.0, 0.1, 0.6, 2.0)
@@ -57,9 +59,21 @@ class Clients:
         sent = [(partition, f"{name}.{n}") for n in range(self._rng.choice((1, 2)))]
         self._topic.models[gid].sent[name] = sent
         rows = [encode_row(None, body(id, 40), None, None) for _, id in sent]
-        # Without a sequence number, since sequence numbers do not depend on topics.
-        request = ops.message(TOPIC, partition, name, 0, -1, rows)
+        # Without a sequence: that of a producer is no matter of topics.
+        topic_id = self._topic.topic_id
+        request = ops.message(TOPIC, partition, name, 0, -1, rows, -1 if topic_id else None, topic_id)
         self._topic.desks[gid].call(request, lambda results: None, lambda: True)
+        self._copy(gid, request)
+
+    def _copy(self, gid: int, request: bytes) -> None:
+        """Perhaps a copy of it comes much later, when another topic has the name."""
+        if self._topic.topic_id and self._rng.random() < COPIED:
+            pause_s = self._rng.choice(COPY_LATER_S) * (0.5 + self._rng.random())
+            self._topic.later(pause_s, self._arrives, gid, request)
+
+    def _arrives(self, gid: int, request: bytes) -> None:
+        self._topic.done["copied"] += 1
+        self._topic.desks[gid].call(request, lambda results: None, lambda: True, once=True)
 
     def _prepare(self, gid: int, partitions: list[int]) -> None:
         tx, rng = ClientTx(APP, f"r{self._count}", [], 1, APP), self._rng
@@ -72,7 +86,7 @@ class Clients:
         found = self._topic.desks[gid].any_leader()
         level_2 = found is not None and found[1].replica.state.level > 1
         extra = PrepareExtra(heard_ms=self._heard_ms[gid]) if level_2 else None
-        request = prepare_request(APP, TOPIC, [tx], [rows], 0, extra)
+        request = prepare_request(APP, TOPIC, [tx], [rows], 0, extra, self._topic.topic_id)
         self.busy += 1
 
         def hears(time_ms: int) -> None:
@@ -86,6 +100,7 @@ class Clients:
                 ResultCode.UNKNOWN_TOPIC,
                 ResultCode.BAD_PARTITION,
                 ResultCode.STALE,
+                ResultCode.OTHER_TOPIC,
             ):
                 raise Violation(f"a PREPARE was answered {results[0]}", "unexpected-answer")
             commit = tx.prepared and rng.random() < COMMITTED
@@ -93,6 +108,8 @@ class Clients:
             self._topic.later(pause_s, self._decide, gid, tx, commit)
 
         self._topic.desks[gid].call(request, prepared, lambda: True, hears=hears)
+        if level_2:  # else nobody could tell a copy from a new transaction of that id
+            self._copy(gid, request)
 
     def _decide(self, gid: int, tx: ClientTx, commit: bool) -> None:
         """Decide, even if the PREPARE was refused: an earlier copy of it may have opened the transaction."""

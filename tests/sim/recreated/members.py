@@ -1,10 +1,10 @@
 """Members of a consumer group that outlive the topic: the broker's real group service, and a consumer's real
 membership state.
 
-A member commits what it has read at any time. Its calls and their answers may be lost or late. A static
-member's process is killed now and then, and the next one of its instance starts at once. A new leader does
-not know which topic a member read before (the guide says so), so a member that joins under a new leader
-claims nothing of an earlier life of the topic.
+A member commits what it has read, whenever it likes. Its calls may be lost, and so may their answers, which
+take their time. Members may sleep until their sessions have ended, and their group is deleted meanwhile.
+Below level 6 topics have no ids, and a new leader cannot tell which one a member read before; a member that
+joins under one claims nothing in an earlier life of the topic then, since only later levels promise that.
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ from escrowmq.actors.client.consumer_groups import (
 )
 from escrowmq.actors.consumer.membership import Membership
 from escrowmq.replication.calling.answers import Leadership, Reply
+from escrowmq.replication.host.requests import topics_of_places
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.replica.validation import parse_request
+from escrowmq.replication.state.topics import LEVEL_OF_IDS
 from tests.sim.broker_app import BrokerApplication, ids_of, number_of
-from tests.sim.recreated.model import TOPIC
+from tests.sim.recreated.model import TOPIC, Era
 from tests.sim.replica import SimReplica
 from tests.sim.world import Violation, World
 
@@ -46,7 +48,7 @@ POLL_BYTES = (1, 300, 5_000)
 @dataclass(slots=True)
 class _Place:
     offset: int
-    life: int  # the life in which it was looked up
+    era: Era  # in which it was looked up
 
 
 class _Service:
@@ -65,6 +67,8 @@ class _Service:
             submit=self._submit,
             clock=lambda: world.now,
             which=known.get,
+            last_void=lambda group: app.replica.state.deleted_groups.last_void(group),
+            tells_ids=lambda: app.replica.state.level >= LEVEL_OF_IDS,
         )
 
     def _leadership(self) -> Leadership:
@@ -78,18 +82,29 @@ class _Service:
         self._done = done
         return self.groups.commit(GROUP, member, generation, offsets)
 
+    def delete(self, places: dict[str, dict[int, int]]) -> bool:
+        """Whether it is on its way to the log."""
+        self._done = lambda reply: None
+        return self.groups.delete(GROUP, places) == ("unknown",)
+
     def _submit(self, request: bytes, turn: Callable[[Callable[[], None]], Reply | None]) -> Reply:
         app, replica, done = self._app, self._replica, self._done
         frames = parse_request(request)
-        known = app.replica.state.topics.topics
-        about = {op.meta[1]: known.get(op.meta[1]) for op in frames}
+        about = topics_of_places(frames, app.replica.state.topics.topics)
         refused = turn(lambda: replica.guarded(lambda: app.replica.submit(request, frames, done, about)))
         if refused is None and replica.up:
             replica.kick()
-        return refused or ("queued",)
+        return refused or (("queued",) if about else ("unknown",))
 
 
 _SERVICES: WeakKeyDictionary[BrokerApplication, _Service] = WeakKeyDictionary()
+
+
+def service_of(world: World, replica: SimReplica, app: BrokerApplication) -> _Service:
+    """That of this process, for as long as it lives."""
+    if app not in _SERVICES:
+        _SERVICES[app] = _Service(world, replica, app)
+    return _SERVICES[app]
 
 
 class Member:
@@ -105,14 +120,15 @@ class Member:
         self._held: dict[TopicPartition, _Place | None] = {}
         self._term = -1
         self._calling = self._committing = False
+        self.asleep_until = 0.0
 
     def act(self) -> None:
         """Poll, send a heartbeat, or commit; repeat until the end."""
         if self._topic.desks[0].cluster.calm:
             return
         self._topic.later(self._rng.expovariate(1 / PAUSE_S), self.act)
-        if self._instance is not None and self._rng.random() < RESTARTS:
-            self._restart(self._instance)
+        if self._topic.desks[0].world.elapsed_s < self.asleep_until:
+            return
         chance = self._rng.random()
         if chance < 0.3:
             self._keep_membership()
@@ -134,10 +150,7 @@ class Member:
         found = self._topic.leader(self._gid)
         if found is None or self._rng.random() < LOST:
             return None
-        replica, app = found
-        if app not in _SERVICES:
-            _SERVICES[app] = _Service(self._topic.desks[0].world, replica, app)
-        return app, _SERVICES[app]
+        return found[1], service_of(self._topic.desks[0].world, *found)
 
     # -------------------------------------------------------------- membership
     def _keep_membership(self) -> None:
@@ -152,12 +165,13 @@ class Member:
             self._later(self._heard, generation, member.joins, answer)
             return
         term, life = app.replica._raft.term, self._topic.models[self._gid].at(app.applied_index)  # type: ignore[union-attr]
-        if term != self._term:
+        if term != self._term and not (self._membership.ids or {}).get(TOPIC):
             number = -1 if life is None else life.number
-            stale = [tp for tp, place in self._held.items() if place is not None and place.life != number]
+            stale = [tp for tp, place in self._held.items() if place is not None and place.era[0] != number]
             for tp in stale:
                 del self._held[tp]
-        answer = service.groups.join(GROUP, self._name, [TOPIC], SESSION_S, list(self._held))
+        claim = self._membership.claim()
+        answer = service.groups.join(GROUP, self._name, [TOPIC], SESSION_S, list(self._held), *claim)
         self._later(self._joined, term, answer)
 
     def _later(self, then: Callable[..., None], *args: Any) -> None:
@@ -216,8 +230,9 @@ class Member:
         if life is not None:
             committed = app.replica.state.group_offsets.get(GROUP, {}).get(TOPIC, {}).get(tp[1])
             if committed is not None:
-                self._topic.models[self._gid].check_place(life, GROUP, tp[1], committed)
-            self._held[tp] = _Place(committed or 0, life.number)
+                self._topic.models[self._gid].check_place(life, app.applied_index, GROUP, tp[1], committed)
+            era = self._topic.models[self._gid].era(life, app.applied_index)
+            self._held[tp] = _Place(committed or 0, era)
 
     def _read(self, tp: TopicPartition, place: _Place) -> None:
         if self._topic.info is None or tp[1] >= self._topic.info.partitions:
@@ -233,7 +248,7 @@ class Member:
         if result is None or life is None:
             return
         if result[2] == ResultCode.OUT_OF_RANGE and place.offset < result[3]:
-            place.offset, place.life = result[3], life.number
+            place.offset, place.era = result[3], (life.number, place.era[1])
         elif result[2] == ResultCode.OK and (records := ids_of(result, place.offset)):
             model.check_read(life, tp[1], records, replica.name)
             place.offset = records[-1][0] + 1
@@ -247,7 +262,7 @@ class Member:
         _, service = found
         (topic, partition), place = self._rng.choice(standing)
         stood = self._topic.models[self._gid].stood
-        stood.setdefault((GROUP, partition, place.offset), set()).add(place.life)
+        stood.setdefault((GROUP, partition, place.offset), set()).add(place.era)
         self._committing = True
         process = self._process
         self._topic.later(0.5, self._commit_ends, process)  # longer than the log takes, or its answer is lost

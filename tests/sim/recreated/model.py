@@ -1,8 +1,9 @@
 """What each life of a topic must contain, from one group's log alone: a deletion ends a life, a creation
 starts the next one, and nothing passes from one life to another.
 
-Messages that were prepared in an earlier life are dropped when they are committed. Retention removes only
-messages older than this life's own limit. A consumer group's offset is one that a member had in this life.
+Messages that were prepared in an earlier life go nowhere when they are committed. What retention cuts is
+older than this life's own limit. A place of a consumer group is one that a member had in this life, and since
+the group was deleted last. What names the topic's id and arrives in another life does nothing.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from tests.sim.world import Violation
 
 #: The topic, and the app whose transactions are in no other one.
 TOPIC, APP = "d", "recreated"
+#: The life of the topic, and how often the consumer group had been deleted.
+Era = tuple[int, int]
 
 
 @dataclass(slots=True)
@@ -25,6 +28,7 @@ class Life:
     """One life, from a creation to the next deletion, in one group, with that group's partitions."""
 
     number: int
+    id: int
     retention_ms: int
     held: dict[int, list[tuple[str, int]]]  # partition -> (id, time in ms) by offset
     starts: dict[int, int]
@@ -45,16 +49,21 @@ class Model:
         self.life: Life | None = None
         #: Transaction, or id of a plain batch -> (partition, id of a message) as its client sends them.
         self.sent: dict[str, list[tuple[int, str]]] = {}
-        #: (group, partition, offset) -> lives in which a member was there when it committed.
-        self.stood: dict[tuple[str, int, int], set[int]] = {}
+        #: (group, partition, offset) -> when the members that committed it had found their places.
+        self.stood: dict[tuple[str, int, int], set[Era]] = {}
         self._prepared: dict[str, _Prepared] = {}
-        self._lives: list[tuple[int, Life | None]] = [(0, None)]  # (first entry, life)
-        self._count = 0
+        self._lives: list[tuple[int, Life | None]] = [(0, None)]  # from which entry on
+        self._deletions: list[int] = []  # of the consumer group, by entry
+        self._count = self._last_id = 0
         self._now_ms = 0
 
     def at(self, index: int) -> Life | None:
         """The life after entry ``index``."""
         return self._lives[bisect_right(self._lives, index, key=lambda change: change[0]) - 1][1]
+
+    def era(self, life: Life, index: int) -> Era:
+        """Of a place that is found in that life, after entry ``index``."""
+        return life.number, bisect_right(self._deletions, index)
 
     # -------------------------------------------------------------- the log
     def heard(self, index: int, now_ms: int, ops: Sequence[Op]) -> None:
@@ -66,30 +75,47 @@ class Model:
             elif op.type in (OpType.COMMIT, OpType.ROLLBACK) and op.meta[0] == APP:
                 for tx_id in op.meta[1]:
                     self._end(tx_id, op.type == OpType.COMMIT)
-            elif op.type == OpType.CREATE_TOPIC and op.meta[0] == TOPIC and self.life is None:
+            elif op.type == OpType.CREATE_TOPIC and op.meta[0] == TOPIC:
                 self._create(index, op)
-            elif op.type == OpType.DELETE_TOPIC and op.meta[0] == TOPIC:
+            elif op.type == OpType.DELETE_TOPIC and op.meta[0] == TOPIC and self._is_meant(op):
                 self._lives.append((index, None))
                 self.life = None
             elif op.type == OpType.GROUP_OFFSETS and op.meta[1] == TOPIC and self.life is not None:
-                self._place(op)
+                self._place(index, op)
+            elif op.type == OpType.DELETE_GROUP:
+                self._deletions.append(index)
+                if self.life is not None:
+                    self.life.places.pop(op.meta[0], None)
             elif op.type in (OpType.MESSAGE, OpType.TRIM) and op.meta[0] == TOPIC and self.life is not None:
                 (self._message if op.type == OpType.MESSAGE else self._trim)(op)
 
+    def _is_meant(self, op: Op) -> bool:
+        if self.life is None or len(op.meta) == 1:
+            return True
+        return self.life.id == op.meta[1] if self.gid == 0 else self.life.id <= op.meta[1]
+
     def _create(self, index: int, op: Op) -> None:
+        id = op.meta[3] if len(op.meta) > 3 else 0
+        if self.life is not None and not (self.gid > 0 and id > self.life.id):
+            return  # else the deletion was cut short here
+        if self.gid == 0 and len(op.meta) > 3:
+            self._last_id = id = self._last_id + 1
         info = TopicInfo(
             TOPIC, **{**UNSTATED, **op.meta[1]}, first_group=op.meta[2] if len(op.meta) > 2 else BY_NAME
         )
         begin = first_group(info)
         here = [n for n in range(info.partitions) if group_of(begin, n, self._groups) == self.gid]
         self._count += 1
-        self.life = Life(self._count, info.retention_ms, {n: [] for n in here}, dict.fromkeys(here, 0))
+        self.life = Life(self._count, id, info.retention_ms, {n: [] for n in here}, dict.fromkeys(here, 0))
         self._lives.append((index, self.life))
 
     def _prepare(self, op: Op, attached: Sequence[Op]) -> None:
         """Record a PREPARE. (If it is refused as stale, it is never committed.)"""
         (tx_id,) = op.meta[2]
-        fits = self.life is not None and all(pre.meta[1] in self.life.held for pre in attached)
+        fits = self.life is not None and all(
+            pre.meta[1] in self.life.held and (len(pre.meta) < 5 or pre.meta[4] == self.life.id)
+            for pre in attached
+        )
         if fits and tx_id not in self._prepared:
             self._prepared[tx_id] = _Prepared(self.life)  # type: ignore[arg-type]
 
@@ -104,7 +130,7 @@ class Model:
     def _message(self, op: Op) -> None:
         """Record a plain message, which is stored as often as it arrives."""
         assert self.life is not None
-        if op.meta[1] in self.life.held:
+        if op.meta[1] in self.life.held and (len(op.meta) < 8 or op.meta[7] == self.life.id):
             self._append(op.meta[2])
 
     def _append(self, name: str) -> None:
@@ -114,7 +140,7 @@ class Model:
 
     def _trim(self, op: Op) -> None:
         assert self.life is not None
-        topic, flat = op.meta
+        topic, flat = op.meta[:2]
         for partition, start in zip(flat[::2], flat[1::2], strict=True):
             held = self.life.held.get(partition)
             if held is None:
@@ -128,11 +154,11 @@ class Model:
                     raise Violation(f"{text}: younger than {self.life.retention_ms} ms", "cut-early")
             self.life.starts[partition] = max(start, self.life.starts[partition])
 
-    def _place(self, op: Op) -> None:
+    def _place(self, index: int, op: Op) -> None:
         assert self.life is not None
         group, _, flat = op.meta
         for partition, offset in zip(flat[::2], flat[1::2], strict=True):
-            self.check_place(self.life, group, partition, offset)
+            self.check_place(self.life, index, group, partition, offset)
             self.life.places.setdefault(group, {})[partition] = offset
 
     # -------------------------------------------------------------- what replicas say
@@ -145,12 +171,12 @@ class Model:
                 text = f"{who} has {id} at {offset} of {TOPIC}[{partition}] in life {life.number}"
                 raise Violation(f"{text}, where {wanted} belongs", "namesake")
 
-    def check_place(self, life: Life, group: str, partition: int, offset: int) -> None:
-        """Check the offset of a consumer group in that life."""
-        lives = self.stood.get((group, partition, offset), set())
-        if life.number not in lives:
-            text = f"{group} is at {offset} of {TOPIC}[{partition}] in life {life.number}"
-            raise Violation(f"{text}; its members stood there in {sorted(lives)}", "old-place")
+    def check_place(self, life: Life, index: int, group: str, partition: int, offset: int) -> None:
+        """What stands for a group in that life, after entry ``index``."""
+        eras, era = self.stood.get((group, partition, offset), set()), self.era(life, index)
+        if era not in eras:
+            text = f"{group} is at {offset} of {TOPIC}[{partition}] in life and deletion {era}"
+            raise Violation(f"{text}; its members stood there in {sorted(eras)}", "old-place")
 
     def check_whole(self, partition: int, start: int, end: int, ids: Sequence[str], who: str) -> None:
         """Check everything that a replica has at the end."""

@@ -1,9 +1,10 @@
 """The operators who delete the topic and create it again, perhaps with other partitions in other groups, and
 all users of the topic.
 
-One operator works at a time, in all groups in turn, as the admin client does. If one dies half-way, another
-one repeats its work. Late copies of a deletion are not simulated, because one would delete the namesake. In
-one group, another operator may create the topic while the deletion is on its way to the log.
+One operator works at a time, in all groups one after the other, as the admin does. One that dies in the
+middle is followed by one that does the same. From level 6 on they name the topic's id, and copies of their
+deletions arrive late. In one group somebody else may create the topic while the deletion is on its way to the
+log. Late copies of a creation are not drawn: one creates a topic that was deleted, with nothing in it.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ from typing import Any
 from escrowmq.actors.admin.topic_creation import topic_settings
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import Op
-from escrowmq.replication.model import BY_NAME, ResultCode, TopicInfo, first_group, group_of
+from escrowmq.replication.model import BY_NAME, NO_ID, ResultCode, TopicInfo, first_group, group_of
+from escrowmq.replication.state.topics import LEVEL_OF_IDS
 from tests.sim.broker_app import BrokerApplication
 from tests.sim.consumers import read_all
 from tests.sim.desk import Desk
 from tests.sim.faultplan import RECREATED
 from tests.sim.recreated.clients import Clients
+from tests.sim.recreated.group import GroupDeletions
 from tests.sim.recreated.members import Member
 from tests.sim.recreated.model import APP, TOPIC, Model
 from tests.sim.replica import SimReplica
@@ -34,7 +37,8 @@ HASTY = 0.5  # of deletions in one group: somebody else creates the topic at the
 MEMBERS = 2
 RETENTION_MS = (-1, -1, 300, 600)
 PLACED_LEVEL = 4  # from which on a creator says where a topic begins
-DONE = (ResultCode.OK, ResultCode.DUPLICATE, ResultCode.UNKNOWN_TOPIC)
+COPIED, COPY_LATER_S = 0.4, (0.3, 1.0, 2.5)  # of deletions that name an id: how much later a copy comes
+DONE = (ResultCode.OK, ResultCode.DUPLICATE, ResultCode.UNKNOWN_TOPIC, ResultCode.OTHER_TOPIC)
 
 
 class RecreatedTopic:
@@ -52,15 +56,23 @@ class RecreatedTopic:
         )
         self._busy = self._began = False
         self._next_s = 0.0
-        self._wanted: tuple[dict[str, int | str], int | None] | None = None
+        #: Settings, first group, and the id that group 0 has given; 0: it is to give one; None: gives none.
+        self._wanted: tuple[dict[str, int | str], int | None, int | None] | None = None
+        self._meant: int | None = None  # id of the topic that is being deleted
         self._deleting = self._hasty = False
         self._clients = Clients(self)
-        self._members = [Member(f"m{n}", self, static=n == 0) for n in range(MEMBERS)] if members else []
+        self._members = [Member(f"m{n}", self) for n in range(MEMBERS)] if members else []
+        self._group = GroupDeletions(self, self._members) if members else None
 
     @property
     def waiting(self) -> int:
         """Number of pending actions to wait for at the end."""
         return sum(desk.waiting for desk in self.desks) + self._clients.busy
+
+    @property
+    def topic_id(self) -> int:
+        """As clients know it; 0: they know none."""
+        return NO_ID if self.info is None else self.info.topic_id
 
     def group_of(self, partition: int) -> int:
         """The group of a partition in this life."""
@@ -87,11 +99,14 @@ class RecreatedTopic:
         self._clients.act()
         for member in self._members if not self._began else ():
             member.act()
+        if self._group is not None:
+            self._group.act()
         self._began = True
 
     def _operate(self, now_s: float) -> None:
         rng = self.rng
-        if self.info is not None:  # otherwise an operator died half-way
+        if self.info is not None:  # else somebody died over what is begun
+            self._meant = self.info.topic_id or None
             self.info, self._wanted, self._deleting = None, None, True
             self._hasty = len(self.desks) == 1 and rng.random() < HASTY
         if self._wanted is None and (self._hasty or not self._deleting) and not self._choose():
@@ -102,19 +117,24 @@ class RecreatedTopic:
             self.desks[0].later(DIES_S * rng.random(), self._die, alive)
         self._step(0, alive)
 
+    def _level(self) -> int:
+        """Of the group that is behind; 0: not all of their leaders can be asked."""
+        leaders = [self.leader(gid) for gid in range(len(self.desks))]
+        return min(0 if found is None else found[1].replica.state.level for found in leaders)
+
     def _choose(self) -> bool:
         """How the topic is to be created next; False: no leader can be asked."""
-        leaders = [self.leader(gid) for gid in range(len(self.desks))]
-        if not all(leaders):
+        level = self._level()
+        if not level:
             return False
-        placed = all(app.replica.state.level >= PLACED_LEVEL for _, app in filter(None, leaders))
-        first = self.rng.randrange(len(self.desks)) if placed and len(self.desks) > 1 else None
+        placed = level >= PLACED_LEVEL and len(self.desks) > 1
+        first = self.rng.randrange(len(self.desks)) if placed else None
         settings = topic_settings(
             self.rng.randint(1, len(self.desks) + 2),
             transaction_timeout_ms=600_000,  # nobody is asked
             retention_ms=self.rng.choice(RETENTION_MS),
         )
-        self._wanted = settings, first
+        self._wanted = settings, first, NO_ID if level >= LEVEL_OF_IDS else None
         return True
 
     def _die(self, alive: list[bool]) -> None:
@@ -127,17 +147,27 @@ class RecreatedTopic:
         if gid == len(self.desks):
             self._end(alive)
             return
-        request = ops.delete_topic(TOPIC) if self._deleting else b""
-        if not self._deleting or self._hasty:
+        request = ops.delete_topic(TOPIC, self._meant) if self._deleting else b""
+        if self._deleting and self._meant is not None and self.rng.random() < COPIED:
+            pause_s = self.rng.choice(COPY_LATER_S) * (0.5 + self.rng.random())
+            self.desks[gid].later(pause_s, self._copy_arrives, gid, request)
+        creates = not self._deleting or self._hasty
+        if creates:
             assert self._wanted is not None
             request += ops.create_topic(TOPIC, *self._wanted)
 
         def answered(results: list[Any]) -> None:
             if any(result[0] not in DONE for result in results):
                 raise Violation(f"creation or deletion was answered {results[0]}", "unexpected-answer")
+            if creates and gid == 0 and self._wanted is not None and self._wanted[2] is not None:
+                self._wanted = *self._wanted[:2], results[-1][1]
             self._step(gid + 1, alive)
 
         self.desks[gid].call(request, answered, lambda: alive[0])
+
+    def _copy_arrives(self, gid: int, request: bytes) -> None:
+        self.done["late deletion"] += 1
+        self.desks[gid].call(request, lambda results: None, lambda: True, once=True)
 
     def _end(self, alive: list[bool]) -> None:
         alive[0] = self._busy = False
@@ -147,8 +177,9 @@ class RecreatedTopic:
         self._deleting = self._hasty = False
         if created:
             assert self._wanted is not None
-            settings, first = self._wanted
-            self.info = TopicInfo(TOPIC, **settings, first_group=BY_NAME if first is None else first)  # type: ignore[arg-type]
+            settings, first, topic_id = self._wanted
+            place = BY_NAME if first is None else first
+            self.info = TopicInfo(TOPIC, **settings, first_group=place, topic_id=topic_id or NO_ID)  # type: ignore[arg-type]
             self.done["created"] += 1
         mean_s = PAUSE_S if self.info is None else LIFE_S
         self._next_s = self.desks[0].world.elapsed_s + self.rng.expovariate(1 / mean_s)
@@ -171,6 +202,9 @@ class RecreatedTopic:
             raise Violation(f"still open long after the calm: {opened[:5]}", "unresolved")
         known = state.topics.topics.get(TOPIC)
         held = {} if known is None else known.partitions
+        if self.info is not None and (known is None or known.info.topic_id != self.info.topic_id):
+            text = f"{replica.name} has {known and known.info} where {self.info} was created last"
+            raise Violation(text, "lost-topic")
         if (known is None) != (life is None) or set(held) != (set() if life is None else set(life.held)):
             raise Violation(f"{replica.name} has the partitions {set(held)} of {TOPIC}", "namesake")
         if life is None:

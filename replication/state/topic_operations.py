@@ -1,0 +1,63 @@
+"""Operations on topics, as they are applied: created, altered, deleted, trimmed.
+
+Those that name an id do nothing to another topic of that name, and say so: ``OTHER_TOPIC``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from escrowmq.replication.format.codec import Op
+from escrowmq.replication.model import ResultCode
+from escrowmq.replication.state.group_offsets import GroupOffsets
+from escrowmq.replication.state.producer_memory import ProducerMemory
+from escrowmq.replication.state.topics import Partition, TopicTable
+
+Result = list[Any]
+
+
+class TopicOperations:
+    """Over the tables of one group's state."""
+
+    def __init__(self, topics: TopicTable, producers: ProducerMemory, group_offsets: GroupOffsets) -> None:
+        self._topics, self._producers, self._group_offsets = topics, producers, group_offsets
+
+    def create(self, index: int, op: Op) -> Result:
+        """CREATE_TOPIC: also in the place of an earlier topic, whose deletion was cut short in this group."""
+        if len(op.meta) > 3 and self._topics.is_left_over(op.meta[0], op.meta[3]):
+            self._delete(op.meta[0])
+        return self._topics.create(*op.meta)
+
+    def alter(self, index: int, op: Op) -> Result:
+        """ALTER_TOPIC."""
+        return self._topics.alter(index, *op.meta)
+
+    def delete(self, index: int, op: Op) -> Result:
+        """DELETE_TOPIC: with all that is kept of its partitions and of groups' places in it."""
+        name = op.meta[0]
+        if len(op.meta) > 1 and (refusal := self._topics.refusal_of_deletion(name, op.meta[1])) is not None:
+            return refusal
+        return self._delete(name)
+
+    def _delete(self, name: str) -> Result:
+        topic = self._topics.topics.get(name)
+        if topic is not None:
+            dead = {p.slot for p in topic.partitions.values()}
+            self._producers.discard_where(lambda key: key[1] in dead)
+            self._group_offsets.drop_topic(name)
+        return self._topics.delete(name)
+
+    def trim(self, index: int, op: Op) -> Result:
+        """TRIM: of those of its partitions that lie here."""
+        name, flat = op.meta[:2]
+        topic = self._topics.topics.get(name)
+        if topic is None:
+            return [int(ResultCode.UNKNOWN_TOPIC)]
+        if len(op.meta) > 2 and op.meta[2] != topic.info.topic_id:
+            return [int(ResultCode.OTHER_TOPIC), topic.info.topic_id]
+        it = iter(flat)
+        for number, start in zip(it, it, strict=True):
+            partition = self._topics.find(name, number)
+            if isinstance(partition, Partition):
+                partition.index.trim(start)
+        return [int(ResultCode.OK)]

@@ -1,0 +1,146 @@
+"""Deleting a consumer group, with real broker services and real consumers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from escrowmq.actors.admin.admin import Admin
+from escrowmq.actors.broker.coordinator import GroupCoordinator
+from escrowmq.actors.client.consumer_groups import GroupLives, PlacesMoved, coordinator_group
+from escrowmq.actors.client.router import result_of
+from escrowmq.actors.consumer.consumer import Consumer
+from escrowmq.replication.errors import GroupNotEmpty, InvalidMessage, StaleMember, UnknownGroup
+from tests.support.brokers import Brokers
+from tests.support.polling import read
+
+ConsumerOf = Callable[..., Consumer]
+GROUPS = 2
+
+
+@pytest.fixture(scope="module")
+def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
+    running = Brokers(tmp_path_factory.mktemp("delete"), groups=GROUPS, replicas=1)
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def admin(brokers: Brokers, admin_of: Callable[[Brokers], Admin]) -> Admin:
+    brokers.at_highest_level()
+    return admin_of(brokers)
+
+
+@pytest.fixture
+def topic(brokers: Brokers, admin: Admin, unique: Callable[[str], str]) -> str:
+    name = unique("t")
+    admin.create_topic(name, partitions=2)
+    for partition in (0, 1):
+        brokers.produce(name, partition, [b"%d" % n for n in range(10)])
+    return name
+
+
+def reader(brokers: Brokers, consumer_of: ConsumerOf, group: str, topic: str, **options: Any) -> Consumer:
+    return consumer_of(brokers, group=group, topics=[topic], auto_offset_reset="earliest", **options)
+
+
+def test_a_deleted_group_begins_anew(
+    brokers: Brokers, admin: Admin, topic: str, unique: Callable[[str], str], consumer_of: ConsumerOf
+) -> None:
+    group = unique("g")
+    for _ in range(2):
+        with reader(brokers, consumer_of, group, topic) as consumer:
+            read(consumer, 20)
+            consumer.commit()
+        assert group in admin.groups()
+        admin.delete_group(group)
+        assert group not in admin.groups() and admin.describe_group(group).partitions == ()
+    with pytest.raises(UnknownGroup):
+        admin.delete_group(group)
+
+
+def test_live_members_are_named(
+    brokers: Brokers, admin: Admin, topic: str, unique: Callable[[str], str], consumer_of: ConsumerOf
+) -> None:
+    group = unique("g")
+    with reader(brokers, consumer_of, group, topic) as consumer:
+        read(consumer, 20)
+        consumer.commit()
+        with pytest.raises(GroupNotEmpty) as refused:
+            admin.delete_group(group)
+        (member,) = admin.describe_group(group).members
+        assert refused.value.members == (member.member,) and member.member in str(refused.value)
+
+
+def sleeper(brokers: Brokers, admin: Admin, topic: str, group: str, consumer_of: ConsumerOf) -> Consumer:
+    """A member that has read more than it has committed, and whose session has ended: it does not know."""
+    config = {"session_timeout_s": 60.0, "heartbeat_interval_s": 25.0}
+    consumer = reader(brokers, consumer_of, group, topic, config=config)
+    read(consumer, 20)
+    consumer.commit()
+    consumer.seek(topic, 0, 3)
+    read(consumer, 2)
+    service = brokers.groups[coordinator_group(group, GROUPS)].leader().parts.groups
+    for member in admin.describe_group(group).members:
+        assert service.leave(group, member.member) == ("ok", None)
+    return consumer
+
+
+def test_a_member_that_slept_does_not_bring_its_places_back(
+    brokers: Brokers, admin: Admin, topic: str, unique: Callable[[str], str], consumer_of: ConsumerOf
+) -> None:
+    group = unique("g")
+    consumer = sleeper(brokers, admin, topic, group, consumer_of)
+    admin.delete_group(group)
+    with pytest.raises(StaleMember):
+        consumer.commit()
+    assert not any(place.committed for place in admin.describe_group(group).partitions)
+
+
+def test_without_that_it_would_bring_them_back(
+    brokers: Brokers,
+    admin: Admin,
+    topic: str,
+    unique: Callable[[str], str],
+    consumer_of: ConsumerOf,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    group = unique("g")
+    consumer = sleeper(brokers, admin, topic, group, consumer_of)
+    admin.delete_group(group)
+    monkeypatch.setattr(GroupCoordinator, "is_void", lambda *args: False)
+    consumer.commit()
+    assert [place.committed for place in admin.describe_group(group).partitions] == [5, None]
+
+
+def test_a_deletion_that_arrives_late_does_nothing_to_a_group_that_is_used_again(
+    brokers: Brokers, admin: Admin, topic: str, unique: Callable[[str], str]
+) -> None:
+    group = unique("g")
+    gid = coordinator_group(group, GROUPS)
+    admin.reset_group(group, "latest", topic)
+    admin.delete_group(group)
+    admin.reset_group(group, "earliest", topic)
+
+    def late(places: dict[str, dict[int, int]]) -> Any:
+        return result_of(admin._router.leader_call(gid, "group_delete", group, places, timeout_s=5.0), 5.0)
+
+    assert late({topic: {0: 10, 1: 10}}) == PlacesMoved()
+    assert [place.committed for place in admin.describe_group(group).partitions] == [0, 0]
+    assert late({topic: {0: 0, 1: 0}}) is None
+    assert late({topic: {0: 0, 1: 0}}) is None, "it is gone, whoever asks again"
+    assert not isinstance(late({}), GroupLives)
+
+
+def test_a_plan_from_before_the_deletion_does_not_bring_the_group_back(
+    admin: Admin, topic: str, unique: Callable[[str], str]
+) -> None:
+    group = unique("g")
+    admin.reset_group(group, "latest", topic)
+    plan = admin.plan_group_reset(group, "earliest")
+    admin.delete_group(group)
+    with pytest.raises(InvalidMessage, match="deleted meanwhile"):
+        admin.reset_group(group, plan)
+    assert group not in admin.groups()
