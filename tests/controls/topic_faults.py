@@ -13,6 +13,7 @@ from escrowmq.actors.broker.coordinator import GroupCoordinator
 from escrowmq.replication.format.codec import Op, OpType
 from escrowmq.replication.model import TopicInfo
 from escrowmq.replication.replica.checkpoints import Checkpoints
+from escrowmq.replication.replica.retention import RetentionRound
 from escrowmq.replication.replica.topics_under_way import TopicsUnderWay
 from escrowmq.replication.state import capture, machine
 from escrowmq.replication.state.group_offsets import GroupOffsets
@@ -21,7 +22,7 @@ from escrowmq.replication.state.topics import TopicTable
 from tests.controls.planting import plant
 from tests.controls.scenes import FORGETFUL, world
 from tests.controls.state_faults import rewire
-from tests.sim import topic_changes
+from tests.sim import broker_app, topic_changes
 from tests.sim.recreated import clients as recreated_clients
 from tests.sim.recreated import group as recreated_group
 from tests.sim.recreated import topic as recreated_topic
@@ -138,8 +139,8 @@ def retained_briefly(patch: pytest.MonkeyPatch) -> None:
     recreated_often(patch)
     patch.setattr(recreated_topic, "LIFE_S", 0.6)
     patch.setattr(recreated_topic, "RETENTION_MS", (-1, 200))
-    patch.setattr(clients, "PAUSE_S", 0.02)
-    patch.setattr(clients, "PLAIN", 0.9)
+    patch.setattr(recreated_clients, "PAUSE_S", 0.02)
+    patch.setattr(recreated_clients, "PLAIN", 0.9)
     patch.setattr(broker_app, "RETENTION_INTERVAL_MS", 100)
     patch.setattr(broker_app, "RETENTION_PAUSE_MS", 50)
 

@@ -1,10 +1,11 @@
 """Members of a consumer group that outlive the topic: the broker's real group service, and a consumer's real
 membership state.
 
-A member commits what it has read, whenever it likes. Its calls may be lost, and so may their answers, which
-take their time. Members may sleep until their sessions have ended, and their group is deleted meanwhile.
-Below level 6 topics have no ids, and a new leader cannot tell which one a member read before; a member that
-joins under one claims nothing in an earlier life of the topic then, since only later levels promise that.
+A member commits what it has read at any time. Its calls and their answers may be lost or late. A static
+member's process is killed now and then, and the next one of its instance starts at once. Members may sleep
+until their sessions have ended, and their group is deleted meanwhile. Below level 6 topics have no ids, and a
+new leader cannot tell which one a member read before: there, a member that joins under a new leader claims
+nothing of an earlier life of the topic.
 """
 
 from __future__ import annotations
@@ -129,6 +130,8 @@ class Member:
         self._topic.later(self._rng.expovariate(1 / PAUSE_S), self.act)
         if self._topic.desks[0].world.elapsed_s < self.asleep_until:
             return
+        if self._instance is not None and self._rng.random() < RESTARTS:
+            self._restart(self._instance)
         chance = self._rng.random()
         if chance < 0.3:
             self._keep_membership()

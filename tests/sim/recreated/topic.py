@@ -1,10 +1,10 @@
 """The operators who delete the topic and create it again, perhaps with other partitions in other groups, and
 all users of the topic.
 
-One operator works at a time, in all groups one after the other, as the admin does. One that dies in the
-middle is followed by one that does the same. From level 6 on they name the topic's id, and copies of their
-deletions arrive late. In one group somebody else may create the topic while the deletion is on its way to the
-log. Late copies of a creation are not drawn: one creates a topic that was deleted, with nothing in it.
+One operator works at a time, in all groups in turn, as the admin client does. If one dies half-way, another
+one repeats its work. From level 6 on they name the topic's id, and copies of their deletions arrive late. In
+one group, another operator may create the topic while the deletion is on its way to the log. Late copies of a
+creation are not simulated: one creates a topic that was deleted, with nothing in it.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class RecreatedTopic:
         self._meant: int | None = None  # id of the topic that is being deleted
         self._deleting = self._hasty = False
         self._clients = Clients(self)
-        self._members = [Member(f"m{n}", self) for n in range(MEMBERS)] if members else []
+        self._members = [Member(f"m{n}", self, static=n == 0) for n in range(MEMBERS)] if members else []
         self._group = GroupDeletions(self, self._members) if members else None
 
     @property
@@ -105,7 +105,7 @@ class RecreatedTopic:
 
     def _operate(self, now_s: float) -> None:
         rng = self.rng
-        if self.info is not None:  # else somebody died over what is begun
+        if self.info is not None:  # otherwise an operator died half-way
             self._meant = self.info.topic_id or None
             self.info, self._wanted, self._deleting = None, None, True
             self._hasty = len(self.desks) == 1 and rng.random() < HASTY
