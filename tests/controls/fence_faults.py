@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from escrowmq.feedback.database import fence as fences
+from escrowmq.feedback.database import rows
 from escrowmq.feedback.database.checking import Checking
 from escrowmq.feedback.database.errors import FenceLost
 from escrowmq.feedback.database.fence import Fence, Transaction
@@ -15,7 +16,7 @@ from escrowmq.feedback.database.rows import ROLLED_BACK
 from escrowmq.feedback.database.statements import Dialect, Statements
 from escrowmq.replication.model import TransactionState
 from tests.controls.planting import plant
-from tests.sim import broker_workload, fenced, producers
+from tests.sim import broker_workload, fenced, producers, purging
 
 SPLIT = ("fence-split",)
 
@@ -116,3 +117,22 @@ def done_is_lost(patch: pytest.MonkeyPatch) -> None:
 def failed_try_rolls_back(patch: pytest.MonkeyPatch) -> None:
     """A try that fails rolls the messages back, also where an earlier one with the same id has committed."""
     patch.setattr(Fence, "raise_unless_rolled_back", lambda self, tx_id, error: None)
+
+
+def purged_often(patch: pytest.MonkeyPatch) -> None:
+    """Old rows are removed in every schedule, and checks come late, so that much stays open for longer than a
+    row has to be kept."""
+    patch.setattr(purging, "SHARE", 1.0)
+    patch.setattr(purging, "CHECK_AFTER_MS", (12_000,))
+
+
+@plant("purged-while-open", *SPLIT, workload="fenced", chaos_s=10.0, conditions=purged_often)
+def purged_while_open(patch: pytest.MonkeyPatch) -> None:
+    """A purge removes old rows without a look at what is still open: a check then finds none.
+
+    That the row of one which was prepared again stays matters in a schedule that chance does not find: it is
+    shown by hand, in tests/feedback/database/test_purging.py.
+    """
+    disposable = rows.disposable
+    patch.setattr(rows, "disposable", lambda found, app, before, needed: disposable(found, app, before, ()))
+    patch.setattr(rows, "before_ms", lambda now_ms, keep_s, oldest: now_ms - int(keep_s * 1000))

@@ -42,13 +42,15 @@ RESOLVE_S = 60.0  # after the calm, for the last check
 STEP_S = 0.5
 TAKEN_UP, TAKEN_UP_S = 0.7, 5.0  # of what a dead producer left behind under ids of the application's own
 TWICE, TWICE_S = 0.05, (0.0, 0.02, 0.3)  # of transactions: begun again elsewhere while they run
-LEVEL = LEVEL_MAX  # the highest that is taken
+LEVEL = 3  # the highest level that is taken in some schedules; in the others it is the newest
+NEWEST_SHARE = 0.5
 READS = 5  # of everything, in the end: each may find the damage of one replica
 
 
 class BrokerWorkload(Acting):
     """Clients of one broker group."""
 
+    check_after_ms = 500  # a transaction was prepared
     crowded = True  # some of the worlds have a crowd
 
     def __init__(self) -> None:
@@ -68,6 +70,7 @@ class BrokerWorkload(Acting):
     def _begin(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self.ledger = self._new_ledger(cluster)
+        self.ledger.entered = cluster.phase
         self.desk = Desk(cluster)
         self._rng = cluster.rng
         self.producers: dict[str, Producer] = {}
@@ -75,6 +78,8 @@ class BrokerWorkload(Acting):
         self.feedback = [self._new_feedback("shop", topic) for topic in ("t", "u")]
         self.consumers = [Consumer(f"c{n}", self.desk, self.ledger) for n in range(2)]
         self._levels = cluster.world.stream("levels")
+        newest = cluster.world.stream("newest-level").random() < NEWEST_SHARE
+        self._level = LEVEL_MAX if newest else LEVEL
         self._level_2_at = self._levels.choice((0.0, 0.0, 0.0, 3.0, math.inf))
         self.crowd = None
         if self.crowded and cluster.world.stream("crowded").random() < crowds.SHARE:
@@ -85,7 +90,7 @@ class BrokerWorkload(Acting):
         self._topics = 0
         keep = self._rng.choice(({}, {}, {"retention_ms": 3_000}, {"retention_bytes": 2_000}))
         for name, partitions in (("t", 2), ("u", 1)):
-            settings = topic_settings(partitions, transaction_timeout_ms=500, **keep)
+            settings = topic_settings(partitions, transaction_timeout_ms=self.check_after_ms, **keep)
             self.desk.call(ops.create_topic(name, settings), self._created, lambda: True)
 
     def _created(self, results: list[Any]) -> None:
@@ -146,8 +151,8 @@ class BrokerWorkload(Acting):
         if self._cluster.world.elapsed_s >= self._level_2_at:
             for replica, app in self.desk.leaders():
                 level = app.replica.state.level
-                if level < LEVEL:
-                    told = [LevelReport(LEVEL, level)] * len(self._cluster.replicas)
+                if level < self._level:
+                    told = [LevelReport(self._level, level)] * len(self._cluster.replicas)
                     replica.guarded(partial(app.replica.raise_level, told))
 
     def _take_up(self, dead: Producer, successor: Producer) -> None:

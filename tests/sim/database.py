@@ -2,8 +2,8 @@
 
 It speaks the fence's own SQL through the fence's own seam (``feedback/database/links``), so that ``Fence``
 and ``Checking`` run here as they are. What is modelled is what they rely on: an insert waits for the
-transaction that has inserted the same key (SQLite: for whoever writes), a commit makes everything visible at
-one instant, and an error means what the dialect's drivers say by it.
+transaction that has inserted or removed the same key (SQLite: for whoever writes), a commit makes everything
+visible at one instant, and an error means what the dialect's drivers say by it.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ LATENCY_S, SLOW, SLOW_S = 0.001, 0.03, 0.3
 NOTICED_S = 1.0  # at most, until the server knows that a client has gone, and lets its locks go
 _INSERT = re.compile(r"INSERT (OR IGNORE |IGNORE )?INTO (\w+) VALUES (.+?)( ON CONFLICT DO NOTHING)?$")
 _SELECT = re.compile(r"SELECT ([\w, ]+) FROM (\w+) WHERE tx_key (?:= (:\w+)|IN \(([^)]*)\))$")
+_SLICE = re.compile(r"SELECT ([\w, ]+) FROM (\w+) WHERE tx_key > :after ORDER BY tx_key LIMIT :most$")
+_REMOVE = re.compile(r"DELETE FROM (\w+) WHERE tx_key IN \(([^)]*)\)$")
 _LIMIT = re.compile(r"(?:lock_timeout|innodb_lock_wait_timeout|busy_timeout) = (\d+)$")
 _CODES = {
     "duplicate": ("23505", 1062, "SQLITE_CONSTRAINT_PRIMARYKEY"),
@@ -37,6 +39,8 @@ _CODES = {
     "lost": ("08006", 2013, ""),
 }
 Lock = tuple[str, Any]
+#: In the place of a row that was removed.
+GONE: tuple[Any, ...] = ()
 #: SQLite's one lock.
 ALL: Lock = ("", b"")
 
@@ -89,7 +93,7 @@ class SimDatabase:
 
     def committed(self, table: str) -> set[Any]:
         """Keys of what is stored."""
-        return {key for name, key in self._committed if name == table}
+        return {key for (name, key), (_, row) in self._committed.items() if name == table and row}
 
     def crash(self) -> None:
         """The server ends and is started again: what is committed stays."""
@@ -109,19 +113,40 @@ class SimDatabase:
     def insert(
         self, tx: Transaction, lock: Lock, row: tuple[Any, ...], ignoring: bool, limit_s: float | None
     ) -> None:
-        """Waits for whoever has inserted the key and not ended yet."""
+        """Waits for whoever has inserted or removed the key and not ended yet."""
+        until = self._begin_writing(tx, limit_s)
+        while self._held.get(lock) not in (None, tx):
+            self._wait(tx, lock, until)
+        if not self._newest(tx, lock):
+            self._take(tx, lock, until)
+            tx.writes[lock] = row
+        elif not ignoring:
+            tx.failed = self.kind == "postgresql"
+            raise self.error("duplicate")
+
+    def remove(self, tx: Transaction, lock: Lock, limit_s: float | None) -> None:
+        """Waits like ``insert``; of what is not there nothing is said."""
+        until = self._begin_writing(tx, limit_s)
+        while self._held.get(lock) not in (None, tx):
+            self._wait(tx, lock, until)
+        if self._newest(tx, lock):
+            self._take(tx, lock, until)
+            tx.writes[lock] = GONE
+
+    def _begin_writing(self, tx: Transaction, limit_s: float | None) -> float | None:
+        """Until when it waits for locks."""
         until = None if limit_s is None else self.world.now + limit_s
         if not self.locks_rows:
             self._take(tx, ALL, until)
-        while lock not in tx.writes and lock not in self._committed:
-            if not self.locks_rows or self._held.get(lock) in (None, tx):
-                self._take(tx, lock, until)
-                tx.writes[lock] = row
-                return
-            self._wait(tx, lock, until)
-        if not ignoring:
-            tx.failed = self.kind == "postgresql"
-            raise self.error("duplicate")
+        return until
+
+    def _newest(self, tx: Transaction, lock: Lock) -> tuple[Any, ...]:
+        """The row as this transaction would find it if it wrote; ``GONE``: there is none."""
+        return tx.writes[lock] if lock in tx.writes else self._committed.get(lock, (0, GONE))[1]
+
+    def keys(self, table: str, after: Any) -> list[Lock]:
+        """What may be there behind a key, in the order of keys."""
+        return sorted(lock for lock in self._committed if lock[0] == table and lock[1] > after)
 
     def _take(self, tx: Transaction, lock: Lock, until: float | None) -> None:
         while (holder := self._held.get(lock)) is not None and holder is not tx:
@@ -144,7 +169,7 @@ class SimDatabase:
         if tx.snapshot is None or tx.level == "READ COMMITTED":
             tx.snapshot = self._commits
         if lock in tx.writes:
-            return tx.writes[lock]
+            return tx.writes[lock] or None
         number, row = self._committed.get(lock, (0, ()))
         return row if row and number <= tx.snapshot else None
 
@@ -275,14 +300,24 @@ class SimLink:
             keys = [values[name[1:]] for name in (found[3] or found[4]).split(", ")]
             rows = [database.read(tx, (found[2], key)) for key in keys]
             return [tuple(row[at] for at in wanted) for row in rows if row is not None]
+        elif found := _SLICE.match(sql):
+            wanted = [COLUMNS.index(name) for name in found[1].split(", ")]
+            seen = (database.read(tx, lock) for lock in database.keys(found[2], values["after"]))
+            rows = [row for row in seen if row is not None][: values["most"]]
+            return [tuple(row[at] for at in wanted) for row in rows]
+        elif found := _REMOVE.match(sql):
+            for name in found[2].split(", "):
+                database.remove(tx, (found[1], values[name[1:]]), self._lock_limit_s())
         else:
             assert sql.startswith("SET LOCAL synchronous_commit"), f"the simulated database knows no {sql}"
         return []
 
     def _insert(self, lock: Lock, row: tuple[Any, ...], ignoring: bool) -> None:
         assert self.tx is not None
-        limit_s = self._limit_s if self._limit_here_s is None else self._limit_here_s
-        self._database.insert(self.tx, lock, row, ignoring, limit_s)
+        self._database.insert(self.tx, lock, row, ignoring, self._lock_limit_s())
+
+    def _lock_limit_s(self) -> float | None:
+        return self._limit_s if self._limit_here_s is None else self._limit_here_s
 
 
 class Access:

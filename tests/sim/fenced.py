@@ -1,9 +1,10 @@
 """A world in which every local transaction is tied to its messages by the product's own fence.
 
-The fence's real code runs over a simulated database (``database``). A local transaction may be slow, fail, or
-lose its connection, even during its commit. Checks go to any live instance of the app, whichever owns the
-transaction. Instances share the database, and their clocks differ. At the end the rows of the database are
-compared with what can be read; a difference is ``fence-split``.
+The fence's code runs as it is over a simulated database (``database``): a local transaction is slow, fails,
+or loses its connection, also in its commit; checks go to any live instance of the app, whoever owns the
+transaction; instances share the database, and their clocks differ. In some worlds old rows are removed all
+the while (``purging``). At the end the rows of the database are held against what can be read: a difference
+is ``fence-split``.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from escrowmq.integrations import AlreadyDone, FenceLost
 from escrowmq.replication.calling.answers import LockedRow
 from escrowmq.replication.errors import OutcomeUnknown
 from escrowmq.replication.model import TransactionState
-from tests.sim.broker_workload import BrokerWorkload
+from tests.sim.broker_workload import STEP_S, BrokerWorkload
 from tests.sim.checkers import Asked, Feedback
 from tests.sim.coverage import Phase
 from tests.sim.database import KINDS, Access, ServerError, SimDatabase
@@ -29,6 +30,7 @@ from tests.sim.desk import Desk
 from tests.sim.fibres import Fibres
 from tests.sim.ledger import ClientTx, Ledger
 from tests.sim.producers import Producer
+from tests.sim.purging import SCALE, Purging, listening
 from tests.sim.workload import Cluster
 from tests.sim.world import Violation, World
 
@@ -40,6 +42,7 @@ SLOW, SLOW_S = 0.3, 3.0
 FAILS = 0.2  # of local transactions, for reasons of the business
 TROUBLED_S = 3.0  # so long after the calm began answers of the database are lost
 CRASH = 0.003  # of moments at which something goes wrong somewhere
+PURGE_ENDS = 20  # steps of time that the last one may take
 TOGETHER_S = 0.02  # checks that come within it are asked about with one call
 
 
@@ -58,9 +61,10 @@ class _Prepared:
 class FencedLedger(Ledger):
     """A ledger that leaves local transactions to the database."""
 
-    def __init__(self, world: World, database: SimDatabase) -> None:
+    def __init__(self, world: World, database: SimDatabase, clocks_run: float) -> None:
+        """``clocks_run``: how much faster than virtual time, on the app's machines."""
         super().__init__(world)
-        self.database = database
+        self.database, self.clocks_run = database, clocks_run
 
     def tell_the_truth(self) -> None:
         stored = self.database.committed("orders")
@@ -75,6 +79,7 @@ class FencedProducer(Producer):
     def __init__(self, name: str, app: str, desk: Desk, ledger: FencedLedger, fibres: Fibres) -> None:
         super().__init__(name, app, desk, ledger)
         self._database, self._fibres = ledger.database, fibres
+        self._clocks_run = ledger.clocks_run
         self._luck = desk.world.stream(f"fence-{name}")
         self._ahead_s = CLOCKS_DIFFER_S * (self._luck.random() - 0.5)
         self.fence = Fence(
@@ -86,7 +91,7 @@ class FencedProducer(Producer):
         """The wall clock of its machine, which is sometimes set."""
         if self._luck.random() < 0.01:
             self._ahead_s = CLOCKS_DIFFER_S * (self._luck.random() - 0.5)
-        return self._desk.world.now + self._ahead_s
+        return self._desk.world.now * self._clocks_run + self._ahead_s
 
     def die(self) -> None:
         super().die()
@@ -209,7 +214,16 @@ class FencedWorkload(BrokerWorkload):
             cluster.world, self.fibres, self._quiet, drawn.choice(list(KINDS)), drawn.choice(LEVELS)
         )
         self._owners, self._trouble_rng = drawn.random() < 0.5, drawn
-        return FencedLedger(cluster.world, self.database)
+        # By a way of its own to the brokers, so that the clients' stays as it is.
+        self.purging = Purging(Desk(cluster, "desk-of-purging"), self.database, self.fibres)
+        self.check_after_ms = self.purging.check_after_ms
+        return FencedLedger(cluster.world, self.database, SCALE if self.purging.works else 1.0)
+
+    def _begin(self, cluster: Cluster) -> None:
+        super()._begin(cluster)
+        assert self.ledger is not None
+        self.ledger.listener = listening(self.purging, self.ledger.listener)
+        self.purging.begin(self._working)
 
     def _quiet(self) -> bool:
         """Whether the database's own faults are over. They continue for a while after the others, because
@@ -234,6 +248,10 @@ class FencedWorkload(BrokerWorkload):
         super().act_at_random()
 
     def _read_everything(self) -> None:
+        self.purging.over = True
+        for _ in range(PURGE_ENDS if self.purging.works else 0):
+            if self.fibres.running:
+                self._run(STEP_S)
         if self.fibres.running:
             raise Violation(f"{self.fibres.running} local transactions or checks never end", "stuck")
         super()._read_everything()

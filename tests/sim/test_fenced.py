@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
+
+from tests.sim import purging
 from tests.sim.database import Access, ServerError, SimDatabase
 from tests.sim.fenced import FencedWorkload
 from tests.sim.fibres import Fibres
 from tests.sim.schedules import carry_out, made
 from tests.sim.world import World
 
+ROW = {"key": b"k" * 32, "app": b"shop", "tx_id": b"1", "at": 0}
 
-def test_database_and_messages_agree_whatever_happens() -> None:
+
+def test_database_and_messages_agree_whatever_happens(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = Counter[str]()
+    monkeypatch.setattr(purging, "SHARE", 0.0)
     for seed in (3, 5):
         simulation = made(seed, workload=FencedWorkload, chaos_s=4.0)
         workload = simulation.workload
@@ -27,6 +33,47 @@ def test_database_and_messages_agree_whatever_happens() -> None:
         seen["checks first"] += len(workload.database.committed("escrowmq_fence")) - len(stored) - 1
     assert seen["transactions committed"] > 20 and seen["transactions rolled back"] > 20, seen
     assert seen["checks first"] > 10, "a check that comes first leaves its row"
+
+
+def test_database_and_messages_agree_while_old_rows_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(purging, "SHARE", 1.0)
+    monkeypatch.setattr(purging, "CHECK_AFTER_MS", (500,))
+    simulation = made(3, workload=FencedWorkload, chaos_s=10.0)
+    workload = simulation.workload
+    assert isinstance(workload, FencedWorkload)
+    broken = carry_out(simulation)
+    assert broken is None, broken
+    assert workload.purging.removed > 10
+
+
+def test_a_removed_row_is_seen_until_its_removal_is_committed() -> None:
+    """And whoever inserts its key waits for that."""
+    world = World(1)
+    fibres = Fibres(world)
+    database = SimDatabase(world, fibres, lambda: True, "postgresql")
+    told: list[str] = []
+
+    def first() -> None:
+        with Access(database, "a").opening() as (_, link):
+            link.run("INSERT INTO escrowmq_fence VALUES (:key, :app, :tx_id, 1, :at)", ROW)
+            link.commit()
+            link.run("DELETE FROM escrowmq_fence WHERE tx_key IN (:key)", ROW)
+            told.append(f"{len(database.committed('escrowmq_fence'))} left at {world.elapsed_s:.1f}")
+            fibres.wait(1.0)
+            link.commit()
+            told.append(f"{len(database.committed('escrowmq_fence'))} left at {world.elapsed_s:.1f}")
+
+    def second() -> None:
+        with Access(database, "b").opening() as (_, link):
+            fibres.wait(0.1)
+            link.run("INSERT INTO escrowmq_fence VALUES (:key, :app, :tx_id, 2, :at)", ROW)
+            link.commit()
+            told.append(f"inserted at {world.elapsed_s:.1f}")
+
+    fibres.start("a", first)
+    fibres.start("b", second)
+    world.run(world.now + 5.0)
+    assert told == ["1 left at 0.0", "0 left at 1.0", "inserted at 1.0"] and fibres.running == 0
 
 
 def test_an_insert_waits_for_the_transaction_that_has_the_key() -> None:
