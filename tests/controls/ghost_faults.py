@@ -18,14 +18,17 @@ from escrowmq.replication.raft.votes import Votes
 from tests.controls.member_faults import many_changes, without_looking_who_stays
 from tests.controls.planting import plant
 from tests.controls.raft_faults import LOST, STUCK, VOTES
-from tests.sim import faultplan
+from tests.sim import faultplan, supervisor
 from tests.sim.network import SimNetwork
 from tests.sim.replica import SimReplica
 from tests.sim.supervisor import Supervisor
 
 
 def many_ghosts(patch: pytest.MonkeyPatch) -> None:
-    """Several replicas of every schedule are replaced while their processes live on."""
+    """Several replicas of every schedule are replaced while their processes live on, by one supervisor, which
+    acts on what it sees."""
+    patch.setitem(supervisor.ACTS_AFTER_S, "supervisors", (0.0,))
+    patch.setattr(supervisor, "TWO", 0.0)
     patch.setitem(faultplan.GHOSTS, "per_schedule", (3, 5))
 
 
@@ -147,9 +150,9 @@ def ghosts_amid_changes(patch: pytest.MonkeyPatch) -> None:
     *VOTES,
     *LOST,
     workload="raw",
-    within=2000,
-    rare=True,
-    passing_over=("stuck-learner", *STUCK),
+    within=30,
+    start=56,
+    passing_over=("stuck-learner", "not-converged", *STUCK),
     chaos_s=8.0,
     conditions=ghosts_amid_changes,
 )

@@ -30,6 +30,7 @@ from tests.sim.across.branching import CALL_S, SimBranches
 from tests.sim.across.scene import Scene
 from tests.sim.across.simulation import Part
 from tests.sim.across.wire import Wire
+from tests.sim.broker_app import number_of
 
 SHORT_MS = 100
 
@@ -97,7 +98,7 @@ def _ask_the_earlier(patch: pytest.MonkeyPatch) -> None:
 
 def _deposed(part: Part) -> int | None:
     """The replica that leads an earlier term and does not know of its end, if there is one."""
-    leading = sorted((r.node.term, rid) for rid, r in enumerate(part.replicas) if r.up and r.node.ready)
+    leading = sorted((r.node.term, number_of(r.name)) for r in part.replicas if r.up and r.node.ready)
     return leading[0][1] if len(leading) > 1 else None
 
 

@@ -19,7 +19,7 @@ from escrowmq.replication.raft.node import RaftNode
 from escrowmq.replication.raft.pysync import Core
 from tests.controls.planting import plant
 from tests.controls.raft_faults import LOST, STUCK, VOTES
-from tests.sim import faultplan
+from tests.sim import faultplan, members
 
 #: A group that counts wrongly elects two, loses what was promised, or waits for who is not there.
 SURE = (*VOTES, *LOST)
@@ -31,8 +31,11 @@ LATE = (*STUCK, *UNSETTLED)
 
 
 def many_changes(patch: pytest.MonkeyPatch) -> None:
-    """Every schedule has several changes of members, two of them at once now and then."""
+    """Every schedule has several changes of members, two of them at once now and then; nobody acts on an old
+    look."""
+    patch.setitem(members.LATE_S, "operators", (0.0,))
     patch.setitem(faultplan.CHANGES, "per_schedule", (4, 6))
+    patch.setitem(faultplan.CHANGES, "per_group", (2, 3))
 
 
 def without_looking_who_stays(patch: pytest.MonkeyPatch) -> None:

@@ -21,10 +21,13 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from tests.sim import topic_changes
+from tests.sim import aiming, broker_workload, purging, supervisor, topic_changes
+from tests.sim.across import scene
 from tests.sim.checks import Checker
-from tests.sim.faultplan import ADDED, GROUP_WEIGHTS, WEIGHTS
+from tests.sim.faultplan import ADDED, CHANGES, GROUP_WEIGHTS, WEIGHTS
+from tests.sim.members import LATE_S
 from tests.sim.recreated import topic as recreated_topic
+from tests.sim.supervisor import ACTS_AFTER_S
 
 Install = Callable[[pytest.MonkeyPatch], None]
 
@@ -127,6 +130,14 @@ def planted(fault: Planted | str | None) -> Iterator[None]:
         # What comes on top of the others' schedules, and would make new ones of them, is there on demand.
         patch.setattr(topic_changes, "SHARE", 0.0)
         patch.setattr(recreated_topic, "SHARE", 0.0)
+        patch.setitem(CHANGES, "per_group", (0,))
+        patch.setitem(LATE_S, "operators", (0.0,))
+        patch.setattr(purging, "SHARE", 0.0)
+        patch.setattr(aiming, "SHARE", 0.0)
+        patch.setitem(ACTS_AFTER_S, "supervisors", (0.0,))
+        patch.setattr(supervisor, "TWO", 0.0)
+        patch.setattr(scene, "draw_level", lambda rng, lowest: (lowest, None))
+        patch.setattr(broker_workload, "NEWEST_SHARE", 0.0)
         for kind, weight in fault.often.items():
             weights = next(table for table in (WEIGHTS, GROUP_WEIGHTS, ADDED) if kind in table)
             patch.setitem(weights, kind, weight)

@@ -9,7 +9,7 @@ import pytest
 
 from escrowmq.replication.state.settings import Settings
 from tests.controls.planting import Install
-from tests.sim.across.scene import Scene
+from tests.sim.across.scene import PLACED_LEVEL, PLAIN_LEVEL, Scene
 
 #: Ids are forgotten all the time, and many requests arrive a second time much later.
 FORGETFUL: dict[str, Any] = {
@@ -30,7 +30,8 @@ UNFENCED: dict[str, Any] = {"fence": False, "level_at_s": 0.1}
 
 def world(wanted: dict[str, Any]) -> Install:
     """Every scene as it is drawn, but for these fields; without ``firsts`` topics lie by their names."""
-    wanted = {"firsts": None, **wanted}
+    level = PLAIN_LEVEL if wanted.get("firsts") is None else PLACED_LEVEL
+    wanted = {"firsts": None, "level": level, "rises_at_s": None, **wanted}
 
     def install(patch: pytest.MonkeyPatch) -> None:
         drawn = Scene.of

@@ -115,9 +115,14 @@ def _entry_at(data: bytes, at: int) -> tuple[int, int] | None:
     return None
 
 
+def knows_less(replica: SimReplica) -> bool:
+    """Whether it knows less than it promised, or will do so soon."""
+    return replica.learner or replica.spoilt or replica.given_up
+
+
 def sound_entries(replica: SimReplica) -> set[tuple[int, int]]:
     """(index, term) of all entries that are sound and durable on a replica that knows what it promised."""
-    return set() if replica.learner or replica.spoilt else sound_on_disk(replica)
+    return set() if knows_less(replica) else sound_on_disk(replica)
 
 
 def sound_on_disk(replica: SimReplica) -> set[tuple[int, int]]:

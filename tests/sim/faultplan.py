@@ -48,11 +48,11 @@ WEIGHTS: dict[str, int] = {
 #: from a separate random stream, so that the plans of old seeds do not change.
 GHOST = "ghost"
 GHOSTS = {"per_schedule": (0, 0, 1, 2)}
-GHOST_NUMBERS = 1000  # their numbers in ``--only-faults`` start here, however many other faults there are
-#: An operator changes the members of the group. Drawn from a separate stream, like ghosts, and only if a test
-#: asks for it; so it is not one of the kinds that must strike every phase of a transaction.
+GHOST_NUMBERS = 1000  # their names in ``--only-faults`` begin here, however many others there are
+#: Somebody changes the members of a group. Drawn from a stream of its own, as ghosts are; in a lone group
+#: only where a test asks for it: so it is none of the kinds that every phase must meet there.
 CHANGE = "change-members"
-CHANGES = {"per_schedule": (0,)}
+CHANGES = {"per_schedule": (0,), "per_group": (0, 0, 1)}
 CHANGE_NUMBERS = 100_000
 #: Additional kinds, also drawn from a separate stream.
 ADDED: dict[str, int] = {"leader-ahead": 2, "torn-file": 3}
@@ -70,8 +70,9 @@ GROUP_WEIGHTS: dict[str, int] = {
     "clients-cut": 8,
     "leader-ahead": 6,  # more of it than ``ADDED`` has
 }
-#: Copies of requests that arrive late are part of the wire and not drawn as faults.
-GROUP_KINDS = (*KINDS, *(kind for kind in GROUP_WEIGHTS if kind not in KINDS), "late-copy", RECREATED)
+#: Copies of requests that arrive late are part of the wire, and not drawn as faults.
+OF_GROUPS = tuple(kind for kind in GROUP_WEIGHTS if kind not in KINDS)
+GROUP_KINDS = (*KINDS, *OF_GROUPS, CHANGE, "late-copy", RECREATED)
 #: A fault of the plan that strikes every group at the same moment.
 EVERY = -1
 EVERY_SHARE = 0.1
@@ -112,7 +113,7 @@ def draw_faults(seed: int, chaos_s: float, groups: int = 1) -> list[Fault]:
     while at < chaos_s:
         faults.append(Fault(len(faults), at, pick(rng, WEIGHTS), rng.getrandbits(32)))
         at += rng.expovariate(1 / MEAN_PAUSE_S)
-    return faults + _draw_beside(seed, chaos_s, 0)
+    return faults + _draw_beside(seed, chaos_s, 0) + draw_changes(seed, chaos_s)
 
 
 def _draw_group_faults(seed: int, chaos_s: float, groups: int) -> list[Fault]:
@@ -125,13 +126,14 @@ def _draw_group_faults(seed: int, chaos_s: float, groups: int) -> list[Fault]:
         gid = EVERY if rng.random() < EVERY_SHARE else rng.randrange(groups)
         faults.append(Fault(len(faults), at, pick(rng, weights), rng.getrandbits(32), gid))
         at += rng.expovariate(groups / (2 * MEAN_PAUSE_S))
-    return faults + [fault for gid in range(groups) for fault in _draw_beside(seed, chaos_s, gid)]
+    for gid in range(groups):
+        faults += _draw_beside(seed, chaos_s, gid) + draw_changes(seed, chaos_s, gid, "per_group")
+    return faults
 
 
 def _draw_beside(seed: int, chaos_s: float, gid: int) -> list[Fault]:
-    """The faults of one group that come from separate streams."""
-    added, ghosts = draw_added(seed, chaos_s, gid), draw_ghosts(seed, chaos_s, gid)
-    return added + ghosts + draw_changes(seed, chaos_s, gid)
+    """What one group meets from streams of its own."""
+    return draw_added(seed, chaos_s, gid) + draw_ghosts(seed, chaos_s, gid)
 
 
 def draw_added(seed: int, chaos_s: float, gid: int = 0) -> list[Fault]:
@@ -156,11 +158,16 @@ def draw_ghosts(seed: int, chaos_s: float, gid: int = 0) -> list[Fault]:
     return [Fault(first + n, at, GHOST, chance, gid) for n, (at, chance) in enumerate(kept) if at < chaos_s]
 
 
-def draw_changes(seed: int, chaos_s: float, gid: int = 0) -> list[Fault]:
-    """Changes of members, in the first seconds of the chaos, like ghosts."""
+def members_change() -> bool:
+    """Whether groups of worlds of several may change their members."""
+    return max(CHANGES["per_group"]) > 0
+
+
+def draw_changes(seed: int, chaos_s: float, gid: int = 0, per: str = "per_schedule") -> list[Fault]:
+    """Of the first seconds of the chaos, as ghosts."""
     rng = random.Random(f"changes-{seed}-{gid}")
-    most = max(CHANGES["per_schedule"])
-    drawn = [(FIRST_FAULT_S + 5.0 * rng.random(), rng.getrandbits(32)) for _ in range(most)]
-    kept = drawn[: rng.choice(CHANGES["per_schedule"])]
+    first_s = FIRST_FAULT_S if per == "per_schedule" else FIRST_GROUP_FAULT_S
+    drawn = [(first_s + 5.0 * rng.random(), rng.getrandbits(32)) for _ in range(max(CHANGES[per]))]
+    kept = drawn[: rng.choice(CHANGES[per])]
     first = CHANGE_NUMBERS * (gid + 1)
     return [Fault(first + n, at, CHANGE, chance, gid) for n, (at, chance) in enumerate(kept) if at < chaos_s]

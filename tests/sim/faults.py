@@ -8,7 +8,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tests.sim.damage import flip_in_log, flip_in_state, flip_in_vote, others_have_all, tear_log, tear_state
+from tests.sim.damage import (
+    flip_in_log,
+    flip_in_state,
+    flip_in_vote,
+    knows_less,
+    others_have_all,
+    tear_log,
+    tear_state,
+)
 from tests.sim.faultplan import CHANGE, Fault
 from tests.sim.moments import AMBUSHES
 from tests.sim.supervisor import GHOST
@@ -65,14 +73,20 @@ class Faults:
         self._kinds.update({moment: partial(simulation.moments.lay, moment) for moment in AMBUSHES})
 
     def strike(self, fault: Fault) -> None:
-        """Carry out one fault, or set it up. A fault that finds nothing to harm is not logged."""
+        """Carry out one fault, or lay it; one that meets nothing that it could harm is not logged."""
+        if not self._sim.calm and not self._sim.aim.hold(fault, partial(self._strike, fault)):
+            self._strike(fault)
+
+    def _strike(self, fault: Fault) -> bool:
+        """Whether it met anything."""
         sim = self._sim
         if sim.calm:
-            return
+            return False
         victim = self._kinds[fault.kind](random.Random(fault.seed))
         sim.happened(f"fault {fault.number}: {fault.kind} {victim or '(no victim)'}")
         if victim and fault.kind not in STRIKE_LATER:
             sim.struck(fault.kind, victim)
+        return bool(victim)
 
     # -------------------------------------------------------------- processes and machines
     def _victim(self, rng: random.Random) -> SimReplica:
@@ -235,8 +249,8 @@ class Faults:
         return victim.name
 
     def _minority_with(self, victim: SimReplica) -> bool:
-        """Whether only a minority would have lost its knowledge or state if ``victim`` lost it, too."""
-        lost = sum(r.learner or r.spoilt or r is victim for r in self._sim.replicas)
+        """Whether no majority would have lost what it knew, or its state, if ``victim`` had too."""
+        lost = sum(knows_less(r) or r is victim for r in self._sim.replicas)
         return 2 * lost < len(self._sim.replicas) and self._sim.leaves_a_majority(victim)
 
     # -------------------------------------------------------------- network

@@ -84,8 +84,9 @@ class Ledger:
         self._no_row: set[tuple[str, str]] = set()
         #: (from, to, phase): closed stays of transactions in phases.
         self.stays: list[tuple[float, float, AnyPhase]] = []
-        self._heard = 0  # entries up to this index were applied by some replica
-        #: Called with group, index, time and operations of each entry. It owns transactions of app ``APART``.
+        self.entered: Callable[[AnyPhase], None] = lambda phase: None  # hears what transactions enter
+        self._heard = 0  # entries up to this index were applied by somebody
+        #: Gets group, index, time and operations of each entry. Transactions of the app ``APART`` are its.
         self.listener: Callable[[int, int, int, Sequence[Op]], None] = lambda *entry: None
 
     # -------------------------------------------------------------- the local databases
@@ -145,6 +146,7 @@ class Ledger:
 
     def enter(self, tx: ClientTx, phase: AnyPhase) -> None:
         tx.phases.setdefault(phase, self.world.elapsed_s)
+        self.entered(phase)
 
     def leave(self, tx: ClientTx, *phases: AnyPhase) -> None:
         for phase in phases:

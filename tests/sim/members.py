@@ -1,8 +1,9 @@
 """Operators who change the members of a simulated group through its leader, with the product's own
 ``next_step``, repeatedly until the change is done.
 
-They are careless: two may act at once, each asks any replica that believes itself leader, and sometimes one
-asks to add a replica that was removed. The leader refuses what is not allowed.
+They are careless: two may be at it at once, each asks any replica that believes to lead, and now and then one
+asks for a replica to come back that was removed. Some act on an old look: what they have seen of the members
+is seconds old when the leader hears of it. What they may not do, the leader refuses.
 
 A new replica has an empty disk and an unused id. A removed one lives on for a while, since nothing tells its
 process; the checker observes it to the end.
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
     from tests.sim.simulation import Simulation
 
 ASK_EVERY_S = 0.08
-#: Maximum number of concurrent operators.
+#: From the look of an operator to the step that follows from it, about; most are quick.
+LATE_S: dict[str, tuple[float, ...]] = {"operators": (0.0, 0.0, 0.0, 0.3, 1.0, 3.0)}
+#: More than that many operators do not meet.
 AT_ONCE = 2
 #: Range of the number of voters that changes lead to; a schedule has no time for more.
 MOST, LEAST = 5, 1
@@ -38,6 +41,8 @@ class Change:
     goal: Goal
     steps: int = 0
     refused: int = 0
+    late_s: float = 0.0  # from a look to the step that follows from it
+    looked: bool = False  # and the step has not come yet
     created: set[str] = field(default_factory=set)
 
 
@@ -47,6 +52,7 @@ class Operators:
     def __init__(self, simulation: Simulation) -> None:
         self._sim = simulation
         self._rng = simulation.world.stream(f"operators{simulation.prefix}")
+        self._late = simulation.world.stream(f"late-operators{simulation.prefix}")
         self.under_way: list[Change] = []
         self.done: list[Change] = []
         self.wanted = set(simulation.names)  # voters once everything is done
@@ -73,7 +79,9 @@ class Operators:
             return ""
         self.wanted = self.wanted - set(remove) | {name for name in add if name not in self._removed}
         self.begun += 1
-        self.under_way.append(Change(Goal(f"change-{self.begun}", tuple(add), tuple(remove))))
+        change = Change(Goal(f"change-{self.begun}", tuple(add), tuple(remove)))
+        change.late_s = self._late.choice(LATE_S["operators"])
+        self.under_way.append(change)
         if not self._asking:
             self._asking = True
             self._ask_soon()
@@ -85,14 +93,35 @@ class Operators:
 
     def _ask(self) -> None:
         self._ask_soon()
+        for change in list(self.under_way):
+            if (leader := self._leader()) is None or change.looked:
+                continue
+            seen = leader.node.members.version
+            if not change.late_s:
+                self._ask_leader(change, leader, seen)
+            else:
+                change.looked = True
+                late_s = change.late_s * (0.5 + self._late.random())
+                self._sim.world.later(late_s, self._act, change, seen)
+
+    def _act(self, change: Change, seen: int) -> None:
+        """What follows from an old look, at whoever leads by now."""
+        change.looked = False
+        leader = self._leader()
+        if leader is not None and change in self.under_way:
+            self._ask_leader(change, leader, seen)
+
+    def _leader(self) -> SimReplica | None:
         sim = self._sim
         leaders = [r for r in sim.replicas if r.up and r.node.is_leader and sim.world.now >= r.paused_until]
-        for change in list(self.under_way):
-            if leaders:
-                self._ask_leader(change, self._rng.choice(leaders))
+        return self._rng.choice(leaders) if leaders else None
 
-    def _ask_leader(self, change: Change, leader: SimReplica) -> None:
+    def _ask_leader(self, change: Change, leader: SimReplica, version: int) -> None:
+        """``version``: of the members that the operator has seen."""
         node = leader.node
+        if version != node.members.version:
+            change.refused += 1
+            return
         step = next_step(node.members, change.goal, leader.name, node.caught_up)
         if step.act is Act.DONE:
             if node.ready and node.applied_index >= leader.journal.members.newest_index:

@@ -50,8 +50,10 @@ class SimReplica:
 
     def __init__(self, simulation: Simulation, name: str, number: int = 0, address: str = "") -> None:
         """``number``: how often the replica was replaced before. Its address is its name the first time."""
-        self.name, self.up, self.incarnation = name, False, number * LIVES
+        self.name, self.up = name, False
         self.address = address or (name if number == 0 else f"{name}#{number}")
+        twins = self.address.count("+") if number else 0  # that were counted as the same incarnation before
+        self.incarnation = self._before = number * LIVES + twins * LIVES // 10
         self._sim, self._world = simulation, simulation.world
         stream = simulation.world.stream
         self.rng, self._sync_rng, self._fail_rng = (
@@ -64,8 +66,10 @@ class SimReplica:
         self.meta = SimDisk(stream(f"meta-{self.address}"))
         self.own = Incarnation(number, self.address)
         self.marks = PeerMarks(self.meta, self.own)
-        self.joining = False  # added after the group's start
-        self.superseded = False  # permanently (a file, in the broker)
+        self.joining = False  # came after the group's beginning
+        self.superseded = False  # and says so for ever (a file, in the broker)
+        self.superseded_by: int | None = None  # the incarnation that took its place
+        self.given_up = False  # the supervisor has decided to replace it, and has not done so yet
         self.learner = False  # lost its disk, and is not a full member yet (a file, in the broker)
         self.wants_copy = ""  # of the leader's files, BEHIND or DAMAGED (a file, in the broker)
         self.scrubbed = ""  # progress of the scrub (a file, in the broker)
@@ -251,6 +255,11 @@ class SimReplica:
         self._sim.happened(f"{self.name} loses its disk")
 
     @property
+    def began(self) -> bool:
+        """Whether its process ever started."""
+        return self.incarnation != self._before
+
+    @property
     def members_change(self) -> bool:
         """Whether a change of this group's members was ever requested."""
         return self._sim.operators.begun > 0
@@ -298,6 +307,7 @@ class SimReplica:
         except PowerCut:
             self._sim.crash(self, self._effects_power, self._fail_rng)
         except (Superseded, ToldSuperseded) as error:
+            self.superseded_by = error.by if isinstance(error, Superseded) else error.by.number
             self.give_up(str(error))
         except DISK_TROUBLE as error:
             self._judge(error)

@@ -15,9 +15,11 @@ from dataclasses import dataclass, field
 from escrowmq.replication.format.segment_format import FILE_HEADER_SIZE
 from escrowmq.replication.format.wire import RaftMessage
 from escrowmq.replication.raft.node import RaftConfig, RaftNode
+from tests.sim.aiming import Aim
 from tests.sim.checks import Checker
 from tests.sim.collector import resting_collector
-from tests.sim.damage import a_majority_holds, mendable_entries
+from tests.sim.coverage import AnyPhase
+from tests.sim.damage import a_majority_holds, knows_less, mendable_entries
 from tests.sim.faultplan import Fault, draw_faults
 from tests.sim.faults import Faults
 from tests.sim.meeting import meet
@@ -25,7 +27,7 @@ from tests.sim.members import Operators
 from tests.sim.moments import Moments
 from tests.sim.network import SimNetwork, Weather
 from tests.sim.rebuild import check_now_and_then, check_rebuilt
-from tests.sim.replica import LIVES, SimReplica
+from tests.sim.replica import SimReplica
 from tests.sim.supervisor import Supervisor
 from tests.sim.tables import check_tables
 from tests.sim.upkeep import note_mended
@@ -120,7 +122,7 @@ class Simulation:
         self.actions = 0
         self.names = [f"{self.prefix}r{n}" for n in range(self.plan.size)]
         self.founders = tuple(self.names)
-        self.checker, self.moments = Checker(), Moments(self)
+        self.checker, self.moments, self.aim = Checker(), Moments(self), Aim(self)
         self.network = SimNetwork(self.world, self.plan.weather)
         self.replicas = [SimReplica(self, name) for name in self.names]
         self.network.hosts.update((r.name, r) for r in self.replicas)
@@ -184,8 +186,8 @@ class Simulation:
         )
 
     def check_started(self) -> None:
-        """Check that all started: a successor waits for a leader to copy from, perhaps forever."""
-        waiting = [replica.address for replica in self.replicas if replica.incarnation % LIVES == 0]
+        """A successor waits for a leader to copy from, for ever if the group has lost its majority."""
+        waiting = [replica.address for replica in self.replicas if not replica.began]
         if waiting:
             raise Violation(f"{', '.join(waiting)} never started", "stuck")
 
@@ -276,8 +278,8 @@ class Simulation:
         if ``victim`` forgets it. (If members never change, other code ensures this.)"""
         if not self.operators.begun:
             return True
-        lost = {r.name for r in self.replicas if r.learner or r.spoilt or r is victim}
-        counting = [r for r in (*self.replicas, *self.retired) if r.incarnation % LIVES]
+        lost = {r.name for r in self.replicas if knows_less(r) or r is victim}
+        counting = [r for r in (*self.replicas, *self.retired) if r.began]
         return all(
             2 * len(lost.intersection(members.voters)) < len(members.voters)
             for replica in counting
@@ -317,6 +319,10 @@ class Simulation:
 
     def happened(self, text: str) -> None:
         """Record a fault or a start, for readers of the trace."""
+
+    def phase(self, phase: AnyPhase) -> None:
+        """A transaction enters it."""
+        self.aim.entered(phase)
 
     def struck(self, kind: str, victim: str) -> None:
         """Log that a fault of this kind takes effect on ``victim`` now."""

@@ -4,24 +4,32 @@ The supervisor no longer sees a replica's node: the machine is suspended, cut of
 hangs. After a while it has the replica rebuilt on another machine, as a further incarnation, and the process
 on the old machine lives on, resumes, or restarts. From then on two hosts have the same name (network.py).
 
-This module checks what must hold then: once the successor is a full member, no full member counts a vote or
-an acknowledgement of its predecessor (``ghost-counted``). What the predecessor believes does not matter,
-except that it must not lead a term in which another replica was elected.
+What must hold then is checked here: once the successor is a full member, no full member counts a vote or an
+acknowledgement of its predecessor (``ghost-counted``). What the predecessor believes of itself is nobody's
+concern, except that it leads no term in which another one was elected.
+
+A supervisor may act on an old look: it decides on what it saw, and starts what follows from that later. By
+then the replica may have come back, and members may have changed. There may be two supervisors for a moment,
+as when the head was lost: an old one that still looks and acts, and its successor, for which what is missing
+has been missing since its own beginning. They share what is kept on disk; where that is lost, they count the
+same incarnation twice.
 """
 
 from __future__ import annotations
 
+import math
 import random
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from escrowmq.cluster.group_members import possible_voters
+from escrowmq.cluster.group_members import newest, possible_voters
 from escrowmq.cluster.placement import Condition, Node, ReplicaKey, Seat, Seen, decide
 from escrowmq.replication.calling.answers import MembersReport, ReplicaReport
 from escrowmq.replication.format.wire import RaftMessage
 from escrowmq.replication.log.marks import DAMAGED
 from tests.sim.broker_app import number_of
-from tests.sim.damage import others_have_all
+from tests.sim.damage import knows_less, others_have_all
 from tests.sim.faultplan import GHOST
 from tests.sim.world import Violation
 
@@ -32,9 +40,24 @@ if TYPE_CHECKING:
 LOOK_EVERY_S = 0.1
 REPLACE_AFTER_S = 0.4
 ANNOUNCE_EVERY_S = 0.2
-#: What happens to the process that the supervisor does not see: it continues normally, is paused, is cut off
-#: from the others, or loses power and comes back.
+#: From a look to what is started because of it, about, of a supervisor; most are quick.
+ACTS_AFTER_S: dict[str, tuple[float, ...]] = {"supervisors": (0.0, 0.0, 0.0, 0.3, 1.5, 3.0)}
+#: Share of the schedules in which a second supervisor begins, about when, for how long the old one still
+#: acts, and how often the new one does not see what the old one keeps.
+TWO, BEGINS_S, OVERLAPS_S, FORGETS = 0.3, 6.0, (0.5, 2.0, 5.0), 0.3
+#: What has become of the process that the supervisor does not see: it goes on as if nothing were, stands
+#: still, is cut off from the others, or has lost its power and comes back.
 FATES = ("unseen", "unseen", "paused", "cut-off", "cut-off", "dead")
+
+
+@dataclass(slots=True)
+class _Process:
+    """One supervisor. ``late_s``: how long it takes from a look to what follows from it."""
+
+    began_at: float
+    late_s: float
+    ends_at: float = math.inf
+    acting: bool = False  # what follows from its last look has not come yet
 
 
 class Supervisor:
@@ -42,11 +65,16 @@ class Supervisor:
 
     def __init__(self, simulation: Simulation) -> None:
         self._sim = simulation
+        self._rng = simulation.world.stream(f"supervisors{simulation.prefix}")
+        self._first = _Process(simulation.world.now, self._rng.choice(ACTS_AFTER_S["supervisors"]))
+        self._forgets = False  # a new one does not know what the old one has counted
         self._missing: dict[str, float] = {}  # address -> since when its node is out of sight
         self._looking = False
         self._full: dict[str, int] = {}  # name -> the highest number that was a full member
         self._ghost_votes: dict[str, tuple[int, str]] = {}  # candidate -> the newest term with one, and whose
+        self._untold: dict[tuple[str, int], set[str]] = {}  # process of a successor -> peers it has not told
         self.replaced = 0
+        self._told: MembersReport | None = None
 
     # -------------------------------------------------------------- the fault
     def lose_sight(self, rng: random.Random) -> str:
@@ -69,57 +97,94 @@ class Supervisor:
         sim.happened(f"the supervisor sees nothing of {victim.address}: {fate} for {lasts_s:.2f} s")
         if not self._looking:
             self._looking = True
-            sim.world.later(LOOK_EVERY_S, self._look)
+            sim.world.later(LOOK_EVERY_S, self._look, self._first)
             sim.world.later(ANNOUNCE_EVERY_S, self._announce)
+            if self._rng.random() < TWO:
+                sim.world.later(BEGINS_S * self._rng.random(), self._another_begins)
         return victim.address
+
+    def _another_begins(self) -> None:
+        sim, rng = self._sim, self._rng
+        self._first.ends_at = sim.world.now + rng.choice(OVERLAPS_S) * (0.5 + rng.random())
+        self._forgets = rng.random() < FORGETS
+        another = _Process(sim.world.now, rng.choice(ACTS_AFTER_S["supervisors"]))
+        sim.happened(f"a second supervisor begins; the first one ends at {self._first.ends_at:.2f}")
+        sim.world.later(LOOK_EVERY_S, self._look, another)
 
     def _may_lose(self, victim: SimReplica) -> bool:
         """Whether enough sound copies remain, which the supervisor cannot see; see damage.py."""
         replicas = self._sim.replicas
         if not self._sim.leaves_a_majority(victim):
             return False
-        if any(r.spoilt for r in replicas):
-            lost = sum(r.learner or r.spoilt or r is victim for r in replicas)
+        if any(r.spoilt or r.given_up for r in replicas):
+            lost = sum(knows_less(r) or r is victim for r in replicas)
             if 2 * lost >= len(replicas):
                 return False
         return others_have_all(self._sim, victim)
 
     # -------------------------------------------------------------- the supervisor
-    def _look(self) -> None:
+    def _look(self, process: _Process) -> None:
         sim, now = self._sim, self._sim.world.now
-        sim.world.later(LOOK_EVERY_S, self._look)
+        if now >= process.ends_at:
+            return
+        sim.world.later(LOOK_EVERY_S, self._look, process)
         for replica in sim.replicas:
             if replica.up and not replica.learner:
                 self._full[replica.name] = max(self._full.get(replica.name, 0), replica.own.number)
+        if process.acting:
+            return
         by_key = {_key(r): r for r in sim.replicas}
         seats = {key: Seat(*key, r.address, r.own.number) for key, r in by_key.items()}
         nodes = [_node(r.address) for r in sim.replicas if r.address not in self._missing]
         nodes.append(_node("spare"))
         voters = possible_voters(self._report(r) for r in sim.replicas)
-        for start in decide(seats, self._seen(), nodes, now, REPLACE_AFTER_S, voters):
+        for start in decide(seats, self._seen(process), nodes, now, REPLACE_AFTER_S, voters):
             victim = by_key[start.seat.key]
-            if start.moved and self._may_lose(victim):
+            if not start.moved or not self._may_lose(victim):
+                continue
+            if not process.late_s:
                 self._replace(victim, start.seat.incarnation)
+                continue
+            victim.given_up = process.acting = True
+            late_s = process.late_s * (0.5 + self._rng.random())
+            sim.world.later(late_s, self._act, process, victim, start.seat.incarnation)
+
+    def _act(self, process: _Process, victim: SimReplica, number: int) -> None:
+        """What follows from an old look: the victim may have come back, another supervisor may have replaced
+        it, and it may be a member no more."""
+        process.acting = victim.given_up = False
+        sim = self._sim
+        there = next((replica for replica in sim.replicas if replica.name == victim.name), None)
+        if sim.world.now >= process.ends_at or there is None:
+            return
+        if there is victim:
+            self._replace(victim, number)
+        elif self._forgets and self._may_lose(there):  # else its name is taken, and nothing is started
+            self._replace(there, number)
+
+    def members(self) -> MembersReport | None:
+        """As the newest configuration has them that was ever seen."""
+        told = newest(self._report(replica) for replica in self._sim.replicas).get(0)
+        if told is not None and (self._told is None or told.version > self._told.version):
+            self._told = told
+        return self._told
 
     def _report(self, replica: SimReplica) -> ReplicaReport | None:
         """Its report to the supervisor, as far as members are concerned."""
         seen = replica.address not in self._missing
         if not (seen and replica.up and self._goes_on(replica)):
             return None
-        members = MembersReport(
-            version=replica.node.members.version,
-            voters=[number_of(name) for name in replica.node.members.voters],
-            applied=replica.node.members_applied,
-        )
-        return ReplicaReport(gid=0, rid=number_of(replica.name), role="", members=members)
+        return ReplicaReport(gid=0, rid=number_of(replica.name), role="", members=members_of(replica))
 
-    def _seen(self) -> dict[ReplicaKey, Seen]:
+    def _seen(self, process: _Process) -> dict[ReplicaKey, Seen]:
         now = self._sim.world.now
         seen: dict[ReplicaKey, Seen] = {}
         for replica in self._sim.replicas:
             since = self._missing.get(replica.address)
             if since is not None:
-                state = Seen(Condition.GONE, since)
+                state = Seen(Condition.GONE, max(since, process.began_at))
+            elif replica.superseded:
+                state = Seen(Condition.SUPERSEDED, superseded_by=replica.superseded_by)
             elif not replica.up:
                 state = Seen(Condition.STARTING)
             elif now < replica.paused_until:
@@ -131,7 +196,10 @@ class Supervisor:
 
     def _replace(self, ghost: SimReplica, number: int) -> None:
         sim = self._sim
-        successor = type(ghost)(sim, ghost.name, number)
+        address = f"{ghost.name}#{number}"
+        while address in sim.network.hosts:  # counted before
+            address += "+"
+        successor = type(ghost)(sim, ghost.name, number, address)
         successor.learner, successor.wants_copy = True, DAMAGED
         successor.joining = ghost.joining
         sim.replicas[sim.replicas.index(ghost)] = successor
@@ -142,16 +210,22 @@ class Supervisor:
         sim.world.later(0.01, successor.start)
 
     def _announce(self) -> None:
-        """As host/announcing.py: a successor announces itself to its peers from its start on, even while it
-        copies."""
+        """As host/announcing.py: a successor tells its peers, from its first moment on, also while it copies.
+        Each process does so until all have noted it that were there when it began. (Where members never
+        change all are told again and again, which changes nothing.)"""
         sim = self._sim
         sim.world.later(ANNOUNCE_EVERY_S, self._announce)
         for one in sim.replicas:
             opening = not one.up and one.wants_copy == DAMAGED
-            if one.own.number and (one.up or opening) and self._goes_on(one):
-                for peer in sim.replicas:
-                    if peer.up and self._goes_on(peer) and sim.network.reaches(one.address, peer.address):
-                        peer.guarded(partial(_note, peer, one))
+            if not one.own.number or not (one.up or opening) or not self._goes_on(one):
+                continue
+            untold = self._untold.setdefault((one.address, one.incarnation), {*sim.names} - {one.name})
+            for peer in sim.replicas:
+                if sim.operators.begun and peer.name not in untold:
+                    continue
+                if peer.up and self._goes_on(peer) and sim.network.reaches(one.address, peer.address):
+                    peer.guarded(partial(_note, peer, one))
+                    untold -= {peer.name} if peer.up else set()
 
     def _goes_on(self, replica: SimReplica) -> bool:
         return self._sim.world.now >= replica.paused_until
@@ -188,6 +262,19 @@ class Supervisor:
     def look_at_ghost(self, ghost: SimReplica) -> None:
         """Check a replaced process; called after each of its steps."""
         self._sim.checker.look_at_ghost(ghost)
+
+
+def members_of(replica: SimReplica) -> MembersReport:
+    """As its log has them."""
+    members = replica.node.members
+    return MembersReport(
+        version=members.version,
+        voters=[number_of(name) for name in members.voters],
+        learners=[number_of(name) for name in members.learners],
+        highest=members.highest,
+        change_id=members.change_id,
+        applied=replica.node.members_applied,
+    )
 
 
 def _note(peer: SimReplica, moved: SimReplica) -> None:

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from tests.controls.ghost_faults import many_ghosts
+from tests.sim import supervisor
 from tests.sim.faultplan import (
     ADDED,
     ADDED_NUMBERS,
@@ -18,7 +19,7 @@ from tests.sim.faultplan import (
     draw_faults,
 )
 from tests.sim.simulation import Plan, Simulation
-from tests.sim.supervisor import FATES
+from tests.sim.supervisor import ACTS_AFTER_S, FATES
 from tests.support.faults.dealing import pick
 
 
@@ -34,6 +35,22 @@ def test_replicas_are_replaced_and_their_predecessors_give_up(monkeypatch: pytes
         assert len(struck) == simulation.supervisor.replaced == len(simulation.ghosts)
     assert replaced > 6, "the fault misses"
     assert gave_up > replaced / 2, "they are told by whoever they meet"
+
+
+def test_two_supervisors_that_act_on_old_looks_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither where they count the same incarnation twice: then the peers know one of its two disks."""
+    many_ghosts(monkeypatch)
+    monkeypatch.setitem(ACTS_AFTER_S, "supervisors", (0.3, 1.5))
+    monkeypatch.setattr(supervisor, "TWO", 1.0)
+    monkeypatch.setattr(supervisor, "FORGETS", 1.0)
+    replaced = twice = 0
+    for seed in range(6):
+        simulation = Simulation(seed, Plan.of(seed), chaos_s=8.0)
+        simulation.run()
+        replaced += simulation.supervisor.replaced
+        twice += sum(address.endswith("+") for address in simulation.network.hosts)
+    assert replaced > 6, "the fault misses"
+    assert twice, "no incarnation was counted twice"
 
 
 def test_every_fate_of_an_unseen_process_comes_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import pytest
 from tests.controls.ghost_faults import ghosts_amid_changes
 from tests.controls.member_faults import many_changes, without_looking_who_stays
 from tests.sim.faultplan import CHANGE, WEIGHTS, draw_faults
+from tests.sim.members import LATE_S
 from tests.sim.schedules import run_seed
 from tests.sim.simulation import Plan, Simulation
 
@@ -25,6 +26,22 @@ def test_groups_change_their_members_under_every_other_fault(
         refused += sum(change.refused for change in simulation.operators.done)
     assert done > 24, "the fault misses"
     assert refused > 10, "nobody asks for what is not allowed"
+
+
+def test_operators_who_act_on_an_old_look_change_members_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    many_changes(monkeypatch)
+    monkeypatch.setitem(LATE_S, "operators", (0.3, 1.0))
+    done = refused = 0
+    for seed in range(3):
+        simulation = Simulation(seed, Plan.of(seed), chaos_s=6.0)
+        simulation.run()
+        assert not simulation.operators.under_way
+        done += sum(change.steps for change in simulation.operators.done)
+        refused += sum(change.refused for change in simulation.operators.done)
+    assert done > 6, "the fault misses"
+    assert refused > 3, "nobody's look is too old"
 
 
 @pytest.mark.parametrize("seed", [75, 242, 356])

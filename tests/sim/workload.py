@@ -23,6 +23,7 @@ from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.raft.node import RaftNode
 
 if TYPE_CHECKING:
+    from tests.sim.coverage import AnyPhase
     from tests.sim.replica import SimReplica
     from tests.sim.world import World
 
@@ -87,6 +88,9 @@ class Cluster(Protocol):
 
     def struck(self, kind: str, victim: str) -> None:
         """Log that a fault of this kind takes effect now."""
+
+    def phase(self, phase: AnyPhase) -> None:
+        """A transaction enters this phase."""
 
     def acknowledged(self, index: int, term: int, command: bytes) -> None:
         """Tell the checker that this entry was acknowledged to a client."""

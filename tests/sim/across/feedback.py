@@ -12,14 +12,17 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
+from escrowmq.actors.client.replica_calls import SUPERVISOR_RID
 from escrowmq.feedback.answering.query_pool import QueryPool
 from escrowmq.feedback.answering.shard_link import AskedCheck, FeedbackLost, Place, Respondent, ShardLink
 from escrowmq.feedback.asking.shard import FeedbackShard
 from escrowmq.feedback.brokers import BrokerUnreachable
 from escrowmq.feedback.config import AnswererConfig
 from escrowmq.feedback.policy import Trouble
+from escrowmq.replication.calling.answers import MembersReport
 from escrowmq.replication.model import TransactionState
 from tests.sim.checkers import CONFIG, DELAYS_S, ROOM, STATES
+from tests.sim.faultplan import members_change
 from tests.sim.world import Violation
 
 if TYPE_CHECKING:
@@ -36,6 +39,7 @@ ASKING = replace(
     settle_keep_s=4.0,
     shards=2,
 )
+MEMBERS_WAIT_S = 1.0
 ANSWERING = AnswererConfig(poll_wait_s=0.5, poll_wait_max_s=1.0, working_wait_s=0.2, query_timeout_s=0.5)
 
 
@@ -58,6 +62,15 @@ class _Brokers:
 
         self._clients.wire.call(gid, rid, method, args, done)
         return await answered
+
+    async def members(self, gid: int) -> tuple[int, Sequence[int]] | None:
+        """See ``AskMembers``."""
+        asked = self.call(gid, SUPERVISOR_RID, "members_of", gid)
+        try:
+            found: MembersReport | None = await asyncio.wait_for(asked, MEMBERS_WAIT_S)
+        except (BrokerUnreachable, TimeoutError):
+            return None
+        return None if found is None else (found.version, found.all)
 
 
 class _Port:
@@ -115,10 +128,10 @@ class FeedbackProcess:
         clients.in_loop(self._start)
 
     def _start(self) -> None:
-        scene = self._clients.scene
-        self.shard = FeedbackShard(
-            self.index, ASKING.shards, scene.groups, scene.size, _Brokers(self._clients), ASKING, self._rng
-        )
+        scene, brokers = self._clients.scene, _Brokers(self._clients)
+        shape = ASKING.shards, scene.groups, scene.size
+        members = brokers.members if members_change() else None
+        self.shard = FeedbackShard(self.index, *shape, brokers, ASKING, self._rng, members=members)
         self.shard.start()
 
     def restart(self) -> None:

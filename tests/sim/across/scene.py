@@ -10,6 +10,7 @@ import random
 from dataclasses import dataclass
 
 from escrowmq.replication.model import BY_NAME, first_group, group_of
+from escrowmq.replication.state.machine import LEVEL_MAX
 from escrowmq.replication.state.settings import Settings
 from tests.sim import crowd
 from tests.support.places import info
@@ -25,10 +26,24 @@ REACHES = {
 #: Share of the worlds in which a topic's creator chose its groups, of those that take all levels at once.
 PLACED = 0.4
 KEPT: frozenset[str] = frozenset({"mute-branches", "placed-topics", "small-requests"})
-#: Limit of requests between brokers, and the length of ids, in worlds with small requests: the smallest
-#: number of transactions that one broker tells another about, ten, still fits.
+#: Share of the worlds in which the groups take an earlier level than the newest at first; and when, in those,
+#: replicas begin to get the newest software (None: never).
+OLD_LEVELS = 0.5
+RISES_S = (1.0, 2.5, 4.0, None)
+#: What brokers take of each other, and the length of ids in such a world: the fewest transactions that one
+#: tells another of, ten, still fit.
 REQUEST_LIMIT, ID_BYTES = 1 << 20, 180
+#: Levels that a world needs: one whose clients use transactions over several groups, and one whose topics lie
+#: where their creator has written.
+PLAIN_LEVEL, PLACED_LEVEL = 3, 4
 REQUEST_BYTES = (REQUEST_LIMIT, REQUEST_LIMIT, 2_600)
+
+
+def draw_level(rng: random.Random, lowest: int) -> tuple[int, float | None]:
+    """The level that the groups take first, and when they rise to the newest one; None: never."""
+    if rng.random() < OLD_LEVELS:
+        return rng.randrange(lowest, LEVEL_MAX), rng.choice(RISES_S)
+    return LEVEL_MAX, None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +63,10 @@ class Scene:
     crowd: bool  # hundreds of topics of one app, and apps that are used once
     tables: Settings | None  # set by a SETTINGS at the start; None: the defaults
     reach: frozenset[str]
-    request_bytes: int  # limit of requests between brokers: less than some of them would send at once
-    firsts: dict[str, int] | None  # name -> first group, chosen by the creator; None: by name
+    request_bytes: int  # that brokers take of each other: less than some of them would like to tell at once
+    firsts: dict[str, int] | None  # name -> first group, written by the creator; None: where the names say
+    level: int  # that the groups take first, one level after the other
+    rises_at_s: float | None  # when replicas begin to get software of the newest level; None: never
 
     @staticmethod
     def of(seed: int, groups: int, *, size: int | None = None, reach: frozenset[str] = KEPT) -> Scene:
@@ -66,9 +83,10 @@ class Scene:
             level_at_s = 0.1
         places = random.Random(f"places-{seed}-{groups}")  # by itself: other scenes stay as they were
         limits = random.Random(f"limits-{seed}-{groups}")
-        firsts = None
+        firsts, lowest = None, PLAIN_LEVEL
         if "placed-topics" in reach and level_at_s == 0.1 and places.random() < PLACED:
-            firsts = {"t": places.randrange(groups), "u": places.randrange(groups)}
+            firsts, lowest = {"t": places.randrange(groups), "u": places.randrange(groups)}, PLACED_LEVEL
+        level, rises_at_s = draw_level(random.Random(f"levels-{seed}-{groups}"), lowest)
         return Scene(
             groups=groups,
             size=size or chosen_size,
@@ -85,21 +103,14 @@ class Scene:
             reach=reach,
             request_bytes=limits.choice(REQUEST_BYTES) if "small-requests" in reach else REQUEST_LIMIT,
             firsts=firsts,
+            level=level,
+            rises_at_s=rises_at_s,
         )
 
     @property
     def from_level_2(self) -> bool:
         """Whether clients start only when all groups are at format level 2. Faults start after that."""
         return self.tables is not None or self.firsts is not None or not self.fence
-
-    @property
-    def level(self) -> int:
-        """The highest level that the groups take.
-
-        Level 4 adds only first groups of topics, and level 5 only what is reported about settled
-        transactions, which decides nothing.
-        """
-        return 4 if self.firsts is not None else 3
 
     @property
     def ids_end(self) -> str:

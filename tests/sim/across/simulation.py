@@ -14,9 +14,11 @@ from functools import partial
 
 from escrowmq.replication.calling.answers import LevelReport
 from escrowmq.replication.replica.replica import Replica
+from escrowmq.replication.state.machine import LEVEL_MAX
+from tests.sim.across.changing import BrokerOperators
 from tests.sim.across.scene import Scene
 from tests.sim.across.workload import AcrossWorkload, GroupWorkload
-from tests.sim.broker_app import BrokerApplication
+from tests.sim.broker_app import BrokerApplication, number_of
 from tests.sim.collector import resting_collector
 from tests.sim.faultplan import EVERY, Fault, draw_faults
 from tests.sim.faults import Faults
@@ -26,9 +28,10 @@ from tests.sim.simulation import SETTLE_S, Figures, Plan, Simulation
 from tests.sim.tables import check_tables
 from tests.sim.world import START_S, World
 
-GONE_S = (0.5, 2.0, 5.0)  # approximate time for which a whole group has no leader
-PRELUDE_S = 4.0  # longest time without faults while clients wait for format level 2
-LEVEL_EVERY_S = 0.1  # interval between questions about format levels
+GONE_S = (0.5, 2.0, 5.0)  # how long a whole group is without a leader, about
+PRELUDE_S = 4.0  # of no faults, at most, where clients wait for format level 2
+LEVEL_EVERY_S = 0.1  # from one question about format levels to the next
+UPGRADE_S = 0.4  # from one replica of a group that gets newer software to the next one
 
 
 def _broker(replica: SimReplica) -> Replica:
@@ -53,6 +56,7 @@ class Part(Simulation):
         )
         self.fault_log, self._hash = many.fault_log, many.hash
         self.clients_cut = 0  # faults that keep clients from this group
+        self.operators = BrokerOperators(self, changeable=many.scene.level_at_s is not None)
         self.faults_of_one = Faults(self)
         self._kinds: dict[str, Callable[[random.Random], bool]] = {
             "group-down": self._down,
@@ -67,6 +71,11 @@ class Part(Simulation):
 
     def happened(self, text: str) -> None:
         self.many.happened(text)
+
+    def numbered(self, number: int) -> SimReplica | None:
+        """The process that bears a replica's name by now; of one that was removed, while it lives on."""
+        here = (*self.replicas, *reversed(self.retired))
+        return next((replica for replica in here if number_of(replica.name) == number), None)
 
     # -------------------------------------------------------------- what a whole group meets
 
@@ -128,6 +137,8 @@ class ManyGroups:
         self.world = World(seed)
         self.rng = self.world.stream("clients")
         self.fault_log: list[tuple[float, str, str]] = []
+        self.upgraded: set[str] = set()  # replicas that have the newest software by now
+        self._upgrades = self.world.stream("upgrades")
         self.hash = hashlib.sha1() if trace else None
         self.workload = AcrossWorkload(scene)
         self.parts = [self.part_class(self, gid) for gid in range(scene.groups)]
@@ -165,6 +176,8 @@ class ManyGroups:
         world.later(0.5, self._act)
         if self.scene.level_at_s is not None:
             world.later(self.scene.level_at_s, self._raise_levels)
+            if self.scene.rises_at_s is not None:
+                self._begin_upgrade(self.scene.rises_at_s)
         for fault in self.faults:
             world.later(fault.at_s, self._strike, fault)
         world.later(self.chaos_s + 2.0, self._act)
@@ -186,14 +199,34 @@ class ManyGroups:
             if fault.gid in (part.gid, EVERY):
                 part.strike(replace(fault, seed=fault.seed + part.gid))
 
+    def _begin_upgrade(self, at_s: float) -> None:
+        """Every replica is ended and begins with the newest software, one of each group after the other."""
+        for part in self.parts:
+            for number, name in enumerate(part.founders):
+                self.world.later(at_s + number * UPGRADE_S, self._upgrade, part, name)
+        self.world.later(max(at_s, self.scene.level_at_s or 0.0), self._raise_levels)
+
+    def _upgrade(self, part: Part, name: str) -> None:
+        self.upgraded.add(name)
+        replica = next((replica for replica in part.replicas if replica.name == name), None)
+        if replica is not None and not self.calm:
+            part.crash(replica, False, self._upgrades)
+
+    def _known(self, name: str) -> int:
+        """The newest level of a replica's software; whoever came later has the newest of all."""
+        old = number_of(name) < self.scene.size and name not in self.upgraded
+        return self.scene.level if old else LEVEL_MAX
+
     def _raise_levels(self) -> None:
         """The work of each leader's background thread: ask all replicas of all groups; propose a level."""
         now, reports = self.world.now, list[LevelReport | None]()
+        newest = LEVEL_MAX if now - START_S >= (self.scene.rises_at_s or 1e9) else self.scene.level
         for part in self.parts:
             for replica in part.replicas:
                 there = replica.up and now >= replica.paused_until and not part.clients_cut
-                reports.append(LevelReport(self.scene.level, _broker(replica).state.level) if there else None)
-        if all(report is not None and report.applied == self.scene.level for report in reports):
+                known = self._known(replica.name)
+                reports.append(LevelReport(known, _broker(replica).state.level) if there else None)
+        if all(report is not None and report.applied == newest for report in reports):
             return
         self.world.later(LEVEL_EVERY_S, self._raise_levels)
         for part in self.parts:

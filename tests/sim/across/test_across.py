@@ -9,10 +9,11 @@ from collections import Counter
 
 import pytest
 
-from tests.sim.across.scene import Scene
+from escrowmq.replication.state.machine import LEVEL_MAX
+from tests.sim.across.scene import PLACED_LEVEL, PLAIN_LEVEL, Scene
 from tests.sim.across.simulation import ManyGroups
 from tests.sim.coverage import AcrossPhase, Phase
-from tests.sim.faultplan import EVERY, GROUP_KINDS, GROUP_WEIGHTS, draw_faults
+from tests.sim.faultplan import CHANGE, EVERY, GROUP_KINDS, GROUP_WEIGHTS, draw_faults
 from tests.sim.repeated import check_the_same_everywhere
 from tests.sim.runner import schedules
 from tests.sim.world import Violation
@@ -20,7 +21,7 @@ from tests.support.faults.tables import Cells
 
 SEEDS = 8
 BEGUN = ("bulk", "bulk without a callback", "one id twice", "one id for two things")
-CHANGED = ("altered", "trimmed", "created")
+CHANGED = ("altered", "trimmed", "created", "members changed", "upgraded")
 
 
 def run(seed: int, groups: int) -> ManyGroups:
@@ -45,12 +46,14 @@ def test_promises_hold_over_several_groups_and_every_phase_is_reached() -> None:
         struck.update(kind for _, kind, _ in simulation.fault_log)
         did += simulation.workload.did
         did += simulation.workload.changes.done + simulation.workload.recreated.done
+        did["members changed"] += sum(c.steps for part in simulation.parts for c in part.operators.done)
+        did["upgraded"] += bool(simulation.upgraded)
     assert counts["transactions committed"] > 25 * SEEDS, counts
     assert counts["transactions rolled back"] > 15 * SEEDS, counts
     assert counts["records read"] > 200 * SEEDS, counts
     rare = {Phase.ROLLED_BACK.value, AcrossPhase.SOME_FOLLOWED.value}
     assert {phase for phase, _ in reached} >= {phase.value for phase in (*Phase, *AcrossPhase)} - rare
-    assert all(struck[kind] for kind in (*GROUP_WEIGHTS, "late-copy", "kill", "partition")), struck
+    assert all(struck[kind] for kind in (*GROUP_WEIGHTS, CHANGE, "late-copy", "kill", "partition")), struck
     assert set(struck) <= set(GROUP_KINDS)
     assert all(did[what] for what in (*BEGUN, *CHANGED)), did
 
@@ -58,6 +61,14 @@ def test_promises_hold_over_several_groups_and_every_phase_is_reached() -> None:
 def test_a_seed_is_the_same_schedule_in_every_process() -> None:
     """This includes the coroutines of feedback, whose tasks are kept in sets."""
     check_the_same_everywhere("3, groups=2, chaos_s=3.0")
+
+
+def test_worlds_begin_at_every_level_and_rise_to_the_newest() -> None:
+    scenes = [Scene.of(seed, 2) for seed in range(80)]
+    assert {scene.level for scene in scenes} == set(range(PLAIN_LEVEL, LEVEL_MAX + 1))
+    assert all(scene.level >= PLACED_LEVEL for scene in scenes if scene.firsts is not None)
+    rising = [scene for scene in scenes if scene.rises_at_s is not None]
+    assert 10 < len(rising) < 40 and all(scene.level < LEVEL_MAX for scene in rising)
 
 
 def test_a_plan_names_the_groups_that_it_strikes() -> None:

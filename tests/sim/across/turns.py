@@ -7,11 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 from escrowmq.actors.client.config import ChannelConfig
+from escrowmq.actors.client.member_watch import MemberWatch
 from escrowmq.actors.client.replica_calls import OnAnswer
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.client.turns import Turns
 from escrowmq.actors.client.wakeup import Wakeup
 from tests.sim.across.wire import Wire
+from tests.sim.faultplan import members_change
 from tests.sim.world import World
 
 TURN_S = 0.0001  # from a wake-up to the turn
@@ -55,6 +57,8 @@ class WorldTurns(Turns):
         self._asked = False
         self._wake_at = float("inf")
         self.wakeup = _Asking(self._soon)
+        if members_change():  # elsewhere there is nothing to learn, and schedules stay what they were
+            self.attach(MemberWatch(self.channels, self._calls.call, self.post, world.now))
 
     def _soon(self) -> None:
         if not self._asked and not self.dead:

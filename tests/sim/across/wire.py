@@ -6,11 +6,12 @@ noticed some time later or never. Nothing is retried here; the clients' own chan
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
-from escrowmq.actors.client.replica_calls import OnAnswer
+from escrowmq.actors.client.replica_calls import SUPERVISOR_RID, OnAnswer
 from escrowmq.replication.calling.answers import Leadership, Reply
 from escrowmq.replication.errors import EscrowMQError, InvalidMessage
 from escrowmq.replication.format.codec import OpType
@@ -20,6 +21,7 @@ from escrowmq.replication.host.running import RunningReplica
 from escrowmq.replication.replica.validation import parse_request
 from escrowmq.replication.state.machine import StateMachine
 from tests.sim.broker_app import BrokerApplication, number_of
+from tests.sim.supervisor import members_of
 
 if TYPE_CHECKING:
     from tests.sim.across.simulation import Part
@@ -71,12 +73,16 @@ class Wire:
         self._parts, self._late = parts, late_copies
         self._world = parts[0].world
         self._rng = self._world.stream("wire")
+        self._of_members = self._world.stream("wire-members")  # by itself: other calls stay as they were
         self.answers: Counter[str] = Counter()
 
     def call(self, gid: int, rid: int, method: str, args: tuple[Any, ...], done: OnAnswer) -> None:
         """See ``ReplicaCalls``."""
         part, calm = self._parts[gid], self._parts[gid].calm
-        if not calm and (part.clients_cut or self._rng.random() < LOST):
+        if not calm and (part.clients_cut or self._luck(method).random() < LOST):
+            return
+        if rid == SUPERVISOR_RID:
+            self._world.later(WAY_S, self._ask_supervisor, part, method, done)
             return
         self._world.later(WAY_S, self._arrive, part, rid, method, args, done)
         if method == "submit" and not calm and self._rng.random() < self._late and _may_repeat(args[0]):
@@ -84,6 +90,14 @@ class Wire:
             self._world.later(pause, self._copy_arrives, part, args)
 
     def close(self) -> None: ...
+
+    def _luck(self, method: str) -> random.Random:
+        return self._of_members if method in ("members", "members_of") else self._rng
+
+    def _ask_supervisor(self, part: Part, method: str, done: OnAnswer) -> None:
+        """It knows of every group who its members are."""
+        assert method == "members_of"
+        self._world.later(WAY_S, done, part.supervisor.members(), None)
 
     def _copy_arrives(self, part: Part, args: tuple[Any, ...]) -> None:
         """Deliver a copy to the present leader; nothing waits for its answer."""
@@ -93,8 +107,8 @@ class Wire:
             self._do(part, leading[0], "submit", args, lambda answer, error: None)
 
     def _arrive(self, part: Part, rid: int, method: str, args: tuple[Any, ...], done: OnAnswer) -> None:
-        replica = part.replicas[rid]
-        if not replica.up:
+        replica = part.numbered(rid)
+        if replica is None or not replica.up:
             self._gone(part, done)
         elif self._world.now < replica.paused_until:  # it waits in the process's queue
             wait_s = replica.paused_until - self._world.now + WAY_S
@@ -118,7 +132,7 @@ class Wire:
             ended = True
             if method == "submit":
                 self.answers[reply[0]] += 1
-            lost = part.clients_cut or self._rng.random() < LOST
+            lost = part.clients_cut or self._luck(method).random() < LOST
             if part.calm or not lost:
                 self._world.later(WAY_S, done, reply, None)
 
@@ -156,6 +170,8 @@ class Wire:
             node = replica.node
             leader = None if node.leader_id is None else number_of(node.leader_id)
             answer(Leadership(node.ready, leader, node.term))
+        elif method == "members":
+            answer(members_of(replica))
         elif method == "due_pairs":
             self._due_pairs(replica, DueChecks(running), args, answer, self._world.now + args[-1])
         elif hasattr(DueChecks, method):

@@ -29,7 +29,7 @@ from tests.sim.across.wire import Wire
 from tests.sim.acting import Acting
 from tests.sim.broker_app import BrokerApplication
 from tests.sim.consumers import Consumer, read_finally
-from tests.sim.coverage import Phase, cells
+from tests.sim.coverage import AnyPhase, Phase, cells
 from tests.sim.crowd import NAMES, Crowd
 from tests.sim.desk import Desk
 from tests.sim.recreated import model as recreated
@@ -100,6 +100,7 @@ class AcrossWorkload(Acting):
         self._rng = many.world.stream("callers")
         self.loop = WorldLoop(many.world)
         self.ledger = AcrossLedger(many.world)
+        self.ledger.entered = self._entered
         self.wire = Wire(many.parts, self.scene.late_copies)
         self.number = itertools.count(1).__next__
         self.desks = [Desk(part) for part in many.parts]
@@ -136,8 +137,12 @@ class AcrossWorkload(Acting):
     def _all_up(self) -> bool:
         leaders = [self._leader(gid) for gid in range(self.scene.groups)]
         return all(
-            leader is not None and leader.replica.state.level == self.scene.level for leader in leaders
+            leader is not None and leader.replica.state.level >= self.scene.level for leader in leaders
         )
+
+    def _entered(self, phase: AnyPhase) -> None:
+        for part in self.many.parts:
+            part.phase(phase)
 
     def _crowd(self, gid: int, desk: Desk) -> Crowd:
         def add(app: str, tx_id: str, sent: list[Sent]) -> AcrossTx:
@@ -415,7 +420,11 @@ class AcrossWorkload(Acting):
             self._run(STEP_S)
             leaders = [self._leader(gid) for gid in range(self.scene.groups)]
             applied = [{r.name: app.applied_index for r, app in desk.replicas()} for desk in self.desks]
-            alike = all(len(seen) == self.scene.size and len(set(seen.values())) == 1 for seen in applied)
+            sizes = [len(part.replicas) for part in self.many.parts]
+            alike = all(
+                len(seen) == size and len(set(seen.values())) == 1
+                for seen, size in zip(applied, sizes, strict=True)
+            )
             if alike and all(leaders):
                 return [leader for leader in leaders if leader is not None]
             if self.many.world.now >= until:
