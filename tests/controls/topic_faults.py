@@ -22,7 +22,7 @@ from escrowmq.replication.state.topics import TopicTable
 from tests.controls.planting import plant
 from tests.controls.scenes import FORGETFUL, world
 from tests.controls.state_faults import rewire
-from tests.sim import broker_app, topic_changes
+from tests.sim import broker_app, broker_workload, topic_changes
 from tests.sim.recreated import clients as recreated_clients
 from tests.sim.recreated import group as recreated_group
 from tests.sim.recreated import topic as recreated_topic
@@ -112,6 +112,7 @@ def snapshot_without_what_is_forgotten(patch: pytest.MonkeyPatch) -> None:
 def recreated_often(patch: pytest.MonkeyPatch) -> None:
     """In every schedule a topic is deleted and created again, several times a second."""
     patch.setattr(recreated_topic, "SHARE", 1.0)
+    patch.setattr(broker_workload, "NEWEST_SHARE", 1.0)
     patch.setattr(recreated_topic, "LIFE_S", 0.3)
     patch.setattr(recreated_topic, "PAUSE_S", 0.01)
     patch.setattr(recreated_topic, "HASTY", 0.8)
