@@ -7,7 +7,15 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from tests.sim.faultplan import ADDED, ADDED_NUMBERS, GHOST, GHOST_NUMBERS, draw_faults
+from tests.sim.faultplan import (
+    ADDED,
+    ADDED_NUMBERS,
+    CHANGE,
+    CHANGE_NUMBERS,
+    GHOST,
+    GHOST_NUMBERS,
+    draw_faults,
+)
 from tests.sim.minimise import Minimised, ddmin, kind_of, minimise
 from tests.sim.runner import Options
 from tests.sim.schedules import run_seed
@@ -68,8 +76,11 @@ def test_what_is_drawn_beside_the_others_has_numbers_of_its_own() -> None:
             assert len(set(numbers)) == len(numbers)
             ghosts = [fault for fault in plan if GHOST_NUMBERS <= fault.number < ADDED_NUMBERS]
             assert ghosts == [fault for fault in plan if fault.kind == GHOST]
-            assert all(fault.kind in ADDED for fault in plan if fault.number >= ADDED_NUMBERS)
-        for kind in (*ADDED, GHOST):
+            changes = [fault for fault in plan if fault.number >= CHANGE_NUMBERS]
+            assert changes == [fault for fault in plan if fault.kind == CHANGE]
+            added = [fault for fault in plan if ADDED_NUMBERS <= fault.number < CHANGE_NUMBERS]
+            assert all(fault.kind in ADDED for fault in added)
+        for kind in (*ADDED, GHOST, *((CHANGE,) if groups > 1 else ())):
             assert any(fault.kind == kind for plan in plans for fault in plan)
 
 

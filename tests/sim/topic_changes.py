@@ -17,7 +17,7 @@ from typing import Any
 from escrowmq.actors.admin.topic_altering import alter_topic
 from escrowmq.actors.admin.topic_creation import Submit
 from escrowmq.actors.admin.trimming import PartitionTrim, carry_out
-from escrowmq.replication.errors import Overloaded
+from escrowmq.replication.errors import NotSupported, Overloaded
 from escrowmq.replication.model import TopicInfo, first_group, group_of
 from tests.sim.broker_app import BrokerApplication
 from tests.sim.desk import Desk
@@ -60,7 +60,7 @@ class _Work:
     topic: str
     steps: Callable[[Submit], Any]
     then: Callable[[Any], None]
-    answers: list[tuple[int, Any]] = field(default_factory=list)
+    answers: list[tuple[int, Any] | NotSupported] = field(default_factory=list)
     alive: bool = True
 
 
@@ -146,6 +146,8 @@ class TopicChanges:
 
         def submit(gid: int, request: bytes) -> tuple[int, Any]:
             for answer in told:
+                if isinstance(answer, NotSupported):
+                    raise answer
                 return answer
             raise _Ask(gid, request)
 
@@ -161,7 +163,8 @@ class TopicChanges:
 
     def _ask(self, work: _Work, gid: int, request: bytes) -> None:
         desk = self._desks[gid]
-        desk.call(request, partial(self._answered, work), lambda: work.alive)
+        refused = partial(self._unsupported, work)
+        desk.call(request, partial(self._answered, work), lambda: work.alive, unsupported=refused)
         if self._rng.random() < COPIED:
             pause_s = self._rng.choice(COPY_LATER_S) * (0.5 + self._rng.random())
             desk.later(pause_s, self._copy_arrives, desk, request)
@@ -169,6 +172,10 @@ class TopicChanges:
     def _answered(self, work: _Work, results: list[Any]) -> None:
         code, *told = results[0]
         work.answers.append((code, told[0] if told else None))
+        self._go_on(work)
+
+    def _unsupported(self, work: _Work) -> None:
+        work.answers.append(NotSupported("the group's format level is too low"))
         self._go_on(work)
 
     def _copy_arrives(self, desk: Desk, request: bytes) -> None:

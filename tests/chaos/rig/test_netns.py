@@ -148,8 +148,10 @@ def test_a_host_is_killed_with_all_that_runs_on_it(network: Network) -> None:
 @needs_hosts
 def test_what_a_killed_run_leaves_is_removed_by_the_next() -> None:
     code = (
-        "import subprocess, time; from tests.chaos.rig.netns import Network; n = Network(('x',))\n"
+        "import subprocess, time; from tests.chaos.rig.netns import Network, processes_in\n"
+        "n = Network(('x',))\n"
         "subprocess.Popen([*n.within('x'), 'sleep', '1000'])\n"
+        "while not processes_in(n.namespace('x')): time.sleep(0.01)\n"  # it starts outside of the namespace
         "print(n.namespace('x'), flush=True); time.sleep(1000)"
     )
     with subprocess.Popen(
