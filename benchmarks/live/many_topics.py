@@ -19,6 +19,7 @@ from signal import SIGKILL
 from typing import TYPE_CHECKING, Any
 
 import escrowmq
+from benchmarks.live.disk_probe import disk_probe
 from benchmarks.live.generated import FRAMES_PER_ENTRY, MS_PER_ENTRY, Content, Say, fill, install, topic_name
 from benchmarks.live.sending import Senders, senders
 from benchmarks.live.waiting import until
@@ -139,24 +140,33 @@ class _Story:
         return found
 
     def _fail_overs(self, kills: int) -> dict[str, Any]:
-        away, back = Latencies(), Latencies()
-        for _ in range(kills):
-            self._clients.go_on()
-            victim = self._replicas.leader()
-            begin = time.monotonic()
-            send_signal(pid_of(victim), SIGKILL)
-            away.add(max(sender.next_after(begin + 0.05) - begin for sender in self._clients.all))
-            terms = self._replicas.leader().term - victim.term
-            self._say(f"replica {victim.replica} led and was killed: {away.each_ms()[-1]} ms, terms {terms}")
-            self._replicas.restarted(victim)
-            until(lambda: self._cluster.status().healthy, "all replicas to be healthy")
-            back.add(time.monotonic() - begin)
+        away, back, waits = Latencies(), Latencies(), list[int]()
+        with disk_probe(self._data_dir) as disk:
+            for _ in range(kills):
+                self._clients.go_on()
+                victim = self._replicas.leader()
+                disk.restart()
+                begin = time.monotonic()
+                send_signal(pid_of(victim), SIGKILL)
+                each = {s.kind: s.next_after(begin + 0.05) - begin for s in self._clients.all}
+                away.add(max(each.values()))
+                waits.append(disk.worst_ms())
+                terms = self._replicas.leader().term - victim.term
+                times = ", ".join(f"{kind} {1000 * seconds:.0f} ms" for kind, seconds in each.items())
+                self._say(
+                    f"replica {victim.replica} led and was killed: {times}; terms {terms}, "
+                    f"longest write beside {waits[-1]} ms"
+                )
+                self._replicas.restarted(victim)
+                until(lambda: self._cluster.status().healthy, "all replicas to be healthy")
+                back.add(time.monotonic() - begin)
         found = {
             "kills": kills,
             "p50_ms": round(away.quantile_ms(0.5)),
             "p95_ms": round(away.quantile_ms(0.95)),
             "max_ms": round(away.quantile_ms(1.0)),
             "each_ms": away.each_ms(),
+            "longest_write_beside_ms": waits,
             "well_again_p50_ms": round(back.quantile_ms(0.5)),
         }
         self._say(f"fail-overs: {found}")
