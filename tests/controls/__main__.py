@@ -1,4 +1,4 @@
-"""``python -m tests.controls``; see table.py (apart from it so that worker processes can import it)."""
+"""``python -m tests.controls``; see table.py, a separate module so that worker processes can import it."""
 
 import typer
 

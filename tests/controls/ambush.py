@@ -1,16 +1,16 @@
-"""A directed schedule: old acknowledgements reach a leader that was deposed, cut and elected again.
+"""A directed schedule: old acknowledgements reach a leader that was deposed, cut its log and leads again.
 
-Random schedules do not bring this about, because many things must happen in one order within a second. So
-the network and a hand-over are directed here, step by step as the group lets it, and begun anew when
-something else (the random faults go on meanwhile) got in between:
+Random schedules do not produce this, because many things must happen in one order within a second. This
+module directs the network and a leadership transfer step by step, each as soon as the group allows it. The
+random faults continue meanwhile; if one of them interferes, the sequence starts over:
 
 1. a leader and one follower are cut off; the follower acknowledges entries that no majority gets;
-2. the others elect a leader of their own, and the partition ends: both cut what they had;
-3. that leader hands over to the first one, and the follower is cut off again;
-4. while the old leader's log grows anew, the follower's old acknowledgements arrive a second time.
+2. the others elect another leader, and the partition ends: both cut these entries from their logs;
+3. that leader transfers leadership to the first one, and the follower is cut off again;
+4. while the old leader's log grows again, the follower's old acknowledgements arrive a second time.
 
-The second arrival is what a network may do that delays and doubles, across connections too, as the wild one
-does. Nothing of it harms a group whose leader looks at the term of an acknowledgement.
+A network that delays and duplicates, also across connections, may deliver a frame twice; the wild network
+does. None of this harms a group whose leader checks the term of an acknowledgement.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from tests.sim.replica import SimReplica
 from tests.sim.simulation import Simulation
 
 LOOK_EVERY_S = 0.01
-STEP_MAX_S = 2.0  # then it begins anew
-FIRST_S = 0.7  # a first leader is there by then, mostly
-FAULTS_EVERY_S = 3.0  # the random ones: rare enough that an attempt can come to its end
+STEP_MAX_S = 2.0  # after that it starts over
+FIRST_S = 0.7  # most groups have their first leader by then
+FAULTS_EVERY_S = 3.0  # the random ones: rare enough that an attempt can finish
 
 
 def stale_acknowledgements(patch: pytest.MonkeyPatch) -> None:
@@ -53,22 +53,22 @@ def stale_acknowledgements(patch: pytest.MonkeyPatch) -> None:
 
 @dataclass(slots=True)
 class _Victims:
-    """The leader of one attempt, the follower beside it, and what that one acknowledged."""
+    """The leader of one attempt, the follower cut off with it, and that follower's acknowledgements."""
 
     leader: SimReplica
     follower: SimReplica
-    term: int  # in which it led first
+    term: int  # the term in which it led first
     processes: tuple[int, int]
     acks: dict[int, bytes] = field(default_factory=dict)  # index -> frame, as they arrived
 
     def alive(self) -> bool:
-        """Both run, and are the processes that they were."""
+        """Whether both run, and neither has restarted."""
         now = (self.leader.incarnation, self.follower.incarnation)
         return self.leader.up and self.follower.up and now == self.processes
 
 
 class Ambush:
-    """One simulation's; looks at it every few milliseconds until the calm."""
+    """The ambush of one simulation: checks every few milliseconds, until the calm, which step is possible."""
 
     def __init__(self, simulation: Simulation) -> None:
         self._sim, self._rng = simulation, simulation.world.stream("ambush")
@@ -78,7 +78,7 @@ class Ambush:
         self._blocked: list[Link] = []
 
     def heard(self, receiver: str, sender: str, message: wire.Message) -> None:
-        """A message is about to be read: acknowledgements of the first leadership are kept."""
+        """A message is about to be read: keep it if it acknowledges entries of the first leadership."""
         victims = self._victims
         if (
             victims is not None
@@ -90,7 +90,7 @@ class Ambush:
             victims.acks[message["next_node_idx"] - 1] = b"".join(wire.encode(message))
 
     def look(self) -> None:
-        """Go on to the next step if the group has come that far."""
+        """Take the next step if the group has reached it."""
         sim, victims = self._sim, self._victims
         if sim.calm:
             return
@@ -123,7 +123,7 @@ class Ambush:
             self._next(self._hand_over, "the others have a leader, the partition ends")
 
     def _hand_over(self, victims: _Victims) -> None:
-        """As soon as both have cut what the new leader never had."""
+        """Wait until both have cut what the new leader never had."""
         leader = self._successor(victims)
         if leader is None:
             return
@@ -140,7 +140,7 @@ class Ambush:
             self._next(self._echo, f"{leader.name} leads again, old acknowledgements are on their way")
 
     def _echo(self, victims: _Victims) -> None:
-        """Each once, when the leader's log reaches as far as it claims."""
+        """Deliver each old acknowledgement once, when the leader's log reaches the index that it claims."""
         leader = victims.leader
         for index in [index for index in victims.acks if index <= leader.journal.last_index]:
             leader.arrive(victims.follower.name, victims.acks.pop(index))

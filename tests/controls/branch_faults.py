@@ -1,4 +1,5 @@
-"""Planted faults in transactions over several groups: who is asked, who decides, and who may forget when."""
+"""Planted faults in transactions over several groups: which group is asked, which decides, when each may
+forget."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ OPEN = ("orphan-branch", "unresolved")
 
 @plant("done-when-told", *APART, "lost-write", groups=2, start=1, chaos_s=10.0, conditions=all_across)
 def done_when_told(patch: pytest.MonkeyPatch) -> None:
-    """TX_DONE is written when a branch is told what home has decided, and not when it has done it."""
+    """TX_DONE is written when a branch is told what home has decided, and not when the branch has carried it
+    out."""
     push = Branches._push
 
     def early(self: Branches, gid: int, rows: Sequence[Undone]) -> None:
@@ -38,7 +40,7 @@ def done_when_told(patch: pytest.MonkeyPatch) -> None:
 
 @plant("home-prepared-last", *OPEN, *APART, groups=2, chaos_s=10.0, conditions=all_across)
 def home_prepared_last(patch: pytest.MonkeyPatch) -> None:
-    """Branches are prepared before home, so that one may be open of which home has never heard."""
+    """Branches are prepared before home, so a branch may be open that home does not know."""
     made = StagedPrepare.__init__
 
     def init(self: StagedPrepare, *args: Any) -> None:
@@ -51,7 +53,7 @@ def home_prepared_last(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(StagedPrepare, "__init__", init)
     patch.setattr(StagedPrepare, "_take_home", take)  # home's index comes too late for the branches
-    patch.setattr(machine, "untracked_branch", lambda level, home_group, extra: None)  # so they have none
+    patch.setattr(machine, "untracked_branch", lambda level, home_group, extra: None)  # they do without it
 
 
 @plant(
@@ -60,7 +62,7 @@ def home_prepared_last(patch: pytest.MonkeyPatch) -> None:
     conditions=all_across,
 )
 def decided_before_all_prepared(patch: pytest.MonkeyPatch) -> None:
-    """A producer takes a transaction for prepared once home is, and its branches are on their way."""
+    """A producer treats a transaction as prepared once home is prepared, while its branches are under way."""
     next_stage = StagedPrepare.next_stage
 
     def impatient(self: StagedPrepare) -> None:
@@ -84,7 +86,7 @@ def decided_before_all_prepared(patch: pytest.MonkeyPatch) -> None:
     conditions=all_across,
 )
 def branch_decides_by_itself(patch: pytest.MonkeyPatch) -> None:
-    """A branch that has been open for too long is rolled back by its own group, which asks nobody."""
+    """A group rolls back a branch that has been open for too long without asking its home group."""
 
     def alone(self: Branches, home: int, found: Sequence[Branch]) -> None:
         self._asking[home] = object()
@@ -98,7 +100,7 @@ def branch_decides_by_itself(patch: pytest.MonkeyPatch) -> None:
 
 
 def homes_of_one_index(patch: pytest.MonkeyPatch) -> None:
-    """Two processes give one id to different transactions, often, and begin when the logs of the two home
+    """Two processes often give one id to different transactions, and begin them when the logs of the two home
     groups are equally long."""
     world(ALL_ACROSS | {"fence": False, "act_every_s": 0.1, "late_copies": 0.0})(patch)
     patch.setattr(producers, "SHARED", 0.3)
@@ -130,5 +132,6 @@ def _when_equally_long(
     conditions=homes_of_one_index,
 )
 def home_group_not_in_identity(patch: pytest.MonkeyPatch) -> None:
-    """A transaction is its id and the index of home's record, whatever group's log that is an index of."""
+    """A transaction is identified by its id and the index of home's record, without the group whose log has
+    that index."""
     patch.setattr(OpenTx, "is_under", lambda self, home_group, home_index: self.home_record == home_index)

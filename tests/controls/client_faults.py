@@ -1,4 +1,4 @@
-"""Planted faults in clients: what a producer sends again, and under which number."""
+"""Planted faults in clients: which batches a producer sends again, and under which number."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.controls.scenes import world
 from tests.sim.across.simulation import Part
 from tests.sim.across.wire import Wire
 
-#: Answers to a batch after which the stream goes on with its number, or begins anew by itself.
+#: Answers to a batch after which the stream continues its numbers, or starts a new epoch by itself.
 GO_ON = (ResultCode.OK, ResultCode.DUPLICATE, ResultCode.STALE, ResultCode.OUT_OF_SEQUENCE)
 
 LOOK_EVERY_S = 0.01
@@ -23,7 +23,7 @@ SCENE = {"delivery_timeout_s": 0.3, "late_copies": 0.5, "act_every_s": 0.02, "ta
 
 
 def impatient(patch: pytest.MonkeyPatch) -> None:
-    """Producers give up soon, and copies of what they sent wait until there is a leader."""
+    """Producers give up early, and copies of their requests wait until there is a leader."""
     world(SCENE)(patch)
     arrives = Wire._copy_arrives
 
@@ -44,7 +44,8 @@ def impatient(patch: pytest.MonkeyPatch) -> None:
     conditions=impatient,
 )
 def refused_number_used_again(patch: pytest.MonkeyPatch) -> None:
-    """The next batch of a stream takes the number of one that was refused, of which a copy may arrive yet."""
+    """The next batch of a stream takes the number of a refused batch, although a copy of that one may still
+    arrive."""
     finished = PartitionStream.finished
 
     def same_epoch(

@@ -1,4 +1,4 @@
-"""Planted faults between the product and its disk: what is not synced, not checked, or not kept."""
+"""Planted faults between the product and its disk: data that is not synced, not checked, or not kept."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.controls.planting import plant
 from tests.controls.raft_faults import LOST, VOTES
 from tests.sim.disk import SimDisk, SimFile
 
-#: What shows that a replica's state is not that of its log.
+#: Reports of a replica whose state does not match its log.
 STATE = (
     *(
         "state-differs",
@@ -37,29 +37,29 @@ STATE = (
     *("both-decided", "unstable-outcome", "unresolved", "wrong-place", "lost-offset", "prepared-lost"),
     "unexpected-answer",
 )
-#: The product itself finds that what was synced is not there; without flipped bits that is a violation.
+#: The product itself finds that synced data is missing; without flipped bits that is a violation.
 REFUSED = "CorruptLog"
-#: The replica calls entries durable that its disk has not kept, and other disks have. It cannot mend them:
-#: until the power fails it reads them from its page cache, where they are sound.
+#: The replica calls entries durable that its disk has not kept, while other disks have. It cannot mend
+#: them: until the power fails it reads them from its page cache, where they are sound.
 NOT_KEPT = "unmended"
 
 
 @plant("fsync-off", *LOST, *VOTES, REFUSED)
 def fsync_off(patch: pytest.MonkeyPatch) -> None:
-    """The disk says that it synced, and keeps everything in the page cache until the power fails."""
+    """The disk reports a sync, and keeps everything in the page cache until the power fails."""
     patch.setattr(SimFile, "sync", lambda self: self._check("sync"))
 
 
 @plant("fsync-of-the-log-off", *LOST, NOT_KEPT, passing_over=(REFUSED,))
 def fsync_of_the_log_off(patch: pytest.MonkeyPatch) -> None:
-    """Votes and snapshots are synced, entries are not: what was acknowledged is lost without a trace."""
+    """Votes and snapshots are synced, entries are not: acknowledged entries are lost without a trace."""
     sync = SimFile.sync
     patch.setattr(SimFile, "sync", lambda self: None if self._name.endswith(".log") else sync(self))
 
 
 @plant("directory-not-synced", *LOST, *VOTES, REFUSED)
 def directory_not_synced(patch: pytest.MonkeyPatch) -> None:
-    """Files are synced, their names in the directory are not."""
+    """Files are synced, but their names in the directory are not."""
     patch.setattr(SimDisk, "sync_dir", lambda self: self.step("sync_dir"))
 
 
@@ -93,7 +93,7 @@ def durable_before_fsync(patch: pytest.MonkeyPatch) -> None:
     often={"failed-fsync": 60, "power-cut": 40},
 )
 def failed_fsync_believed(patch: pytest.MonkeyPatch) -> None:
-    """A replica goes on after a failed sync, as if the next one would write what the kernel has dropped."""
+    """A replica continues after a failed sync, as if the next one would write what the kernel has dropped."""
     sync = SimFile.sync
 
     def shrug(self: SimFile) -> None:
@@ -150,7 +150,7 @@ def checksums_off(patch: pytest.MonkeyPatch) -> None:
 
 @plant("snapshot-without-its-last-entry", *STATE, often={"snapshot": 40, "roll": 40, "kill": 30})
 def snapshot_without_its_last_entry(patch: pytest.MonkeyPatch) -> None:
-    """A snapshot says that it stands after an entry whose effects it does not hold."""
+    """A snapshot gives as its index an entry whose effects it does not hold."""
     whole = Replica.apply
 
     def early(self: Replica, index: int, term: int, command: bytes) -> Any:
@@ -171,13 +171,14 @@ def snapshot_without_settled(patch: pytest.MonkeyPatch) -> None:
 
 @plant("snapshot-without-producers", *STATE, start=2, often={"snapshot": 40, "roll": 40, "kill": 30})
 def snapshot_without_producers(patch: pytest.MonkeyPatch) -> None:
-    """A snapshot forgets the sequence numbers of producers: what is sent again is stored again."""
+    """A snapshot forgets the sequence numbers of producers: a batch that is sent again is stored again."""
     _begun(patch, producers=[])
 
 
 @plant("snapshot-of-several-moments", *STATE, often={"snapshot": 60, "roll": 40, "kill": 30})
 def snapshot_of_several_moments(patch: pytest.MonkeyPatch) -> None:
-    """Partitions that a snapshot comes to later are in it as they are then, and not as they were."""
+    """A snapshot holds a partition as it is when the snapshot reaches it, and not as it was when the snapshot
+    began."""
 
     def append(self: PartitionIndex, *args: int) -> int:
         cut, self._cut = self._cut, self._cuts.number
@@ -213,7 +214,7 @@ def snapshot_in_place(patch: pytest.MonkeyPatch) -> None:
 
 
 def _begun(patch: pytest.MonkeyPatch, **changes: object) -> None:
-    """Snapshots with these fields instead."""
+    """Take every snapshot with these fields changed."""
     begin = Checkpoints.begin
 
     def changed(self: Checkpoints, state: StateMachine, term: int) -> None:

@@ -1,4 +1,4 @@
-"""Planted faults in feedback: silence that becomes a decision, and answers that reach the wrong end."""
+"""Planted faults in feedback: silence that becomes a decision, and answers that have the wrong effect."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ INVENTED = (
 
 @plant("feedback-decides-by-itself", *INVENTED, start=13)
 def feedback_decides_by_itself(patch: pytest.MonkeyPatch) -> None:
-    """A check that nobody answers, or answers with UNKNOWN, is a rollback instead of being counted."""
+    """A check without an answer, or with the answer UNKNOWN, is a rollback instead of being counted."""
     patch.setattr(ops, "checked", lambda app, tx_ids: ops.rollback(app, tx_ids, by="feedback"))
 
 
 @plant("feedback-commits-by-itself", *INVENTED, start=1)
 def feedback_commits_by_itself(patch: pytest.MonkeyPatch) -> None:
-    """A check that nobody answers, or answers with UNKNOWN, is a commit instead of being counted."""
+    """A check without an answer, or with the answer UNKNOWN, is a commit instead of being counted."""
     patch.setattr(ops, "checked", lambda app, tx_ids: ops.commit(app, tx_ids, by="feedback"))
 
 
 @plant("unknown-is-rollback", *INVENTED)
 def unknown_is_rollback(patch: pytest.MonkeyPatch) -> None:
-    """An UNKNOWN of a producer is taken for ROLLBACK, also that of a transaction which still runs."""
+    """A producer's UNKNOWN counts as ROLLBACK, even for a transaction that still runs."""
 
     def strict(state: TransactionState, trouble: Trouble, *, others: bool) -> Verdict:
         verdict = judge(state, trouble, others=others)
@@ -63,19 +63,19 @@ def answers_turned_round(patch: pytest.MonkeyPatch) -> None:
 
 @plant("owner-not-asked", *INVENTED, groups=2, start=1, chaos_s=10.0, conditions=world(UNFENCED))
 def owner_not_asked(patch: pytest.MonkeyPatch) -> None:
-    """A check may go to any producer of the app at once, although the transaction's owner is there."""
+    """A check may go to any producer of the app at once, although the transaction's owner is alive."""
     patch.setattr(checks.Check, "owner", property(lambda self: ""))
 
 
 @plant("checks-never-due", "unresolved", "never-checked")
 def checks_never_due(patch: pytest.MonkeyPatch) -> None:
-    """Nothing comes due, so that a transaction whose producer died is never asked about."""
+    """No check comes due, so no one is asked about a transaction whose producer died."""
     patch.setattr(DueQueue, "advance", lambda self, now_ms, budget=0: False)
 
 
 @plant("owner-not-asked-first", *INVENTED)
 def owner_not_asked_first(patch: pytest.MonkeyPatch) -> None:
-    """A check goes to any producer of the app, also while its owner runs the local transaction."""
+    """A check goes to any producer of the app, even while its owner runs the local transaction."""
     locked = CheckTable.locked
 
     def nobodys(self: CheckTable, gid: int, rows: Iterable[LockedRow], now: float) -> None:
@@ -86,13 +86,13 @@ def owner_not_asked_first(patch: pytest.MonkeyPatch) -> None:
 
 @plant("owner-gone-too-early", *INVENTED, start=20)
 def owner_gone_too_early(patch: pytest.MonkeyPatch) -> None:
-    """An owner that does not poll just now is taken for gone."""
+    """An owner that has no poll waiting is treated as gone."""
     patch.setattr(Owners, "gone_in_s", lambda self, instance, now: 0.0)
 
 
 @plant("running-is-not-asked", *INVENTED)
 def running_is_not_asked(patch: pytest.MonkeyPatch) -> None:
-    """An owner that answers that it runs the local transaction is taken for one that does not know."""
+    """An owner's answer that the local transaction still runs is treated as "does not know"."""
 
     answer = CheckTable.answer
 
@@ -107,8 +107,8 @@ def running_is_not_asked(patch: pytest.MonkeyPatch) -> None:
 
 
 def taken_up_while_asked(patch: pytest.MonkeyPatch) -> None:
-    """Producers die often, their ids are taken up while somebody else is asked about them, and queriers and
-    databases are slow."""
+    """Producers die often, another producer takes up their ids while someone else is asked about them, and
+    queriers and databases are slow."""
     patch.setattr(producers, "DEATH", 0.1)
     patch.setattr(producers, "GIVEN", 1.0)
     patch.setattr(producers, "SLOW", 0.8)
@@ -119,5 +119,6 @@ def taken_up_while_asked(patch: pytest.MonkeyPatch) -> None:
 
 @plant("rollback-under-any-prepare", *INVENTED, start=16, chaos_s=12.0, conditions=taken_up_while_asked)
 def rollback_under_any_prepare(patch: pytest.MonkeyPatch) -> None:
-    """A check's ROLLBACK names no PREPARE, and hits what another producer has taken up since."""
+    """A check's ROLLBACK names no PREPARE, and rolls back a transaction that another producer has taken up
+    since."""
     patch.setattr(ops, "rollback_under", lambda app, tx_ids, by, newest_index: ops.rollback(app, tx_ids, by))

@@ -1,4 +1,4 @@
-"""Planted faults in the fence: each must show as a difference between database and log."""
+"""Planted faults in the fence: each must be reported as a difference between database and log."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SPLIT = ("fence-split",)
 
 @plant("fence-row-outside", *SPLIT, workload="fenced", start=3, chaos_s=4.0)
 def fence_row_outside(patch: pytest.MonkeyPatch) -> None:
-    """The fence's row is committed by a transaction of its own, whatever becomes of the local one."""
+    """The fence's row is committed in a separate transaction, whatever happens to the local one."""
     enter = Fence._enter
 
     def outside(self: Fence, link: Link, *transactions: Transaction) -> None:
@@ -36,7 +36,7 @@ def fence_row_outside(patch: pytest.MonkeyPatch) -> None:
 
 @plant("check-without-its-insert", *SPLIT, workload="fenced", start=3, chaos_s=4.0)
 def check_without_its_insert(patch: pytest.MonkeyPatch) -> None:
-    """A check takes "no row" for rolled back, and leaves nothing behind that says so."""
+    """A check answers ROLLBACK where it finds no row, and inserts no row that says so."""
 
     def only_read(
         self: Checking, link: Link, keys: Sequence[bytes], by_key: dict[bytes, str], limit_s: float
@@ -51,7 +51,7 @@ def check_without_its_insert(patch: pytest.MonkeyPatch) -> None:
 
 @plant("check-answers-before-its-commit", *SPLIT, workload="fenced", start=5, chaos_s=4.0)
 def check_answers_before_its_commit(patch: pytest.MonkeyPatch) -> None:
-    """What a check has written is rolled back once it has been read, and answered all the same."""
+    """A check rolls back what it has written, and answers as if it had committed it."""
     block = Checking._block
 
     def undone(self: Checking, link: Link, *rest: object) -> dict[bytes, int]:
@@ -66,7 +66,7 @@ def check_answers_before_its_commit(patch: pytest.MonkeyPatch) -> None:
 
 @plant("locked-is-rolled-back", *SPLIT, workload="fenced", start=3, chaos_s=4.0)
 def locked_is_rolled_back(patch: pytest.MonkeyPatch) -> None:
-    """A check that has waited long enough for a local transaction takes it for one that is rolled back."""
+    """A check that has waited long enough for a local transaction answers that it is rolled back."""
     states = Checking.states
 
     def impatient(self: Checking, link: Link, tx_ids: Sequence[str]) -> list[TransactionState]:
@@ -78,7 +78,7 @@ def locked_is_rolled_back(patch: pytest.MonkeyPatch) -> None:
 
 @plant("local-ignores-the-check", *SPLIT, workload="fenced", start=5, chaos_s=4.0)
 def local_ignores_the_check(patch: pytest.MonkeyPatch) -> None:
-    """The local transaction inserts its row or ignores that there is one."""
+    """The local transaction inserts its row, and goes on if there is one already."""
     made = Statements.__init__
 
     def lenient(self: Statements, dialect: Dialect, table: str) -> None:
@@ -90,12 +90,13 @@ def local_ignores_the_check(patch: pytest.MonkeyPatch) -> None:
 
 @plant("lost-commit-is-rolled-back", *SPLIT, workload="fenced", start=3, chaos_s=4.0)
 def lost_commit_is_rolled_back(patch: pytest.MonkeyPatch) -> None:
-    """A database's commit without an answer is taken for one that was refused, and the messages roll back."""
+    """A database commit without an answer is treated as refused, and the messages are rolled back."""
     patch.setattr(fences, "certainly_rolled_back", lambda error: True)
 
 
 def run_twice(patch: pytest.MonkeyPatch) -> None:
-    """Two live processes run one id at the same time, wherever they can, and the business often says no."""
+    """Wherever they can, two live processes run one id at the same time, and the business code often
+    refuses."""
     patch.setattr(broker_workload, "TWICE", 1.0)
     patch.setattr(producers, "GIVEN", 1.0)
     patch.setattr(fenced, "FAILS", 0.5)
@@ -103,7 +104,8 @@ def run_twice(patch: pytest.MonkeyPatch) -> None:
 
 @plant("done-is-lost", *SPLIT, workload="fenced", start=3, chaos_s=4.0, conditions=run_twice)
 def done_is_lost(patch: pytest.MonkeyPatch) -> None:
-    """A row that is there is taken for a check's, also where a local transaction of the id has committed."""
+    """Every row that exists is treated as a check's, even where a local transaction of the id has
+    committed."""
     lost_to = Fence._lost_to
 
     def blamed(self: Fence, key: bytes, tx_id: str, error: Exception) -> Exception:
@@ -115,23 +117,24 @@ def done_is_lost(patch: pytest.MonkeyPatch) -> None:
 
 @plant("failed-try-rolls-back", *SPLIT, workload="fenced", start=2, chaos_s=4.0, conditions=run_twice)
 def failed_try_rolls_back(patch: pytest.MonkeyPatch) -> None:
-    """A try that fails rolls the messages back, also where an earlier one with the same id has committed."""
+    """An attempt that fails rolls the messages back, even where an earlier one with the same id has
+    committed."""
     patch.setattr(Fence, "raise_unless_rolled_back", lambda self, tx_id, error: None)
 
 
 def purged_often(patch: pytest.MonkeyPatch) -> None:
-    """Old rows are removed in every schedule, and checks come late, so that much stays open for longer than a
-    row has to be kept."""
+    """Every schedule removes old rows, and checks come late, so that many transactions stay open for longer
+    than a row has to be kept."""
     patch.setattr(purging, "SHARE", 1.0)
     patch.setattr(purging, "CHECK_AFTER_MS", (12_000,))
 
 
 @plant("purged-while-open", *SPLIT, workload="fenced", chaos_s=10.0, conditions=purged_often)
 def purged_while_open(patch: pytest.MonkeyPatch) -> None:
-    """A purge removes old rows without a look at what is still open: a check then finds none.
+    """A purge removes old rows without looking at which transactions are still open: a check then finds none.
 
-    That the row of one which was prepared again stays matters in a schedule that chance does not find: it is
-    shown by hand, in tests/feedback/database/test_purging.py.
+    A purge must also keep the row of a transaction that was prepared again. Random schedules do not find a
+    case where that matters; tests/feedback/database/test_purging.py has one written by hand.
     """
     disposable = rows.disposable
     patch.setattr(rows, "disposable", lambda found, app, before, needed: disposable(found, app, before, ()))

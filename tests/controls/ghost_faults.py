@@ -1,5 +1,5 @@
-"""Planted faults in what fences a process whose replica was replaced, and in the supervisor's decision to do
-so."""
+"""Planted faults in the protection against a process whose replica was replaced, and in the supervisor's
+decision to replace one."""
 
 from __future__ import annotations
 
@@ -25,16 +25,17 @@ from tests.sim.supervisor import Supervisor
 
 
 def many_ghosts(patch: pytest.MonkeyPatch) -> None:
-    """Several replicas of every schedule are replaced while their processes live on, by one supervisor, which
-    acts on what it sees."""
+    """In every schedule one supervisor, which acts at once on what it sees, replaces several replicas while
+    their processes live on."""
     patch.setitem(supervisor.ACTS_AFTER_S, "supervisors", (0.0,))
     patch.setattr(supervisor, "TWO", 0.0)
     patch.setitem(faultplan.GHOSTS, "per_schedule", (3, 5))
 
 
 def ghosts_among_the_ignorant(patch: pytest.MonkeyPatch) -> None:
-    """Many ghosts, each cut off from whoever has met its successor, so that nobody tells it. It meets those
-    who have not, or have forgotten: none, as long as nothing that was noted is lost."""
+    """Many ghosts (processes whose replica was replaced), each cut off from every replica that has met its
+    successor, so that none of them tells it. It reaches only replicas that have not met the successor or have
+    forgotten it: none, as long as no replica loses what it has noted."""
     many_ghosts(patch)
     shut = SimNetwork._shut
 
@@ -60,8 +61,7 @@ def _knows_better(network: SimNetwork, knowing: str, ghost: str) -> bool:
     conditions=many_ghosts,
 )
 def predecessor_counted(patch: pytest.MonkeyPatch) -> None:
-    """Whoever bears a replica's id is let in: acknowledgements and votes of a process that was replaced
-    count."""
+    """Every process with a replica's id is let in: acknowledgements and votes of a replaced process count."""
     patch.setattr(Incarnations, "refuses", lambda self, peer, shown: None)
 
 
@@ -78,7 +78,7 @@ def predecessor_counted(patch: pytest.MonkeyPatch) -> None:
     conditions=ghosts_among_the_ignorant,
 )
 def mark_after_the_link(patch: pytest.MonkeyPatch) -> None:
-    """A peer's incarnation is written when the link is up, and not synced: a power cut takes it."""
+    """A peer's incarnation is written when the link is up, and not synced: a power cut loses it."""
 
     def store(self: PeerMarks, slot: bytes) -> None:
         for position in peer_marks.SLOT_POSITIONS:
@@ -97,13 +97,13 @@ def mark_after_the_link(patch: pytest.MonkeyPatch) -> None:
     start=70,
     passing_over=(
         "stuck-learner",
-    ),  # it waits for a process that never speaks to it; true, and not the point
+    ),  # it waits for a process that never speaks to it: true, but not what this fault is about
     chaos_s=8.0,
     often={"empty-disk": 40},
     conditions=ghosts_among_the_ignorant,
 )
 def learner_without_marks(patch: pytest.MonkeyPatch) -> None:
-    """A replica that lost its disk does not take over which incarnations of its peers were replaced."""
+    """A replica that lost its disk does not learn which incarnations of its peers were replaced."""
     patch.setattr(Rejoin, "learn", lambda self, marks: None)
 
 
@@ -120,8 +120,7 @@ def learner_without_marks(patch: pytest.MonkeyPatch) -> None:
     conditions=many_ghosts,
 )
 def learner_taken_for_a_member(patch: pytest.MonkeyPatch) -> None:
-    """The supervisor counts a replica that still learns as one that is well, and moves a second one of
-    three."""
+    """The supervisor counts a replica that still learns as healthy, and moves a second one of three."""
 
     def well(seat: Seat, voters: Collection[int], seen: Mapping[ReplicaKey, Seen]) -> bool:
         there = (Condition.RUNNING, Condition.LEARNING)
@@ -133,13 +132,12 @@ def learner_taken_for_a_member(patch: pytest.MonkeyPatch) -> None:
 
 @plant("successor-in-silence", "stuck", "stuck-learner", workload="raw", chaos_s=8.0, conditions=many_ghosts)
 def successor_in_silence(patch: pytest.MonkeyPatch) -> None:
-    """A successor tells nobody that it is there, and waits for ever for another leader than its
-    predecessor."""
+    """A successor does not announce itself, and waits forever for another leader than its predecessor."""
     patch.setattr(Supervisor, "_announce", lambda self: None)
 
 
 def ghosts_amid_changes(patch: pytest.MonkeyPatch) -> None:
-    """Learners become voters while processes live on whose place was taken."""
+    """Learners become voters while replaced processes live on."""
     ghosts_among_the_ignorant(patch)
     many_changes(patch)
 
@@ -157,10 +155,10 @@ def ghosts_amid_changes(patch: pytest.MonkeyPatch) -> None:
     conditions=ghosts_amid_changes,
 )
 def promoted_without_marks(patch: pytest.MonkeyPatch) -> None:
-    """A learner becomes a voter without having confirmed whose place was taken, and no vote tells it.
+    """A learner becomes a voter before it has confirmed which processes were replaced, and no vote tells it.
 
-    The latter alone matters in a schedule that chance does not find: it is shown by hand, in
-    tests/replication/raft/test_promotion_beside_a_ghost.py.
+    Random schedules do not find a case where the missing votes alone matter;
+    tests/replication/raft/test_promotion_beside_a_ghost.py has one written by hand.
     """
     patch.setattr(MemberChanges, "knows_the_marks", lambda self, replica: True)
     patch.setattr(Votes, "going_out", lambda self, message: message)
@@ -176,5 +174,6 @@ def promoted_without_marks(patch: pytest.MonkeyPatch) -> None:
     conditions=ghosts_amid_changes,
 )
 def removal_towards_who_is_empty(patch: pytest.MonkeyPatch) -> None:
-    """A leader removes a voter though the majority that stays has lost its disk, and has not learned yet."""
+    """A leader removes a voter although the remaining majority has lost its disks and has not caught up
+    yet."""
     without_looking_who_stays(patch)

@@ -1,8 +1,8 @@
-"""The guards around pysyncobj's core, taken away one by one, to show that each is needed.
+"""The guards around pysyncobj's core, removed one by one to show that each is needed.
 
 ``python -m tests.sim --drop NAME`` runs without one; ``taken_away`` does it for a test. The product has no
 such switch: as with all planted faults, its classes are patched for as long as a schedule runs. The letters
-are those of the defect list in docs/decisions.md.
+refer to the defect list in docs/decisions.md.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ def _guard(name: str) -> Callable[[TakeAway], TakeAway]:
 
 @contextmanager
 def taken_away(*names: str) -> Iterator[None]:
-    """The product lacks these guards while this lasts."""
+    """Remove these guards from the product inside the ``with`` block."""
     with pytest.MonkeyPatch.context() as patch:
         take_away(patch, *names)
         yield
 
 
 def take_away(patch: pytest.MonkeyPatch, *names: str) -> None:
-    """The product lacks these guards while ``patch`` lasts."""
+    """Remove these guards from the product until ``patch`` is undone."""
     for name in names:
         GUARDS[name](patch)
 
 
 def check_names(names: Iterable[str]) -> None:
-    """Raises ValueError if one of them names no guard."""
+    """Raises ValueError if a name is not a guard's."""
     if unknown := set(names) - set(GUARDS):
         raise ValueError(f"no guard {', '.join(sorted(unknown))}; there are {', '.join(GUARDS)}")
 
@@ -61,7 +61,7 @@ def log_matching(patch: pytest.MonkeyPatch) -> None:
 
 @_guard("commit-cap")
 def commit_cap(patch: pytest.MonkeyPatch) -> None:
-    """A: a message commits only what this very message proved to match."""
+    """A: a message commits only what this same message proved to match."""
     _keep_commit_index(patch, lambda message: "prevLogIdx" in message)
 
 
@@ -87,7 +87,7 @@ def _keep_commit_index(patch: pytest.MonkeyPatch, where: Callable[[RaftMessage],
 # ------------------------------------------------------------------ acknowledgements
 @_guard("ack-cap")
 def ack_cap(patch: pytest.MonkeyPatch) -> None:
-    """A: an acknowledgement claims only what this very message proved."""
+    """A: an acknowledgement claims only what this same message proved."""
     answer = FollowerGuard.answer
 
     def uncapped(
@@ -112,7 +112,8 @@ def hold_acks(patch: pytest.MonkeyPatch) -> None:
 
 @_guard("sound-acks")
 def sound_acks(patch: pytest.MonkeyPatch) -> None:
-    """What is durable counts, also where it is known to be damaged before it is committed."""
+    """A follower does not acknowledge, and a leader does not count, entries known to be damaged before they
+    were committed."""
     for module in (guards, node):
         patch.setattr(module, "sound_index", lambda journal, commit_index: journal.durable_index)
 
@@ -147,7 +148,7 @@ def ack_term(patch: pytest.MonkeyPatch) -> None:
 
 @_guard("keep-next")
 def keep_next(patch: pytest.MonkeyPatch) -> None:
-    """A: a success does not rewind what was sent already (a matter of speed)."""
+    """A: a success does not rewind past what was sent already (this affects only speed)."""
     accepted = PeerProgress.accepted
 
     def rewinding(self: PeerProgress, index: int) -> None:

@@ -1,4 +1,4 @@
-"""Schedules against a planted fault, one after the other, until one of them reports it."""
+"""Runs schedules against a planted fault, one after the other, until one of them reports it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from tests.sim.world import Violation
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one schedule reported: ``kind`` of violation (or the type of what was raised), None: nothing."""
+    """What one schedule reported. ``kind`` is that of the violation, or the type of another exception; None
+    if the schedule ended well."""
 
     seed: int
     kind: str | None
@@ -38,7 +39,7 @@ class Found:
 
 
 def schedule(fault: Planted, seed: int) -> Outcome:
-    """One schedule with the fault in it."""
+    """Run one schedule with the fault in it."""
     with planted(fault):
         simulation = made(
             seed,
@@ -60,7 +61,7 @@ def schedule(fault: Planted, seed: int) -> Outcome:
 
 
 def hunt(fault: Planted, first: int | None = None, most: int | None = None) -> Found | None:
-    """From seed ``first`` on, at most ``most`` schedules; None: none of them saw anything."""
+    """Run at most ``most`` schedules, from seed ``first`` on; None if none of them reports anything."""
     first = fault.start if first is None else first
     virtual_s = 0.0
     for count in range(1, (most or fault.within) + 1):

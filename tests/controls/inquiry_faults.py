@@ -1,8 +1,8 @@
-"""Planted faults in what a branch hears of its home group, and in how long home remembers what it decided.
+"""Planted faults in what a branch learns from its home group, and in how long home remembers its decisions.
 
-What is still open late (``followed-after-done``) needs a copy of a branch's PREPARE that is opened after its
-transaction was forgotten there. The refusal of such copies is one guard, home's answer about them the other;
-the fault takes away the second, and its world the first.
+``followed-after-done`` needs a copy of a branch's PREPARE that opens after the branch's group has forgotten
+the transaction. Two guards stand against that: the group refuses such copies, and home's answer tells that
+they are late. The fault removes the second guard, and its world the first.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ SHORT_MS = 100
 
 # ------------------------------------------------------------------ branches that have to ask
 def left_to_the_groups(patch: pytest.MonkeyPatch) -> None:
-    """Branches come due after a tenth of a second; of what clients tell them half is lost, so that they hear
-    it of home or ask; and where two replicas of home take themselves for its leader, they ask the earlier
-    one."""
+    """Branches come due after a tenth of a second. Half of the decisions that clients send them are lost, so
+    that they hear them from home or ask. Where two replicas of home believe that they lead, branches ask the
+    one of the earlier term."""
     world(ALL_ACROSS | {"act_every_s": 0.05})(patch)
     settings, call = workload.topic_settings, Wire.call
 
@@ -56,7 +56,7 @@ def left_to_the_groups(patch: pytest.MonkeyPatch) -> None:
 
 
 def _is_lost(request: bytes, gid: int) -> bool:
-    """Whether it tells this branch group what home has decided, and is one of the half that is lost."""
+    """Whether the request tells this branch group what home has decided, and is in the half that is lost."""
     for op in decode_ops(request):
         if op.type in (OpType.COMMIT, OpType.ROLLBACK) and len(op.meta) > 5 and op.meta[5] >= 0:
             return bool(zlib.crc32(f"{op.meta[1][0]}/{gid}".encode()) % 2)
@@ -97,7 +97,7 @@ def _ask_the_earlier(patch: pytest.MonkeyPatch) -> None:
 
 
 def _deposed(part: Part) -> int | None:
-    """The replica that leads an earlier term and does not know of its end, if there is one."""
+    """The replica that still believes it leads an earlier term, if there is one."""
     leading = sorted((r.node.term, number_of(r.name)) for r in part.replicas if r.up and r.node.ready)
     return leading[0][1] if len(leading) > 1 else None
 
@@ -113,8 +113,8 @@ def _deposed(part: Part) -> int | None:
     conditions=left_to_the_groups,
 )
 def inquire_from_state(patch: pytest.MonkeyPatch) -> None:
-    """A leader answers a branch's INQUIRE from the state it has, and not through its log, so that a deposed
-    one says of what its successor has that it does not know it."""
+    """A leader answers a branch's INQUIRE from its current state, and not through its log, so that a deposed
+    leader answers "unknown" for a transaction that its successor has."""
     submit = Replica.submit
 
     def at_once(self: Replica, request: bytes, ops: Sequence[Op], done: Callable[[Reply], None]) -> None:
@@ -136,7 +136,7 @@ def inquire_from_state(patch: pytest.MonkeyPatch) -> None:
     conditions=left_to_the_groups,
 )
 def home_forgets_too_early(patch: pytest.MonkeyPatch) -> None:
-    """Home takes a decision for done as soon as one branch of several has done it."""
+    """Home treats a decision as done as soon as one branch of several has carried it out."""
     done = TransactionTable.done
 
     def one_for_all(
@@ -159,8 +159,8 @@ def home_forgets_too_early(patch: pytest.MonkeyPatch) -> None:
 
 # ------------------------------------------------------------------ branches that should not be there
 def late_branches_open(patch: pytest.MonkeyPatch) -> None:
-    """All groups but one forget ids all the time, each PREPARE of a branch comes again seconds later, and is
-    opened then: it is left to home's answer what becomes of it."""
+    """All groups but one forget ids all the time. A copy of each branch's PREPARE arrives seconds later and
+    opens the branch again; only home's answer closes it."""
     world(FORGETFUL | {"across": 1.0, "late_copies": 1.0, "crowd": False})(patch)
     patch.setattr(wire, "COPY_LATER_S", (1.5, 3.0))
     patch.setattr(wire, "_may_repeat", _prepares_a_branch)
@@ -186,7 +186,8 @@ def _prepares_a_branch(request: bytes) -> bool:
     conditions=late_branches_open,
 )
 def followed_after_done(patch: pytest.MonkeyPatch) -> None:
-    """A branch follows what home has decided although home has it as done there: then it is a late copy."""
+    """A branch follows home's decision although home has it as done in that group, so the branch is a late
+    copy."""
     judge = branches.judge
 
     def credulous(home: Standing, gid: int) -> tuple[int | None, bool]:

@@ -1,7 +1,7 @@
 """Planted faults in how a group changes its members.
 
-That a leader first applies an entry of its own term matters in a schedule that chance does not find: it is
-shown by hand, in tests/replication/raft/test_changes_of_members.py.
+A leader must also apply an entry of its own term before it changes members. Random schedules do not find a
+case where that matters; tests/replication/raft/test_changes_of_members.py has one written by hand.
 """
 
 from __future__ import annotations
@@ -21,25 +21,26 @@ from tests.controls.planting import plant
 from tests.controls.raft_faults import LOST, STUCK, VOTES
 from tests.sim import faultplan, members
 
-#: A group that counts wrongly elects two, loses what was promised, or waits for who is not there.
+#: Certain proof that a group counts wrongly: it elects two leaders or loses what was acknowledged.
 SURE = (*VOTES, *LOST)
 WRONG = (*SURE, *STUCK, "not-converged")
-#: A change that does not come to its end.
+#: A change that does not finish, or finishes too early.
 UNSETTLED = ("not-converged", "stuck-learner", "early-promotion")
-#: Whoever counts wrongly may wait for ever, too. That proves less than what it may promise and not keep.
+#: A group that counts wrongly may also wait forever. That proves less than a promise that is broken.
 LATE = (*STUCK, *UNSETTLED)
 
 
 def many_changes(patch: pytest.MonkeyPatch) -> None:
-    """Every schedule has several changes of members, two of them at once now and then; nobody acts on an old
-    look."""
+    """Every schedule changes members several times, now and then two at once; no operator acts on an outdated
+    view."""
     patch.setitem(members.LATE_S, "operators", (0.0,))
     patch.setitem(faultplan.CHANGES, "per_schedule", (4, 6))
     patch.setitem(faultplan.CHANGES, "per_group", (2, 3))
 
 
 def without_looking_who_stays(patch: pytest.MonkeyPatch) -> None:
-    """Voters go whoever stays, also one that has lost its disk: so that more is tried."""
+    """Remove voters whatever the state of those that stay, even one that lost its disk, so that more changes
+    happen."""
     patch.setattr(MemberChanges, "go_on_without", lambda self, replica: True)
 
 
@@ -53,7 +54,7 @@ def without_looking_who_stays(patch: pytest.MonkeyPatch) -> None:
     start=34,
 )
 def two_changes_at_once(patch: pytest.MonkeyPatch) -> None:
-    """A leader changes members again before the change before is applied."""
+    """A leader changes members again before the previous change is applied."""
     without_looking_who_stays(patch)
     patch.setattr(MemberChanges, "last_change_applied", lambda self: True)
 
@@ -68,7 +69,7 @@ def two_changes_at_once(patch: pytest.MonkeyPatch) -> None:
     start=4,
 )
 def members_taken_at_apply(patch: pytest.MonkeyPatch) -> None:
-    """A configuration counts from when it is applied, not from when it is in the log."""
+    """A configuration takes effect when it is applied, not when it is in the log."""
     follow = Circle.follow
     patch.setattr(Circle, "follow", lambda self, possible: follow(self, possible[:1]))
 
@@ -96,7 +97,7 @@ def member_id_used_again(patch: pytest.MonkeyPatch) -> None:
     start=462,
 )
 def lone_voter_ahead_of_its_disk(patch: pytest.MonkeyPatch) -> None:
-    """A leader without other voters commits what is in its memory, and tells its learners."""
+    """A leader that is the only voter commits what is only in its memory, and tells its learners."""
     without_looking_who_stays(patch)
     entries = Core._SyncObj__getEntries  # type: ignore[attr-defined]
 
@@ -121,7 +122,7 @@ def lone_voter_ahead_of_its_disk(patch: pytest.MonkeyPatch) -> None:
     start=112,
 )
 def tail_ignored_at_start(patch: pytest.MonkeyPatch) -> None:
-    """A start counts by what is applied, whatever its log says behind that."""
+    """A replica starts with the members of the applied state, and ignores changes later in its log."""
     begin = RaftNode.__init__
 
     def ignorant(self: RaftNode, *args: object, **named: object) -> None:

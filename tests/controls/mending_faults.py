@@ -1,4 +1,5 @@
-"""Planted faults in how damage is mended: what is taken from whom, and who leads or leaves meanwhile."""
+"""Planted faults in how damage is mended: which entries are taken from which replica, and which replica
+leads or leaves meanwhile."""
 
 from __future__ import annotations
 
@@ -18,14 +19,14 @@ from tests.controls.raft_faults import LOST, STUCK
 from tests.controls.schism import damage_where_logs_differ, nobody_gives_entries
 from tests.sim import repair
 
-#: Damage everywhere, and replicas that start again so that it is read.
+#: Damage everywhere, and frequent restarts, so that replicas read it.
 DAMAGE = {"flip-log": 60, "roll": 40, "power-cut": 40, "kill": 30}
 
 
 @plant("leaves-for-a-flipped-bit", *STUCK, within=40, workload="raw", often=DAMAGE)
 def leaves_for_a_flipped_bit(patch: pytest.MonkeyPatch) -> None:
-    """A replica that finds a damaged entry ends, and has to learn before it votes again: two such replicas
-    of three are a group without a leader."""
+    """A replica that finds a damaged entry stops, and must catch up before it votes again: with two such
+    replicas of three, the group has no leader."""
 
     def leave(self: Mender) -> float | None:
         raise CorruptLog("an entry is damaged")
@@ -46,7 +47,7 @@ def leaves_for_a_flipped_bit(patch: pytest.MonkeyPatch) -> None:
     conditions=damage_where_logs_differ,
 )
 def mends_without_a_look_at_terms(patch: pytest.MonkeyPatch) -> None:
-    """An entry of another replica is taken for ours because it has the same index, whatever its term."""
+    """An entry of another replica replaces ours because it has the same index, whatever its term."""
 
     def careless(hole: Hole, entries: list[StoredEntry], term_of: Any) -> list[StoredEntry] | None:
         inside = [entry for entry in entries if hole.first <= entry.index <= hole.last]
@@ -58,8 +59,8 @@ def mends_without_a_look_at_terms(patch: pytest.MonkeyPatch) -> None:
 
 @plant("mended-by-the-same-entry-only", *STUCK, within=5, workload="broker", start=155)
 def mended_by_the_same_entry_only(patch: pytest.MonkeyPatch) -> None:
-    """A hole is mended only from a log that has an entry behind it, too, or one of a term that is known: who
-    ends with the hole's last entry, and is the only one there, cannot help."""
+    """A hole is mended only from a log that also has an entry after it, or one whose term is known: a log
+    that ends with the hole's last entry cannot help, even where no other log can."""
 
     def strict(hole: Hole, entries: list[StoredEntry], term_of: Any) -> list[StoredEntry] | None:
         found = fitting(hole, entries, term_of)
@@ -80,13 +81,13 @@ def mended_by_the_same_entry_only(patch: pytest.MonkeyPatch) -> None:
     conditions=nobody_gives_entries,
 )
 def campaigns_with_damage(patch: pytest.MonkeyPatch) -> None:
-    """A replica stands for election although it cannot apply its log, and could not do a leader's work."""
+    """A replica stands for election although it cannot apply its log, so it could not work as a leader."""
     patch.setattr(RaftNode, "can_apply", property(lambda self: True))
 
 
 @plant("scrubbing-passes-over-damage", "unmended", *STUCK, within=40, workload="raw", often={"flip-log": 60})
 def scrubbing_passes_over_damage(patch: pytest.MonkeyPatch) -> None:
-    """Everything is read again now and then, and what fails its checksum is not noted."""
+    """Scrubbing reads all entries from time to time, but does not record those that fail their checksum."""
     verify = SegmentJournal.verify
 
     def shrug(self: SegmentJournal, index: int, bytes_max: int, *, cold: bool = False) -> tuple[int, int]:
@@ -102,5 +103,5 @@ def scrubbing_passes_over_damage(patch: pytest.MonkeyPatch) -> None:
 
 @plant("damage-is-left-as-it-is", "unmended", *STUCK, within=40, workload="raw", often=DAMAGE)
 def damage_is_left_as_it_is(patch: pytest.MonkeyPatch) -> None:
-    """A replica goes on with its damaged entries, and has none of them mended."""
+    """A replica keeps its damaged entries and never mends them."""
     patch.setattr(Mender, "round", lambda self: None)

@@ -1,7 +1,7 @@
 """The table in docs/evidence/planted-faults.md: a row for each planted fault, and its figures.
 
-``python -m tests.controls.page`` writes the rows anew, in the catalogue's order: names and what they break
-from the code, figures as they are on the page. ``python -m tests.controls --page`` has new figures, too.
+``python -m tests.controls.page`` rewrites the rows in the catalogue's order: names and descriptions from the
+code, figures as they are on the page. ``python -m tests.controls --page`` measures new figures as well.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tests.support.faults.tables import Sheet
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "evidence" / "planted-faults.md"
 COLUMNS = ("planted fault", "what it breaks", "reported as", "seeds: median", "max", "virtual s: median")
-#: Columns that the code tells; the others are measured.
+#: The number of columns that come from the code; the others are measured.
 TOLD = 2
 NOT_MEASURED = ("not measured yet", "-", "-", "-")
 
@@ -32,14 +32,15 @@ def listed(page: str) -> list[Row]:
 
 
 def told() -> list[Row]:
-    """What the code says of each planted fault, by where they are planted."""
+    """Name and description of each planted fault, in the order of the catalogue's modules."""
     places = [module.__name__ for module in MODULES]
     faults = sorted(PLANTED.values(), key=lambda fault: places.index(fault.install.__module__))
     return [(fault.name, fault.breaks) for fault in faults]
 
 
 def renewed(page: str, measured: Mapping[str, Sequence[str]]) -> str:
-    """The page with a row for each planted fault: figures of ``measured``, by name, else those it has."""
+    """The page with a row for each planted fault. Its figures come from ``measured`` (by name), else from the
+    page."""
     figures = {row[0]: row[TOLD:] for row in listed(page)}
     figures |= {name: tuple(row[TOLD:]) for name, row in measured.items()}
     rows = [(*row, *figures.get(row[0], NOT_MEASURED)) for row in told()]
@@ -47,7 +48,7 @@ def renewed(page: str, measured: Mapping[str, Sequence[str]]) -> str:
 
 
 def renew(measured: Mapping[str, Sequence[str]]) -> None:
-    """Write the rows on the page anew; see ``renewed``."""
+    """Rewrite the page's rows; see ``renewed``."""
     PAGE.write_text(renewed(PAGE.read_text(), measured))
 
 

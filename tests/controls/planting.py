@@ -1,14 +1,15 @@
-"""Planted faults: bugs put into the code under test on purpose, to see whether the tests see them.
+"""Planted faults: bugs put into the code under test on purpose, to check that the tests find them.
 
 A planted fault is a function that patches the product's classes for as long as one schedule runs.
 Its docstring says what it breaks; ``expected`` names the invariants and anomalies that are a fair
-report of it. They are installed from here, by name (``python -m tests.sim --plant NAME``), and gone when
-the schedule ends; no product code asks for any of them.
+report of it. This module installs them by name (``python -m tests.sim --plant NAME``) and removes them when
+the schedule ends; no product code knows any of them.
 
 Some of them take away guards of the Raft node (guards.py).
 
-``conditions`` are not part of the fault: a world in which it shows, such as a network that doubles every
-vote. They harm nothing as long as the product is sound, and a test runs them without the fault to prove it.
+``conditions`` are not part of the fault: they make a world in which it shows, such as a network that
+duplicates every vote. They do no harm as long as the product is sound; a test runs them without the fault to
+prove it.
 """
 
 from __future__ import annotations
@@ -34,25 +35,25 @@ Install = Callable[[pytest.MonkeyPatch], None]
 
 @dataclass(frozen=True, slots=True)
 class Planted:
-    """One planted fault, and the schedules that are to find it."""
+    """One planted fault, and the schedules that must find it."""
 
     name: str
     install: Install
     expected: frozenset[str]
     workload: str
-    within: int  # schedules that may be needed: from ``start`` in the test, from each start of the table
-    start: int  # where the test begins, so that it is quick
-    kind: str | None  # of network; None: by the seed
+    within: int  # schedules allowed to find it: from ``start`` in the test, from each start of the table
+    start: int  # the test's first seed, chosen so that it is quick
+    kind: str | None  # the kind of network; None: drawn by the seed
     size: int | None
     chaos_s: float
     slow: bool
-    rare: bool  # found once in hundreds of schedules: in make test-long
-    passing_over: frozenset[str]  # kinds that prove nothing here: the next seed is tried
-    blind: frozenset[str]  # invariants that are overlooked, because they always come first
-    often: dict[str, int]  # weights of the kinds of faults that bring it out, instead of the usual ones
+    rare: bool  # found once in hundreds of schedules: it runs in make test-long
+    passing_over: frozenset[str]  # kinds of violation that prove nothing here: the next seed is tried
+    blind: frozenset[str]  # invariants that are not checked, because they would always fail first
+    often: dict[str, int]  # weights, in place of the usual ones, of the kinds of faults that bring it out
     groups: int  # broker groups of the world
     reach: frozenset[str]  # see tests/sim/across/scene.py
-    conditions: Install | None  # what else the world does so that it shows; harmless by itself
+    conditions: Install | None  # makes a world in which it shows; harmless by itself
 
     @property
     def breaks(self) -> str:
@@ -110,7 +111,7 @@ def plant(
 
 
 def by_name(name: str) -> Planted:
-    """Raises KeyError with the names there are."""
+    """Raises KeyError, with all known names, if there is none of this name."""
     importlib.import_module("tests.controls.catalogue")  # not above: it imports this module
     if name not in PLANTED:
         raise KeyError(f"no planted fault {name!r}; there are {', '.join(PLANTED)}")
@@ -119,7 +120,7 @@ def by_name(name: str) -> Planted:
 
 @contextmanager
 def planted(fault: Planted | str | None) -> Iterator[None]:
-    """The fault is in the code while this lasts; None: nothing is."""
+    """Install the fault inside the ``with`` block; None installs nothing."""
     if fault is None:
         yield
         return
@@ -127,7 +128,7 @@ def planted(fault: Planted | str | None) -> Iterator[None]:
         fault = by_name(fault)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Checker, "blind", fault.blind)
-        # What comes on top of the others' schedules, and would make new ones of them, is there on demand.
+        # These additions would change the schedules of all other faults, so they are off unless asked for.
         patch.setattr(topic_changes, "SHARE", 0.0)
         patch.setattr(recreated_topic, "SHARE", 0.0)
         patch.setitem(CHANGES, "per_group", (0,))

@@ -1,7 +1,7 @@
 """Planted faults in elections, replication and the commit rule.
 
-Random schedules bring out all but one of them: acknowledgements of an earlier term count only in a directed
-one (ambush.py), with the random faults still going on around it.
+Random schedules find all but one of them: ``acks-without-term`` needs a directed schedule (ambush.py), with
+the random faults still going on around it.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from tests.controls.guards import take_away
 from tests.controls.planting import plant
 from tests.sim.network import SimNetwork
 
-#: What shows that an entry which was promised is not what it was. SafetyViolation is the product itself,
-#: refusing to cut what is committed.
+#: Reports that an acknowledged entry was lost or changed. SafetyViolation comes from the product itself,
+#: which refuses to cut committed entries.
 LOST = (
     *("early-ack", "false-match", "incomplete-leader", "lost-entry", "acknowledged-twice", "applied-differs"),
     *("commit-fell", "lost-write", "SafetyViolation"),
 )
-#: What shows that a vote is not what it was.
+#: Reports that a vote was not kept, or was miscounted.
 VOTES = ("voted-twice", "term-fell", "two-leaders", "no-majority")
-#: What shows that no leader can commit; it is called the second where a majority of disks holds everything.
+#: Reports that no leader can commit; the second kind if a majority of disks holds everything.
 STUCK = ("stuck", "quorum-lost-needlessly")
 
 
@@ -40,9 +40,10 @@ def _cut_whatever_is_asked(self: Core, index: int) -> None:
 
 @plant("stock-truncation", *LOST, workload="raw")
 def stock_truncation(patch: pytest.MonkeyPatch) -> None:
-    """A follower truncates its log at every AppendEntries and acknowledges its own tail, as stock pysyncobj.
+    """A follower truncates its log at every AppendEntries and acknowledges its own tail, as stock pysyncobj
+    does.
 
-    The guards that mend it are taken away, and so is the refusal to cut what is committed.
+    The guards against it are removed, and so is the refusal to cut committed entries.
     """
     take_away(patch, "log-matching", "commit-cap", "ack-cap")
     patch.setattr(Core, "_SyncObj__deleteEntriesFrom", _cut_whatever_is_asked)
@@ -50,7 +51,7 @@ def stock_truncation(patch: pytest.MonkeyPatch) -> None:
 
 @plant("acks-before-fsync", *LOST, workload="raw")
 def acks_before_fsync(patch: pytest.MonkeyPatch) -> None:
-    """A follower acknowledges what only its page cache holds."""
+    """A follower acknowledges entries that only its page cache holds."""
     take_away(patch, "hold-acks")
 
 
@@ -69,14 +70,15 @@ def leader_counts_itself_early(patch: pytest.MonkeyPatch) -> None:
     conditions=stale_acknowledgements,
 )
 def acks_without_term(patch: pytest.MonkeyPatch) -> None:
-    """A leader counts acknowledgements of an earlier term, whose entries the follower has cut since."""
+    """A leader counts acknowledgements of an earlier term, although the follower has cut those entries
+    since."""
     take_away(patch, "ack-term")
 
 
 def every_vote_twice(patch: pytest.MonkeyPatch) -> None:
-    """Answers to a candidate arrive twice, and half of its requests not at all, so that few have voted.
+    """Answers to a candidate arrive twice, and half of its requests are lost, so that few replicas vote.
 
-    A network may do both; with the usual one a majority has nearly always voted by the time of an echo.
+    A network may do both. On the usual network a majority has nearly always voted before a duplicate arrives.
     """
     fly = SimNetwork._fly
 
@@ -102,7 +104,7 @@ def every_vote_twice(patch: pytest.MonkeyPatch) -> None:
     conditions=every_vote_twice,
 )
 def votes_counted_per_delivery(patch: pytest.MonkeyPatch) -> None:
-    """One voter whose vote arrives twice is a majority of five."""
+    """A vote counts each time it arrives, so one voter whose vote arrives twice makes a majority of five."""
     take_away(patch, "vote-once")
 
 
@@ -114,7 +116,7 @@ def vote_not_persisted(patch: pytest.MonkeyPatch) -> None:
 
 @plant("vote-forgotten-at-restart", *VOTES, *LOST, workload="raw")
 def vote_forgotten_at_restart(patch: pytest.MonkeyPatch) -> None:
-    """The term survives a restart, the vote given in it does not."""
+    """The term survives a restart, but the vote given in it does not."""
     opened = VoteFile.__init__
 
     def forgetful(self: VoteFile, *args: object, **named: object) -> None:
@@ -126,7 +128,7 @@ def vote_forgotten_at_restart(patch: pytest.MonkeyPatch) -> None:
 
 @plant("vote-for-a-shorter-log", *LOST, workload="raw", often={"at-election": 40})
 def vote_for_a_shorter_log(patch: pytest.MonkeyPatch) -> None:
-    """A voter does not compare logs, so that a replica may lead which lacks what was acknowledged."""
+    """A voter does not compare logs, so a replica that lacks acknowledged entries may become leader."""
     receive, asked = Core.receive, PreVote.asked
 
     def blind(self: Core, peer: str, message: RaftMessage) -> RaftMessage | None:
@@ -155,13 +157,13 @@ def commit_of_an_older_term(patch: pytest.MonkeyPatch) -> None:
 
 @plant("commit-index-not-capped", *LOST, workload="raw")
 def commit_index_not_capped(patch: pytest.MonkeyPatch) -> None:
-    """A follower takes the leader's commit index over its own unmatched tail."""
+    """A follower applies the leader's commit index to its own unmatched tail."""
     take_away(patch, "commit-cap")
 
 
 @plant("commit-index-falls", "commit-fell", "applied-differs", workload="raw")
 def commit_index_falls(patch: pytest.MonkeyPatch) -> None:
-    """A follower takes every message's commit index, also one that is late and lower than its own."""
+    """A follower takes over every message's commit index, even a late one that is lower than its own."""
     receive = Core.receive
 
     def follow(self: Core, peer: str, message: RaftMessage) -> RaftMessage | None:
@@ -175,7 +177,7 @@ def commit_index_falls(patch: pytest.MonkeyPatch) -> None:
 
 @plant("apply-before-commit", "old-term-commit", *LOST, workload="raw")
 def apply_before_commit(patch: pytest.MonkeyPatch) -> None:
-    """A leader applies and answers what its own disk holds, whether a majority does or not."""
+    """A leader applies and answers entries that its own disk holds, whether a majority does or not."""
     tick = Core.tick
 
     def eager(self: Core, commit_cap: int, apply_limit: int) -> None:
@@ -196,7 +198,8 @@ def apply_before_commit(patch: pytest.MonkeyPatch) -> None:
     often={"empty-disk": 40},
 )
 def learner_votes_at_once(patch: pytest.MonkeyPatch) -> None:
-    """A replica that lost its disk takes part at once: what it had promised is forgotten."""
+    """A replica that lost its disk takes part at once, although it has forgotten its votes and
+    acknowledgements."""
     begin = RaftNode.__init__
 
     def full_member(self: RaftNode, *args: object, **named: object) -> None:
@@ -221,13 +224,13 @@ def learner_for_ever(patch: pytest.MonkeyPatch) -> None:
 
 @plant("refusals-ignored", "not-converged", *STUCK, "stuck-learner", workload="raw")
 def refusals_ignored(patch: pytest.MonkeyPatch) -> None:
-    """A leader does not go back when a follower refuses, so that one which lacks something never gets it."""
+    """A leader does not go back when a follower refuses, so a follower that lacks entries never gets them."""
     patch.setattr(PeerProgress, "refused", lambda self, hint, seq, sent_seq: False)
 
 
 @plant("quorum-of-less", *VOTES, *LOST, workload="raw")
 def quorum_of_less(patch: pytest.MonkeyPatch) -> None:
-    """One replica too few is taken for a majority when the commit index is computed."""
+    """The commit index is computed with a majority that is one replica too small."""
 
     def any_other(own: int, others: list[int]) -> int:
         return max(others, default=own)

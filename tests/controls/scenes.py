@@ -1,4 +1,4 @@
-"""Worlds of several groups in which a planted fault shows: conditions, that are harmless by themselves."""
+"""Worlds of several groups in which a planted fault shows: conditions that are harmless by themselves."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FORGETFUL: dict[str, Any] = {
     "tables": Settings(settled_generation=60, producers_generation=15, groups_kept=2),
     "level_at_s": 0.1,
 }
-#: The same, and of producers hardly any is remembered.
+#: The same, and hardly any producer is remembered.
 FORGETFUL_OF_PRODUCERS: dict[str, Any] = FORGETFUL | {
     "tables": Settings(settled_generation=60, producers_generation=3, groups_kept=2)
 }
@@ -29,7 +29,7 @@ UNFENCED: dict[str, Any] = {"fence": False, "level_at_s": 0.1}
 
 
 def world(wanted: dict[str, Any]) -> Install:
-    """Every scene as it is drawn, but for these fields; without ``firsts`` topics lie by their names."""
+    """Change these fields in every scene that is drawn. Without ``firsts`` a topic's name places it."""
     level = PLAIN_LEVEL if wanted.get("firsts") is None else PLACED_LEVEL
     wanted = {"firsts": None, "level": level, "rises_at_s": None, **wanted}
 

@@ -1,10 +1,10 @@
-"""Worlds in which damage is hard to mend: who holds the right entry does not answer, or who answers holds
-another one.
+"""Worlds in which damage is hard to mend: the replicas that hold the right entry do not answer, or the one
+that answers holds a different entry.
 
-Entries are asked for by calls of their own, which pass where the links of Raft are cut. So a replica that is
-cut off, with entries of its own that nobody else has, is asked too. Random schedules rarely bring it about
-that just such an entry is damaged elsewhere in that second. Here it is looked for: an entry that is committed
-and damaged on A, while B holds another one at its index that was never committed, and only B answers.
+A replica asks for entries over separate calls, which pass where Raft's links are cut. So it also asks a
+replica that is cut off and holds entries that no other replica has. Random schedules rarely damage such an
+entry elsewhere in the same second, so this module looks for the case: A has a committed entry that is
+damaged, B holds a different entry at that index that was never committed, and only B answers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LOOK_EVERY_S = 0.02
 
 
 def nobody_gives_entries(patch: pytest.MonkeyPatch) -> None:
-    """Until the calm, what is damaged stays so."""
+    """No replica gives entries before the calm, so damage stays until then."""
     entries = SimPeers.entries
 
     def silent(self: SimPeers, peer: str, first: int, last: int) -> bytes | None:
@@ -35,7 +35,8 @@ def nobody_gives_entries(patch: pytest.MonkeyPatch) -> None:
 
 
 def damage_where_logs_differ(patch: pytest.MonkeyPatch) -> None:
-    """Committed entries are damaged where a replica that is cut off holds others; only such ones answer."""
+    """Damage committed entries where a replica that is cut off holds different ones; only such replicas
+    answer."""
     entries, run = SimPeers.entries, Simulation.run
 
     def from_the_other_side(self: SimPeers, peer: str, first: int, last: int) -> bytes | None:
@@ -72,13 +73,13 @@ def _look(sim: Simulation, rng: random.Random) -> None:
 
 
 def _difference(victim: SimReplica, other: SimReplica) -> tuple[int, int] | None:
-    """A committed entry of ``victim``, of the same length as the one that ``other`` has at its index."""
+    """Index and term of a committed entry of ``victim`` where ``other`` has another one of equal length."""
     ours, theirs = victim.journal, other.journal
     last = min(victim.node.commit_index, ours.durable_index, theirs.durable_index)
     for index in range(last, max(ours.first_index, theirs.first_index), -1):
         term = ours.term_at(index)
         if term == theirs.term_at(index):
-            return None  # and so is everything before it
+            return None  # the logs are equal here, so they are equal before it
         lengths = {len(log.stored(index, index, 1)) for log in (ours, theirs)}  # 0: damaged already
         if term is not None and len(lengths) == 1 and 0 not in lengths:
             return index, term
@@ -86,7 +87,7 @@ def _difference(victim: SimReplica, other: SimReplica) -> tuple[int, int] | None
 
 
 def _damage(sim: Simulation, victim: SimReplica, index: int) -> None:
-    """One bit of its body; it is noticed at once, and no longer in memory."""
+    """Flip one bit of the entry's body; the replica notices at once, and no longer has it in memory."""
     journal: Any = victim.journal
     segment = journal._segment(index)
     opened = journal._reader.open(segment)

@@ -33,10 +33,10 @@ EARLY = ("G1a", "precommitted-read", "invented-decision")
 REFERENCES = (OpType.REF_MESSAGE, OpType.TX_MESSAGE)
 
 
-# ------------------------------------------------------------------ who is told what
+# ------------------------------------------------------------------ answers to clients
 @plant("deduplication-off", "duplicate", "nonmonotonic-send", "wrong-place")
 def deduplication_off(patch: pytest.MonkeyPatch) -> None:
-    """Sequence numbers of producers are not looked at: a batch that is sent again is stored again."""
+    """Sequence numbers of producers are not checked: a batch that is sent again is stored again."""
     message = StateMachine._message
 
     def again(self: StateMachine, index: int, op: Op) -> Result:
@@ -56,7 +56,7 @@ def deduplication_off(patch: pytest.MonkeyPatch) -> None:
     "lost-write",
 )
 def settled_forgotten(patch: pytest.MonkeyPatch) -> None:
-    """What became of a transaction is forgotten at once: a PREPARE that is sent again opens it anew."""
+    """A transaction's outcome is forgotten at once: a PREPARE that is sent again opens it again."""
 
     def settle(self: AppTransactions, tx_id: str, outcome: int) -> OpenTx:
         record = self.open.take(tx_id)
@@ -68,7 +68,7 @@ def settled_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 @plant("conflicts-answered-as-done", "both-decided", "unstable-outcome", "G1a", "lost-write")
 def conflicts_answered_as_done(patch: pytest.MonkeyPatch) -> None:
-    """Who asks for the other outcome of a settled transaction is told that it is done."""
+    """A client that asks for the opposite outcome of a settled transaction is told that it is done."""
     patch.setattr(admission, "decide_result", lambda table, tx_id, wanted: None)
 
 
@@ -83,7 +83,7 @@ def conflicts_answered_as_done(patch: pytest.MonkeyPatch) -> None:
     start=8,
 )
 def two_decisions_in_flight(patch: pytest.MonkeyPatch) -> None:
-    """A transaction whose decision is under way may get a second one, which is then carried out too."""
+    """A transaction whose decision is under way may get a second decision, which is then carried out too."""
     write = Admission._write_decision
 
     def forgetful(self: Admission, *args: Any) -> None:
@@ -104,7 +104,7 @@ def two_decisions_in_flight(patch: pytest.MonkeyPatch) -> None:
 
 @plant("decisions-left-behind", "unbounded")
 def decisions_left_behind(patch: pytest.MonkeyPatch) -> None:
-    """A leader keeps an empty set for every app of which it ever wrote a decision."""
+    """A leader keeps an empty set for every app for which it ever wrote a decision."""
     ended = Admission.ended
 
     def keeps(self: Admission, entry: ComposedEntry, *, decided: bool) -> None:
@@ -117,7 +117,7 @@ def decisions_left_behind(patch: pytest.MonkeyPatch) -> None:
 
 @plant("openings-left-behind", "unbounded")
 def openings_left_behind(patch: pytest.MonkeyPatch) -> None:
-    """A leader keeps a zero for every app and topic with which anything was ever prepared."""
+    """A leader keeps a zero counter for every app and topic with which anything was ever prepared."""
     ended = Admission.ended
 
     def keeps(self: Admission, entry: ComposedEntry, *, decided: bool) -> None:
@@ -128,10 +128,10 @@ def openings_left_behind(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Admission, "ended", keeps)
 
 
-# ------------------------------------------------------------------ what can be read when
+# ------------------------------------------------------------------ when messages become readable
 @plant("offsets-at-prepare", *EARLY, "torn")
 def offsets_at_prepare(patch: pytest.MonkeyPatch) -> None:
-    """A message gets its offset, and can be read, when it is prepared and not when it is committed."""
+    """A message gets its offset, and becomes readable, when it is prepared and not when it is committed."""
     prepare = StateMachine._prepare
 
     def early(self: StateMachine, index: int, op: Op, attached: Sequence[Op]) -> Result:
@@ -163,7 +163,8 @@ def offsets_at_prepare(patch: pytest.MonkeyPatch) -> None:
     passing_over=STUCK,
 )
 def ref_and_commit_apart(patch: pytest.MonkeyPatch) -> None:
-    """References go into one entry, their COMMIT into the next: a crash between them tears a transaction."""
+    """References go into one entry and their COMMIT into the next: a crash between them tears a
+    transaction."""
     propose = Replica._propose
 
     def in_two(self: Replica, raft: Raft, entry: ComposedEntry) -> None:
@@ -200,7 +201,7 @@ def _split(entry: ComposedEntry) -> list[ComposedEntry]:
 
 
 def _at_once(handler: Callable[..., None]) -> Callable[..., None]:
-    """References get into the index when they are applied, whatever comes of their COMMIT."""
+    """Put references into the index when they are applied, whatever happens to their COMMIT."""
 
     def take(self: StateMachine, index: int, op: Op) -> None:
         handler(self, index, op)
@@ -212,7 +213,8 @@ def _at_once(handler: Callable[..., None]) -> Callable[..., None]:
 
 @plant("torn-by-partition", "torn", "lost-write", "inconsistent-offsets", blind=("state-differs",))
 def torn_by_partition(patch: pytest.MonkeyPatch) -> None:
-    """A commit shows in all partitions but the last at once, and in that one with the next commit."""
+    """A commit becomes readable at once in all partitions but the last, and in the last with the next
+    commit."""
     late: dict[int, list[Any]] = {}
 
     def commit(self: StateMachine, index: int, op: Op) -> Result:
@@ -230,7 +232,7 @@ def torn_by_partition(patch: pytest.MonkeyPatch) -> None:
 
 @plant("rollback-leaves-messages", "G1a")
 def rollback_leaves_messages(patch: pytest.MonkeyPatch) -> None:
-    """A rollback settles the transaction, and its messages can be read all the same."""
+    """A rollback settles the transaction, but its messages become readable anyway."""
 
     def rollback(self: StateMachine, index: int, op: Op) -> Result:
         app, tx_ids, by = op.meta[:3]
@@ -262,7 +264,7 @@ def commit_drops_a_reference(patch: pytest.MonkeyPatch) -> None:
     "wrong-place",
 )
 def reads_of_uncommitted(patch: pytest.MonkeyPatch) -> None:
-    """A reader also gets plain messages of entries that are in the log and not committed."""
+    """A reader also gets plain messages of entries that are in the log but not committed."""
     committed = Replica.fetch
 
     def dirty(self: Replica, requests: Sequence[FetchRequest], max_bytes: int) -> list[FetchResult]:
@@ -290,10 +292,10 @@ def _with_tail(replica: Replica, result: FetchResult, offset: int) -> FetchResul
     return topic, number, code, start, max(at, end), runs, blob
 
 
-# ------------------------------------------------------------------ the same everywhere, for ever
+# ------------------------------------------------------------------ equal replicas, order, bounds, retention
 @plant("state-of-its-own", "state-differs")
 def state_of_its_own(patch: pytest.MonkeyPatch) -> None:
-    """A replica adds something of its own to the time of an entry."""
+    """A replica adds a number that differs between replicas to the time of an entry."""
     apply_ops, seen = StateMachine.apply_ops, []
 
     def own(self: StateMachine, index: int, now_ms: int, ops: Sequence[Op]) -> list[Result]:
@@ -306,7 +308,7 @@ def state_of_its_own(patch: pytest.MonkeyPatch) -> None:
 
 @plant("messages-in-the-wrong-order", "nonmonotonic-send")
 def messages_in_the_wrong_order(patch: pytest.MonkeyPatch) -> None:
-    """A commit refers to the messages of a transaction from the last to the first."""
+    """A commit refers to the messages of a transaction in reverse order."""
     references = Admission._references
 
     def backwards(self: Admission, records: Sequence[OpenTx], *told: Any) -> list[bytes]:
@@ -318,7 +320,7 @@ def messages_in_the_wrong_order(patch: pytest.MonkeyPatch) -> None:
 
 @plant("group-offsets-twice", "lost-offset", "state-differs")
 def group_offsets_twice(patch: pytest.MonkeyPatch) -> None:
-    """Each commit of a group's offsets is applied once more after the next one."""
+    """Each commit of a group's offsets is applied a second time after the next one."""
     plain = StateMachine._group_offsets
     before: dict[tuple[object, ...], Op] = {}
 
@@ -336,7 +338,7 @@ def group_offsets_twice(patch: pytest.MonkeyPatch) -> None:
 
 @plant("requests-without-bound", "unbounded")
 def requests_without_bound(patch: pytest.MonkeyPatch) -> None:
-    """A leader takes every request, however many wait."""
+    """A leader accepts every request, however many are waiting."""
 
     def anything(self: Admission, submission: Submission) -> bool:
         self._queue.append(submission)
@@ -358,7 +360,7 @@ def requests_without_bound(patch: pytest.MonkeyPatch) -> None:
     often={"snapshot": 60, "roll": 60, "retention": 60},
 )
 def retention_drops_a_prepare(patch: pytest.MonkeyPatch) -> None:
-    """Retention looks at what can be read, and not at what open transactions refer to."""
+    """Retention keeps what can be read, but not what open transactions refer to."""
     patch.setattr(TransactionTable, "oldest_index", lambda self: None)
 
 
@@ -375,12 +377,12 @@ def retention_drops_a_prepare(patch: pytest.MonkeyPatch) -> None:
     often={"snapshot": 60, "roll": 60, "retention": 60},
 )
 def retention_drops_what_is_live(patch: pytest.MonkeyPatch) -> None:
-    """Retention looks at snapshots and open transactions, and not at what can still be read."""
+    """Retention keeps what snapshots and open transactions need, but not what can still be read."""
     patch.setattr(PartitionIndex, "oldest_log_index", lambda self: None)
     patch.setattr(PartitionIndex, "_forget", lambda self, log_index: None)
 
 
-# ------------------------------------------------------------------ what is forgotten
+# ------------------------------------------------------------------ forgotten ids
 @plant(
     *("late-copies-open", "committed-twice", "G1a", "unstable-outcome", "both-decided"),
     groups=2,
@@ -388,7 +390,7 @@ def retention_drops_what_is_live(patch: pytest.MonkeyPatch) -> None:
     conditions=world(FORGETFUL),
 )
 def late_copies_open(patch: pytest.MonkeyPatch) -> None:
-    """A copy of a PREPARE that arrives after its transaction was forgotten opens it anew."""
+    """A copy of a PREPARE that arrives after its transaction was forgotten opens it again."""
     patch.setattr(StateMachine, "_note_turn", lambda self: None)
 
 
@@ -404,7 +406,7 @@ def late_messages_stored(patch: pytest.MonkeyPatch) -> None:
 
 # ------------------------------------------------------------------ helpers
 def rewire(patch: pytest.MonkeyPatch, kind: OpType, handler: Callable[..., Any]) -> None:
-    """Another handler for one operation; a StateMachine binds its handlers when it is made."""
+    """Replace the handler of one operation. A StateMachine binds its handlers in ``__init__``."""
     made = StateMachine.__init__
 
     def init(self: StateMachine, gid: int, groups: int) -> None:
@@ -435,5 +437,6 @@ def _places(record: OpenTx) -> list[tuple[int, ...]]:
     conditions=world({"firsts": {"t": 1, "u": 0}, "level_at_s": 0.1}),
 )
 def goes_by_its_name(patch: pytest.MonkeyPatch) -> None:
-    """A group hosts the partitions that the topic's name would give it, whatever its first group is."""
+    """A group hosts the partitions that the topic's name would give it, whatever the topic's first group
+    is."""
     patch.setattr(topics, "first_group", lambda info: sum(info.name.encode()))

@@ -1,8 +1,8 @@
 """``python -m tests.controls``: how soon each planted fault is found, from many starting points.
 
 Prints a table, and writes it as markdown to the file that ``--markdown`` names, or its rows into the table of
-docs/evidence/planted-faults.md (``--page``). It fails if a fault is not found within its bound
-(``Planted.within``) from one of the starts, or as something that was not expected.
+docs/evidence/planted-faults.md (``--page``). It fails if, from one of the starts, a fault is not found within
+its bound (``Planted.within``) or is reported as something that was not expected.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _hunt(job: tuple[str, int, int]) -> tuple[str, Found | None]:
 
 
 def row(fault: Planted, results: list[Found | None]) -> tuple[str, ...]:
-    """The fault's line. A start from which it was not found counts as more seeds than were tried."""
+    """The fault's line. The text counts the starts from which it was not found; the figures omit them."""
     found = [result for result in results if result is not None]
     kinds = Counter(result.outcome.kind for result in found)
     reported = ", ".join(f"{kind} {count}" for kind, count in kinds.most_common())

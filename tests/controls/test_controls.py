@@ -1,7 +1,7 @@
-"""Each planted fault is found by the simulator, by a fair name, within a bounded number of seeds.
+"""The simulator finds each planted fault, under a fair name, within a bounded number of seeds.
 
 ``pytest -s`` shows how many seeds each one took; ``python -m tests.controls`` makes a table of it, from
-many starting points. A fault that is no longer found means that the simulator has become blind to it.
+many starting points. If a fault is no longer found, the simulator has become blind to it.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from tests.controls.planting import sound
 
 
 def _world_of(fault: Planted) -> object:
-    """What its schedules depend on as long as it is not planted, but for their seed."""
+    """Everything, except the seed, that determines its schedules while the fault is not planted."""
     often = tuple(sorted(fault.often.items()))
     drawn = fault.workload, fault.groups, fault.kind, fault.size, fault.chaos_s
     return fault.conditions, often, drawn, fault.reach
 
 
 def _sound_schedules() -> Iterator[Any]:
-    """Of each world that has conditions, by one of its faults: which schedules from its start on. Those of
-    several groups are dear: that with which the hunt begins, and three further ones in ``make test-long``."""
+    """For each world that has conditions: one of its faults, and the schedules to run, counted from its
+    start. Worlds of several groups are slow: one schedule here and three more in ``make test-long``."""
     for fault in {_world_of(p): p for p in PLANTED.values() if p.conditions is not None}.values():
         yield pytest.param(fault, range(4 if fault.groups == 1 else 1), id=fault.name)
         if fault.groups > 1:
@@ -53,7 +53,7 @@ def test_a_planted_fault_is_found(fault: Planted) -> None:
 
 @pytest.mark.parametrize(("fault", "seeds"), list(_sound_schedules()))
 def test_its_conditions_alone_break_nothing(fault: Planted, seeds: range) -> None:
-    """Else the control above would prove its conditions, and not its fault."""
+    """If they did, the control above might detect the conditions and not the fault."""
     for seed in seeds:
         outcome = schedule(sound(fault), fault.start + seed)
         assert outcome.kind is None, f"seed {outcome.seed}: {outcome.kind}: {outcome.text}"

@@ -1,4 +1,4 @@
-"""The page of documentation lists every planted fault, by what it breaks."""
+"""The documentation page lists every planted fault and what it breaks."""
 
 from __future__ import annotations
 

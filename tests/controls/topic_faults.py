@@ -1,4 +1,4 @@
-"""Planted faults in what operators change: topics, what is trimmed by hand, what is remembered."""
+"""Planted faults in what operators change: topics, trims by hand, how long ids are remembered."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SNAPSHOTS = {"snapshot": 40, "roll": 40, "kill": 30}
 
 
 def changed_often(patch: pytest.MonkeyPatch) -> None:
-    """In every schedule somebody changes topics, several times a second, and most requests arrive again."""
+    """In every schedule an operator changes topics several times a second, and most requests arrive again."""
     patch.setattr(topic_changes, "SHARE", 1.0)
     patch.setattr(topic_changes, "PAUSE_S", 0.1)
     patch.setattr(topic_changes, "COPIED", 0.7)
@@ -41,7 +41,7 @@ def changed_often(patch: pytest.MonkeyPatch) -> None:
 
 @plant("alter-without-effect", *CHANGED, start=1, conditions=changed_often)
 def alter_without_effect(patch: pytest.MonkeyPatch) -> None:
-    """Other settings of a topic are acknowledged, and those from before stay in force."""
+    """New settings of a topic are acknowledged, but the old ones stay in force."""
     alter = TopicTable.alter
 
     def without(self: TopicTable, index: int, name: str, settings: Settings, *number: Any) -> list[object]:
@@ -55,7 +55,7 @@ def alter_without_effect(patch: pytest.MonkeyPatch) -> None:
 
 @plant("late-alteration-counts", *CHANGED, within=60, start=10, conditions=changed_often)
 def late_alteration_counts(patch: pytest.MonkeyPatch) -> None:
-    """An alteration that arrives late undoes the ones behind which it comes."""
+    """An alteration that arrives late undoes newer ones."""
     alter = TopicTable.alter
 
     def again(self: TopicTable, index: int, name: str, settings: Settings, *number: Any) -> list[object]:
@@ -67,13 +67,13 @@ def late_alteration_counts(patch: pytest.MonkeyPatch) -> None:
 
 @plant("trim-without-effect", "lost-change", conditions=changed_often)
 def trim_without_effect(patch: pytest.MonkeyPatch) -> None:
-    """A trim is acknowledged, and everything stays where it was."""
+    """A trim is acknowledged, but nothing is removed."""
     rewire(patch, OpType.TRIM, lambda self, index, op: OK)
 
 
 @plant("snapshot-of-first-settings", *CHANGED, start=3, conditions=changed_often)
 def snapshot_of_first_settings(patch: pytest.MonkeyPatch) -> None:
-    """A snapshot holds the settings with which a topic was created, and not those of today."""
+    """A snapshot holds the settings with which a topic was created, and not the current ones."""
     first: dict[str, TopicInfo] = {}
     alter, begin = TopicTable.alter, Checkpoints.begin
 
@@ -99,7 +99,7 @@ def snapshot_of_first_settings(patch: pytest.MonkeyPatch) -> None:
     conditions=world(FORGETFUL),
 )
 def snapshot_without_what_is_forgotten(patch: pytest.MonkeyPatch) -> None:
-    """A snapshot does not say up to when settled transactions are forgotten: late copies open them anew."""
+    """A snapshot does not say up to when settled transactions are forgotten: late copies open them again."""
     meta = capture._meta
 
     def without(*args: Any) -> dict[str, Any]:
@@ -124,19 +124,21 @@ def recreated_often(patch: pytest.MonkeyPatch) -> None:
 
 @plant("deletion-not-noted", "namesake", "old-place", "cut-early", conditions=recreated_often)
 def deletion_not_noted(patch: pytest.MonkeyPatch) -> None:
-    """A leader composes by the topics that it has applied, with a deletion and a creation on their way."""
+    """A leader composes entries by the topics that it has applied, while a deletion and a creation are under
+    way."""
     patch.setattr(TopicsUnderWay, "note_deletion", lambda *args: ())
 
 
 @plant("name-for-the-topic", "old-place", "cut-early", conditions=recreated_often)
 def name_for_the_topic(patch: pytest.MonkeyPatch) -> None:
-    """What was found right about a topic is done to whatever has its name by then: a group's place, a cut."""
+    """A group's place or a cut that was right for a topic is applied to another topic that has its name by
+    then."""
     patch.setattr(TopicsUnderWay, "is_another", lambda *args: False)
 
 
 def retained_briefly(patch: pytest.MonkeyPatch) -> None:
     """A topic that is written to all the time is deleted and created again. It keeps its messages for a
-    moment or for ever, and there is one round of retention after the other."""
+    moment or forever, and rounds of retention follow one another."""
     recreated_often(patch)
     patch.setattr(recreated_topic, "LIFE_S", 0.6)
     patch.setattr(recreated_topic, "RETENTION_MS", (-1, 200))
@@ -148,7 +150,7 @@ def retained_briefly(patch: pytest.MonkeyPatch) -> None:
 
 @plant("cut-of-the-namesake", "cut-early", conditions=retained_briefly)
 def cut_of_the_namesake(patch: pytest.MonkeyPatch) -> None:
-    """What a round of retention has found of a topic is cut from the one that has its name by now."""
+    """A round of retention cuts what it has found in a topic from another one that has its name by now."""
     patch.setattr(
         RetentionRound, "_is_there", lambda self, topic: topic.info.name in self._state.topics.topics
     )
@@ -156,7 +158,8 @@ def cut_of_the_namesake(patch: pytest.MonkeyPatch) -> None:
 
 @plant("place-by-name", "old-place", start=5, conditions=recreated_often)
 def place_by_name(patch: pytest.MonkeyPatch) -> None:
-    """A consumer group's coordinator takes a topic for the one that its members read before."""
+    """A consumer group's coordinator takes a new topic for the deleted one of the same name that its members
+    read before."""
     patch.setattr(GroupCoordinator, "_renewed", lambda *args: frozenset())
 
 
@@ -168,13 +171,13 @@ def places_outlive_their_topic(patch: pytest.MonkeyPatch) -> None:
 
 @plant("late-deletion-counts", "namesake", "lost-topic", conditions=recreated_often)
 def late_deletion_counts(patch: pytest.MonkeyPatch) -> None:
-    """A deletion of a topic deletes whatever has its name when it arrives."""
+    """A topic's deletion deletes any topic that has its name when the deletion arrives."""
     patch.setattr(TopicTable, "is_meant", lambda self, name, topic_id: name in self.topics)
 
 
 @plant("late-batch-in-a-namesake", "namesake", conditions=recreated_often)
 def late_batch_in_a_namesake(patch: pytest.MonkeyPatch) -> None:
-    """What was sent to a topic and arrives when another one has its name is stored there."""
+    """A batch that arrives after its topic was deleted is stored in another topic of the same name."""
     inner = StateMachine._message
 
     def message(self: StateMachine, index: int, op: Op) -> Any:
@@ -185,7 +188,7 @@ def late_batch_in_a_namesake(patch: pytest.MonkeyPatch) -> None:
 
 @plant("late-prepare-in-a-namesake", "namesake", "unresolved", conditions=recreated_often)
 def late_prepare_in_a_namesake(patch: pytest.MonkeyPatch) -> None:
-    """What was prepared for a topic is prepared in another one that has its name by then."""
+    """A transaction prepared for a deleted topic is prepared in another topic that has its name by then."""
     inner = machine.places
 
     def by_name(topics: TopicTable, index: int, attached: Sequence[Op], count: int) -> Any:
