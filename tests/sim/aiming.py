@@ -1,7 +1,7 @@
 """Faults that wait for a transaction in a phase that lasts milliseconds.
 
-Of a rare kind of fault and a short phase, chance brings no two together in hours. So each second fault of
-such a kind is held back until a transaction enters a phase that was drawn for it, for a while at most.
+A rare kind of fault does not meet a short phase by chance, even in hours. So half of the faults of such a
+kind are held back until a transaction enters a phase that was drawn for them, but only for a limited time.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from tests.sim.faultplan import Fault
 if TYPE_CHECKING:
     from tests.sim.simulation import Simulation
 
-#: Kinds that are drawn once in a minute, and strike at once: what is laid has a moment of its own.
+#: Kinds that are drawn about once a minute and strike at once. (Ambushes already wait for a moment.)
 KINDS = ("clock-ahead", "clock-wall", "flip-state", "flip-vote", "torn-file")
-#: Phases that last as long as it takes to answer; the last ones where there are several groups.
+#: Phases that last only until an answer comes; ``ACROSS`` adds those of worlds with several groups.
 SHORT = (Phase.PREPARED, Phase.COMMITTED, Phase.ROLLED_BACK, Phase.ROLLED_BACK)
 ACROSS = (*SHORT, AcrossPhase.HOME_DECIDED, AcrossPhase.SOME_FOLLOWED, AcrossPhase.SOME_FOLLOWED)
 SHARE, WAITS_S = 0.5, 3.0
@@ -27,22 +27,22 @@ SHARE, WAITS_S = 0.5, 3.0
 
 @dataclass(slots=True, eq=False)
 class _Held:
-    """A fault that waits. ``strikes``: whether it met anything."""
+    """A fault that waits. ``strikes`` carries it out and returns whether it hit anything."""
 
     phase: AnyPhase
     strikes: Callable[[], bool]
 
 
 class Aim:
-    """Of one group: told of every phase that a transaction enters."""
+    """The waiting faults of one group. It is told of every phase that a transaction enters."""
 
     def __init__(self, simulation: Simulation) -> None:
         self._sim = simulation
         self._held: list[_Held] = []
-        self._hears = False  # of phases at all: not everything that runs on a log has transactions
+        self._hears = False  # whether it was ever told of a phase: not every workload has transactions
 
     def hold(self, fault: Fault, strikes: Callable[[], bool]) -> bool:
-        """Hold this fault back, if it is one of those that wait. It strikes in the end whatever comes."""
+        """Hold this fault back if it should wait. In the end it strikes even if its phase never comes."""
         rng = random.Random(f"aim-{fault.seed}")
         if not self._hears or fault.kind not in KINDS or rng.random() >= SHARE:
             return False
@@ -52,14 +52,14 @@ class Aim:
         return True
 
     def entered(self, phase: AnyPhase) -> None:
-        """A transaction is in this phase now."""
+        """A transaction has entered this phase."""
         self._hears = True
         for held in self._held:
             if held.phase is phase:
                 self._sim.world.later(0.0, self._meet, held)
 
     def _meet(self, held: _Held) -> None:
-        """It waits on if nothing was there that it could harm."""
+        """Carry out the fault; if it hits nothing, it keeps waiting."""
         if held in self._held and held.strikes():
             self._held.remove(held)
 

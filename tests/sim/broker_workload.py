@@ -40,11 +40,11 @@ from tests.support.faults.tables import Cells
 APPS = ("shop", "shop", "shop", "mute")
 RESOLVE_S = 60.0  # after the calm, for the last check
 STEP_S = 0.5
-TAKEN_UP, TAKEN_UP_S = 0.7, 5.0  # of what a dead producer left behind under ids of the application's own
-TWICE, TWICE_S = 0.05, (0.0, 0.02, 0.3)  # of transactions: begun again elsewhere while they run
-LEVEL = 3  # the highest level that is taken in some schedules; in the others it is the newest
+TAKEN_UP, TAKEN_UP_S = 0.7, 5.0  # share of what a dead producer left open under ids that the application gave
+TWICE, TWICE_S = 0.05, (0.0, 0.02, 0.3)  # share of transactions begun again elsewhere while they run
+LEVEL = 3  # the highest format level in some schedules; in the others it is the newest
 NEWEST_SHARE = 0.5
-READS = 5  # of everything, in the end: each may find the damage of one replica
+READS = 5  # final reads of everything: each may find the damage of one replica
 
 
 class BrokerWorkload(Acting):
@@ -124,7 +124,7 @@ class BrokerWorkload(Acting):
         assert self.ledger is not None
         return Feedback(app, topic, self.desk, self.ledger, self.producers)
 
-    # -------------------------------------------------------------- a moment of everybody's life
+    # -------------------------------------------------------------- one step of all clients
 
     def act(self, cluster: Cluster) -> None:
         if self._cluster is None:
@@ -175,7 +175,7 @@ class BrokerWorkload(Acting):
         # Not one that was prepared in version 1: its copies are refused once another producer owns it.
         tx = next((tx for tx in batch if tx.content is not None and tx.owned), None)
         if tx is not None and others:
-            tx.fenced = True  # ownership does not tell how the other process's one stands
+            tx.fenced = True  # its owner does not know the state of the other process's local transaction
             self.desk.later(self._levels.choice(TWICE_S), self._levels.choice(others).take_up, tx)
 
     def _send(self) -> None:

@@ -43,7 +43,7 @@ STATES = {"COMMITTED": TransactionState.COMMITTED, "ROLLBACK": TransactionState.
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A check that a producer works on: of which PREPARE, and from which incarnation of the actor."""
+    """A check that a producer works on, with its PREPARE and the incarnation of the actor that sent it."""
 
     instance: str
     tx_id: str

@@ -20,8 +20,8 @@ NO_NAMES: dict[str, Any] = {}
 
 
 def sizes(*roots: Any) -> Counter[str]:
-    """``Class.attribute`` -> elements; ``Class.attribute[]`` are those of the containers in it together, and
-    ``Class.attribute idle`` are its values that say nothing: empty containers, and counts of zero."""
+    """``Class.attribute`` -> number of elements. ``Class.attribute[]`` is the total in the containers that it
+    holds, and ``Class.attribute idle`` the number of its empty containers and zero counts."""
     found: Counter[str] = Counter()
     seen: set[int] = set()
     waiting, whats = list(roots), _WHATS

@@ -1,6 +1,6 @@
 """A broker's whole replicated state, in a form that is equal on all replicas with the same entries applied.
 
-It omits what each replica has for itself: leases, the order of checks, tables that a leader made for an app
+It omits what is local to a replica: leases, the order of checks, tables that a leader made for an app
 whose first PREPARE it has not applied yet, and counts of zero. It includes open transactions that are in no
 queue of checks, because these would never be checked.
 """

@@ -1,13 +1,13 @@
-"""Bits that flip on a disk where they lie, in the log, in snapshots and run files, in the vote file; sectors
-of those that read as zeros; snapshots and run files whose end is gone.
+"""Damage to data at rest: bits that flip in the log, in snapshots, run files and the vote file; sectors that
+read as zeros; snapshots and run files that end early.
 
-In the log, on any replicas and at any places, as long as of every committed entry that is damaged somewhere a
-sound copy is left on a replica that has not lost its disk: one is enough. Only what a checksum can tell from
-a torn write: a byte of the log before the batch of an entry that is committed and durable here. With nothing
-sound behind it, damage to the very last batch looks like a torn tail (docs/log-format.md says so), and a
-replica that forgets its last acknowledged entry and then votes is one failure more than this fault stands
-for. Votes and states are damaged, and disks lost, on a minority at a time: what a majority has forgotten
-no software brings back.
+The log is damaged on any replica and at any place, under two conditions. First, a sound copy of every
+committed entry that is damaged somewhere stays on a replica that has not lost its disk; one copy is enough.
+Second, a checksum must be able to tell the damage from a torn write, so only bytes before the batch of an
+entry that is committed and durable here are damaged. Damage to the very last batch, with nothing sound behind
+it, looks like a torn tail (see docs/log-format.md); a replica that forgets its last acknowledged entry and
+then votes is one failure more than this fault stands for. Votes and states are damaged, and disks lost, on a
+minority at a time: no software recovers what a majority has forgotten.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SLOT_BYTES = 132
 
 
 def flip_in_log(sim: Simulation, victim: SimReplica, rng: random.Random) -> bool:
-    """One bit of a log file or a sidecar; False if nothing there is safe to damage."""
+    """Flip one bit of a log file or a sidecar; False if nothing there is safe to damage."""
     if (place := _safe_file(victim, rng)) is None:
         return False
     name, size = place
@@ -48,7 +48,7 @@ def flip_in_log(sim: Simulation, victim: SimReplica, rng: random.Random) -> bool
 
 
 def tear_log(sim: Simulation, victim: SimReplica, rng: random.Random) -> bool:
-    """Some sectors of a log file or a sidecar read as zeros; False if nothing there is safe to damage."""
+    """Make some sectors of a log file or a sidecar read as zeros; False if none is safe to damage."""
     if (place := _safe_file(victim, rng)) is None:
         return False
     name, size = place
@@ -61,7 +61,7 @@ def tear_log(sim: Simulation, victim: SimReplica, rng: random.Random) -> bool:
 
 
 def _safe_file(victim: SimReplica, rng: random.Random) -> tuple[str, int] | None:
-    """A file of the log, and up to where damage can be told from a torn end; None if there is none."""
+    """A file of the log, and up to where damage is not mistaken for a torn end; None if there is none."""
     journal, disk = victim.journal, victim.disk
     sure = min(journal.durable_index, victim.node.commit_index)
     if not journal.first_index <= sure:
@@ -93,7 +93,7 @@ def _entries_in(data: bytes, begin: int, end: int) -> set[tuple[int, int]]:
     first = _entry_at(data, begin)
     if first is not None:
         found.add(first)
-    last = end + len(MAGIC) - 1  # of one that begins before ``end``
+    last = end + len(MAGIC) - 1  # where a MAGIC that begins before ``end`` ends at the latest
     at = data.find(MAGIC, begin, last)
     while at >= 0:
         header = read_entry(view, at)
@@ -116,7 +116,7 @@ def _entry_at(data: bytes, at: int) -> tuple[int, int] | None:
 
 
 def knows_less(replica: SimReplica) -> bool:
-    """Whether it knows less than it promised, or will do so soon."""
+    """Whether the replica knows less than it promised, or soon will."""
     return replica.learner or replica.spoilt or replica.given_up
 
 
@@ -126,7 +126,7 @@ def sound_entries(replica: SimReplica) -> set[tuple[int, int]]:
 
 
 def sound_on_disk(replica: SimReplica) -> set[tuple[int, int]]:
-    """(index, term) of all entries that its disk holds, sound and durable."""
+    """(index, term) of all entries that are sound and durable on the replica's disk."""
     found: set[tuple[int, int]] = set()
     for name, data in replica.disk.durable_files().items():
         if first_of_name(name) is None:
@@ -164,7 +164,7 @@ def others_have_all(sim: Simulation, victim: SimReplica) -> bool:
 
 
 def _batch_position(data: bytes, first: int, index: int) -> int:
-    """Where the batch of entry ``index`` begins in its segment; 0 if it fills the segment or is damaged."""
+    """Position of the batch of entry ``index`` in its segment; 0 if it fills the segment or is damaged."""
     view = memoryview(data)
     positions = scan(view, FILE_HEADER_SIZE, first).positions
     if index - first >= len(positions) - 1:
@@ -175,7 +175,7 @@ def _batch_position(data: bytes, first: int, index: int) -> int:
 
 
 def flip_in_state(victim: SimReplica, rng: random.Random) -> bool:
-    """One bit of a snapshot or a run file."""
+    """Flip one bit of a snapshot or a run file."""
     names = [n for n in victim.disk.names() if n.endswith((".snap", ".runs")) and victim.disk.size_of(n)]
     if not names:
         return False
@@ -185,7 +185,7 @@ def flip_in_state(victim: SimReplica, rng: random.Random) -> bool:
 
 
 def tear_state(victim: SimReplica, rng: random.Random) -> bool:
-    """A sector of a snapshot or a run file reads as zeros, or the file ends early."""
+    """Make a sector of a snapshot or a run file read as zeros, or the file end early."""
     names = [n for n in victim.disk.names() if n.endswith((".snap", ".runs")) and victim.disk.size_of(n)]
     if not names:
         return False
@@ -200,7 +200,7 @@ def tear_state(victim: SimReplica, rng: random.Random) -> bool:
 
 
 def flip_in_vote(victim: SimReplica, rng: random.Random) -> bool:
-    """One bit of one slot; the other slot still has the record, unless this fault strikes again."""
+    """Flip one bit of one slot; the other slot still has the record, unless this fault strikes again."""
     if not victim.disk.exists(VOTE_FILE):
         return False
     at = rng.choice(SLOT_POSITIONS) + rng.randrange(SLOT_BYTES)
@@ -209,7 +209,7 @@ def flip_in_vote(victim: SimReplica, rng: random.Random) -> bool:
 
 
 def mendable_entries(sim: Simulation, victim: SimReplica) -> list[int]:
-    """Entries that are damaged on its disk, whether it knows or not, and sound on another replica's."""
+    """Entries that are damaged on the victim's disk, whether it knows or not, and sound on another disk."""
     journal, own = victim.journal, sound_on_disk(victim)
     entries = {
         (index, journal.term_at(index)) for index in range(journal.first_index, journal.durable_index + 1)
@@ -222,8 +222,8 @@ def mendable_entries(sim: Simulation, victim: SimReplica) -> list[int]:
 
 
 def scrub(victim: SimReplica) -> None:
-    """Read every entry from the disk, as consumers and peers may at any time, and note what is damaged;
-    raises CorruptLog where it is not single entries."""
+    """Read every entry from the disk, as consumers and peers may at any time, and record damaged entries.
+    Raises CorruptLog if more than single entries is damaged."""
     journal = victim.journal
     for info in journal.segments():
         last = min(info.last, journal.durable_index)

@@ -1,9 +1,9 @@
 """An application's database in virtual time: locks, snapshots, limits, lost answers, crashes.
 
-It speaks the fence's own SQL through the fence's own seam (``feedback/database/links``), so that ``Fence``
-and ``Checking`` run here as they are. What is modelled is what they rely on: an insert waits for the
-transaction that has inserted or removed the same key (SQLite: for whoever writes), a commit makes everything
-visible at one instant, and an error means what the dialect's drivers say by it.
+It understands the fence's SQL behind the fence's own interface (``feedback/database/links``), so ``Fence``
+and ``Checking`` run here unchanged. It models what they rely on: an insert waits for the transaction that has
+inserted or removed the same key (SQLite: for any transaction that writes), a commit makes everything visible
+at one instant, and an error means what it means in the dialect's drivers.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from escrowmq.feedback.database.statements import DIALECTS
 from tests.sim.fibres import Fibre, Fibres
 from tests.sim.world import World
 
-#: Kind -> how long a local transaction waits for a lock, by default; None: for as long as it takes.
+#: Kind -> seconds for which a local transaction waits for a lock by default; None: without limit.
 KINDS = {"postgresql": None, "mariadb": 50.0, "sqlite": 5.0}
 COLUMNS = ("tx_key", "app", "tx_id", "outcome", "created_ms")
-#: Of calls: the connection is lost before the server has it, and after it has done it.
+#: Chance that a call (a commit) loses its connection, each on the way to the server and on the way back.
 LOST, LOST_COMMIT = 0.004, 0.08
-REFUSED = 0.02  # commits that the database rolls back by itself, and says so
+REFUSED = 0.02  # share of commits that the database rolls back and reports as rolled back
 LATENCY_S, SLOW, SLOW_S = 0.001, 0.03, 0.3
-NOTICED_S = 1.0  # at most, until the server knows that a client has gone, and lets its locks go
+NOTICED_S = 1.0  # longest time until the server notices that a client is gone, and releases its locks
 _INSERT = re.compile(r"INSERT (OR IGNORE |IGNORE )?INTO (\w+) VALUES (.+?)( ON CONFLICT DO NOTHING)?$")
 _SELECT = re.compile(r"SELECT ([\w, ]+) FROM (\w+) WHERE tx_key (?:= (:\w+)|IN \(([^)]*)\))$")
 _SLICE = re.compile(r"SELECT ([\w, ]+) FROM (\w+) WHERE tx_key > :after ORDER BY tx_key LIMIT :most$")
@@ -39,20 +39,20 @@ _CODES = {
     "lost": ("08006", 2013, ""),
 }
 Lock = tuple[str, Any]
-#: In the place of a row that was removed.
+#: Takes the place of a row that was removed.
 GONE: tuple[Any, ...] = ()
 #: SQLite's one lock.
 ALL: Lock = ("", b"")
 
 
 class ServerError(Exception):
-    """As psycopg's and PyMySQL's: a code, or a number in front."""
+    """An error like psycopg's (with a code) or PyMySQL's (with a number as its first argument)."""
 
     sqlstate: str | None = None
 
 
 class Transaction:
-    """One of the database, open or over."""
+    """A transaction of the database, open or ended."""
 
     def __init__(self, level: str) -> None:
         self.level, self.over, self.failed = level, False, False
@@ -62,7 +62,7 @@ class Transaction:
 
 
 class SimDatabase:
-    """The server. ``kind`` of ``KINDS``; ``level``: of local transactions."""
+    """The server. ``kind``: one of ``KINDS``; ``level``: the isolation level of local transactions."""
 
     def __init__(
         self, world: World, fibres: Fibres, calm: Callable[[], bool], kind: str, level: str = "READ COMMITTED"
@@ -79,7 +79,7 @@ class SimDatabase:
         self._commits = 0
 
     def error(self, what: str) -> Exception:
-        """An error as the drivers of this kind raise it."""
+        """The error that a driver of this kind of database raises."""
         state, number, name = _CODES[what]
         if self.kind == "sqlite":
             error: Exception = sqlite3.OperationalError(what)
@@ -92,11 +92,11 @@ class SimDatabase:
         return error
 
     def committed(self, table: str) -> set[Any]:
-        """Keys of what is stored."""
+        """Keys of the committed rows."""
         return {key for (name, key), (_, row) in self._committed.items() if name == table and row}
 
     def crash(self) -> None:
-        """The server ends and is started again: what is committed stays."""
+        """The server crashes and restarts: committed rows stay."""
         self.crashes += 1
         self.down_until = self.world.now + self.rng.random()
         for link in list(self.links):
@@ -113,7 +113,7 @@ class SimDatabase:
     def insert(
         self, tx: Transaction, lock: Lock, row: tuple[Any, ...], ignoring: bool, limit_s: float | None
     ) -> None:
-        """Waits for whoever has inserted or removed the key and not ended yet."""
+        """Insert a row, after waiting for an open transaction that has inserted or removed the key."""
         until = self._begin_writing(tx, limit_s)
         while self._held.get(lock) not in (None, tx):
             self._wait(tx, lock, until)
@@ -125,7 +125,7 @@ class SimDatabase:
             raise self.error("duplicate")
 
     def remove(self, tx: Transaction, lock: Lock, limit_s: float | None) -> None:
-        """Waits like ``insert``; of what is not there nothing is said."""
+        """Remove a row; waits like ``insert``. A missing row is no error."""
         until = self._begin_writing(tx, limit_s)
         while self._held.get(lock) not in (None, tx):
             self._wait(tx, lock, until)
@@ -134,18 +134,18 @@ class SimDatabase:
             tx.writes[lock] = GONE
 
     def _begin_writing(self, tx: Transaction, limit_s: float | None) -> float | None:
-        """Until when it waits for locks."""
+        """The time until which the transaction waits for locks; None: no limit."""
         until = None if limit_s is None else self.world.now + limit_s
         if not self.locks_rows:
             self._take(tx, ALL, until)
         return until
 
     def _newest(self, tx: Transaction, lock: Lock) -> tuple[Any, ...]:
-        """The row as this transaction would find it if it wrote; ``GONE``: there is none."""
+        """The row that a write of this transaction would find; ``GONE`` if there is none."""
         return tx.writes[lock] if lock in tx.writes else self._committed.get(lock, (0, GONE))[1]
 
     def keys(self, table: str, after: Any) -> list[Lock]:
-        """What may be there behind a key, in the order of keys."""
+        """Rows that may exist after a key, in key order."""
         return sorted(lock for lock in self._committed if lock[0] == table and lock[1] > after)
 
     def _take(self, tx: Transaction, lock: Lock, until: float | None) -> None:
@@ -174,7 +174,7 @@ class SimDatabase:
         return row if row and number <= tx.snapshot else None
 
     def end(self, tx: Transaction, commit: bool) -> None:
-        """All at one instant; who waits goes on."""
+        """End the transaction at one instant, and wake those that wait for its locks."""
         if tx.over:
             return
         tx.over = True
@@ -196,11 +196,11 @@ class SimLink:
         self.tx: Transaction | None = None
         self._gone = False
         self._limit_s = KINDS[database.kind]
-        self._limit_here_s: float | None = None  # of this transaction alone
+        self._limit_here_s: float | None = None  # the lock limit of this transaction alone
         database.links.append(self)
 
     def cut(self, noticed_s: float) -> None:
-        """The connection is no more; its transaction ends when the server notices."""
+        """Break the connection; its transaction ends when the server notices."""
         self._gone = True
         if self in self._database.links:
             self._database.links.remove(self)
@@ -217,7 +217,7 @@ class SimLink:
         return found
 
     def order(self, tx_id: str) -> None:
-        """The business's own row."""
+        """Insert the row of the business data."""
         self._call(lambda: self._insert(("orders", tx_id), (tx_id,), ignoring=False))
 
     def place(self) -> str | None:
@@ -266,7 +266,7 @@ class SimLink:
         database, tx = self._database, self.tx
         assert tx is not None
         if tx.writes and not database.calm() and database.rng.random() < REFUSED:
-            if database.kind != "sqlite":  # which keeps the transaction open
+            if database.kind != "sqlite":  # SQLite keeps the transaction open
                 self._end(False)
             raise database.error("refused")
         self._end(not tx.failed)
@@ -321,7 +321,7 @@ class SimLink:
 
 
 class Access:
-    """One process's way to the database: what its fence is given."""
+    """One process's access to the database, as it is given to its fence."""
 
     def __init__(self, database: SimDatabase, owner: str) -> None:
         self._database, self._owner = database, owner

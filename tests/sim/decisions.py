@@ -1,4 +1,4 @@
-"""A decision on its way: asked for by a producer, a check or an operator, until it is answered."""
+"""A decision, from its request by a producer, a check or an operator until it is answered."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.sim.desk import Desk
 from tests.sim.ledger import ClientTx, Ledger
 from tests.sim.world import Violation
 
-#: What the history calls them, and what the broker is told.
+#: Who decided: name in the history -> name that the broker gets.
 WIRE_NAMES = {"producer": "producer", "check": "feedback", "operator": "operator:simulated"}
 _BUILD = {"COMMITTED": ops.commit, "ROLLBACK": ops.rollback}
 _PHASE = {"COMMITTED": Phase.COMMITTING, "ROLLBACK": Phase.ROLLING_BACK}
@@ -34,8 +34,8 @@ class Decision:
         then: Callable[[], None] = lambda: None,
         index: int = 0,
     ) -> None:
-        """``once``: nobody waits for an answer; ``then``: after the last answer; ``index``: a rollback for
-        this PREPARE only."""
+        """``once``: no client waits for an answer; ``then``: called after the last answer; ``index``: roll
+        back only this PREPARE."""
         self._desk, self._ledger, self._outcome = desk, ledger, outcome
         self._index = index if outcome == "ROLLBACK" else 0
         self._alive, self._once, self._then, self._by = alive, once, then, WIRE_NAMES[by]
@@ -72,7 +72,7 @@ class Decision:
         for number, (tx, op) in enumerate(asked):
             problem = problems.get(number)
             if problem is not None and problem[1] == ResultCode.RETRY:
-                if self._index:  # prepared again: the check is asked again, too
+                if self._index:  # it was prepared again, and the check is asked again, too
                     self._ledger.recorder.fail(op, "it was prepared again, or is being decided")
                     self._ledger.leave(tx, _PHASE[self._outcome])
                 else:

@@ -1,8 +1,8 @@
-"""How simulated clients reach the brokers: any replica that believes to lead, with losses and retries.
+"""How simulated clients reach the brokers: any replica that believes it leads, with losses and retries.
 
-A request may be lost, its answer too, and a replica may die with it. Then the client sends the same
-bytes again, to whoever leads by then, until it has an answer or is dead itself. So a request can be in
-the log twice, and an answer can come for an attempt that was given up.
+A request or its answer may be lost, and a replica may die with it. Then the client sends the same bytes to
+the current leader again, until it gets an answer or dies. So a request can be in the log twice, and an answer
+can belong to an attempt that was given up.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from tests.sim.workload import Cluster
 
 TIMEOUT_S = (0.4, 0.4, 1.5)
 BACK_OFF_S = 0.15
-LOST = 0.03  # of requests, and of answers
+LOST = 0.03  # share of requests, and of answers
 Then = Callable[[list[Any]], None]
 
 
 class Desk:
-    """The way from clients to brokers. ``stream``: its luck is not that of the others at the same cluster."""
+    """The connection from clients to brokers. ``stream``: name of its random stream, one for each desk."""
 
     def __init__(self, cluster: Cluster, stream: str = "desk") -> None:
         self.cluster, self.world = cluster, cluster.world
         self.rng = cluster.world.stream(f"{stream}{cluster.prefix}")
         self.answers: Counter[str] = Counter()
-        self.waiting = 0  # requests that somebody wants an answer for
+        self.waiting = 0  # requests whose client waits for an answer
 
     def later(self, delay_s: float, fn: Callable[..., None], *args: Any) -> None:
         self.world.later(delay_s, fn, *args)
 
     def replicas(self) -> list[tuple[SimReplica, BrokerApplication]]:
-        """Those that answer, whatever they believe to be."""
+        """Replicas that answer, whether they believe they lead or not."""
         now = self.world.now
         return [
             (r, r.app)
@@ -60,9 +60,10 @@ class Desk:
         hears: Callable[[int], None] = lambda time_ms: None,
         unsupported: Callable[[], None] | None = None,
     ) -> Call:
-        """Have a request done. ``alive``: whether the client still is, and still wants it; ``once``: it
-        does not wait for an answer (a one-way commit); ``hears``: gets the group's time from the answer;
-        ``unsupported``: called if the group's format level is too low, instead of another attempt."""
+        """Send a request until it is answered. ``alive``: whether the client still lives and wants the answer;
+        ``once``: one attempt, with no wait for an answer (a one-way commit); ``hears``: gets the group's time
+        from the answer; ``unsupported``: called if the group's format level is too low, instead of another
+        attempt."""
         call = Call(self, request, then, alive, once, hears, unsupported)
         self.waiting += 1
         call.attempt()
@@ -89,7 +90,7 @@ class Call:
         self._ops: Sequence[Op] | None = None
 
     def end(self) -> None:
-        """Nobody wants the answer any more."""
+        """The client no longer wants the answer."""
         if not self._over:
             self._over = True
             self._desk.waiting -= 1
@@ -113,11 +114,11 @@ class Call:
                 answered = True
                 desk.answers[status[0]] += 1
                 if calm or desk.rng.random() >= LOST:
-                    # Not at once: the replica is in the middle of its tick, and an answer takes a way.
+                    # Not at once: the replica is in the middle of its tick, and an answer takes time.
                     desk.later(0.0005, self._answered, status)
 
             request = self._request
-            if self._ops is None or replica.node.ready:  # one that does not lead looks at none of them
+            if self._ops is None or replica.node.ready:  # a replica that does not lead ignores them
                 self._ops = parse_request(request)
             ops = self._ops
             replica.guarded(lambda: app.replica.submit(request, ops, done))
@@ -146,5 +147,5 @@ class Call:
             self.end()
             self._unsupported()
         else:
-            self._number += 1  # its time-out is void
+            self._number += 1  # this cancels its time-out
             self._desk.later(BACK_OFF_S * self._desk.rng.random(), self.attempt)

@@ -13,8 +13,8 @@ different: a journaling file system that cannot write its journal stops, so a fa
 followed by ``power_cut``.
 
 Faults: ``capacity`` (ENOSPC), ``fail_next`` (EIO on any one operation), ``stop_after`` (power fails at the
-n-th operation from now). The first two report when they strike, since the operation may never happen; a crash
-cancels them.
+n-th operation from now). The first two call back when they strike, since the operation may never happen; a
+crash cancels them.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def _apply(content: bytearray, pos: int, data: bytes | None) -> None:
 
 
 class SimDisk:
-    """See the module's docstring. One machine's disk. It survives power cuts, but its open files do not."""
+    """One machine's disk; see the module's docstring. It survives power cuts, but its open files do not."""
 
     def __init__(self, rng: random.Random, *, capacity: int | None = None) -> None:
         self.rng, self.capacity = rng, capacity
@@ -152,7 +152,7 @@ class SimDisk:
             else:
                 assert inode is not None
                 self._durable_names[name] = inode
-                if kind.startswith("rename "):  # both names in one step, as journaled file systems do it
+                if kind.startswith("rename "):  # both names change in one step, as on a journaled file system
                     self._durable_names.pop(kind.removeprefix("rename "), None)
         self._pending_names.clear()
         self._names = dict(self._durable_names)

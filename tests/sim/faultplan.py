@@ -15,7 +15,7 @@ from tests.support.faults.dealing import pick
 
 MEAN_PAUSE_S = 0.4  # between two faults
 FIRST_FAULT_S = 0.8
-FIRST_GROUP_FAULT_S = 1.4  # several groups agree on their level, and get their settings, one after the other
+FIRST_GROUP_FAULT_S = 1.4  # before that, several groups agree on their level and get settings, one by one
 
 #: How often each kind is drawn, relative to the others. The names are what reports and coverage count.
 WEIGHTS: dict[str, int] = {
@@ -49,8 +49,8 @@ WEIGHTS: dict[str, int] = {
 GHOST = "ghost"
 GHOSTS = {"per_schedule": (0, 0, 1, 2)}
 GHOST_NUMBERS = 1000  # their names in ``--only-faults`` begin here, however many others there are
-#: Somebody changes the members of a group. Drawn from a stream of its own, as ghosts are; in a lone group
-#: only where a test asks for it: so it is none of the kinds that every phase must meet there.
+#: An operator changes the members of a group. Drawn from a separate stream, like ghosts. With a single group
+#: it is drawn only if a test asks for it, so it is not among the kinds that every phase must meet there.
 CHANGE = "change-members"
 CHANGES = {"per_schedule": (0,), "per_group": (0, 0, 1)}
 CHANGE_NUMBERS = 100_000
@@ -68,7 +68,7 @@ GROUP_WEIGHTS: dict[str, int] = {
     "group-down": 8,
     "group-cut": 8,
     "clients-cut": 8,
-    "leader-ahead": 6,  # more of it than ``ADDED`` has
+    "leader-ahead": 6,  # more often than in ``ADDED``
 }
 #: Copies of requests that arrive late are part of the wire, and not drawn as faults.
 OF_GROUPS = tuple(kind for kind in GROUP_WEIGHTS if kind not in KINDS)
@@ -132,7 +132,7 @@ def _draw_group_faults(seed: int, chaos_s: float, groups: int) -> list[Fault]:
 
 
 def _draw_beside(seed: int, chaos_s: float, gid: int) -> list[Fault]:
-    """What one group meets from streams of its own."""
+    """The faults of one group that are drawn from separate streams."""
     return draw_added(seed, chaos_s, gid) + draw_ghosts(seed, chaos_s, gid)
 
 
@@ -159,12 +159,12 @@ def draw_ghosts(seed: int, chaos_s: float, gid: int = 0) -> list[Fault]:
 
 
 def members_change() -> bool:
-    """Whether groups of worlds of several may change their members."""
+    """Whether groups in worlds of several groups may change their members."""
     return max(CHANGES["per_group"]) > 0
 
 
 def draw_changes(seed: int, chaos_s: float, gid: int = 0, per: str = "per_schedule") -> list[Fault]:
-    """Of the first seconds of the chaos, as ghosts."""
+    """Changes of members, in the first seconds of the chaos, like ghosts."""
     rng = random.Random(f"changes-{seed}-{gid}")
     first_s = FIRST_FAULT_S if per == "per_schedule" else FIRST_GROUP_FAULT_S
     drawn = [(first_s + 5.0 * rng.random(), rng.getrandbits(32)) for _ in range(max(CHANGES[per]))]

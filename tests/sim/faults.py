@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 #: How far a leader's clock jumps.
 AHEAD_S = (1.0, 60.0, 3600.0, 2e5)
-#: Operations that an armed EIO strikes when they are done next; ``write_at`` is that of the vote file.
+#: Operations whose next call fails with an armed EIO; ``write_at`` is used by the vote file.
 EIO_OPERATIONS = ("append", "read", "sync_dir", "write_at", "rename", "remove")
 #: These are only set up, and are logged when they strike: later, more than once, or never.
 STRIKE_LATER = frozenset(
@@ -73,12 +73,12 @@ class Faults:
         self._kinds.update({moment: partial(simulation.moments.lay, moment) for moment in AMBUSHES})
 
     def strike(self, fault: Fault) -> None:
-        """Carry out one fault, or lay it; one that meets nothing that it could harm is not logged."""
+        """Carry out one fault, or set it up; a fault that hits nothing is not logged."""
         if not self._sim.calm and not self._sim.aim.hold(fault, partial(self._strike, fault)):
             self._strike(fault)
 
     def _strike(self, fault: Fault) -> bool:
-        """Whether it met anything."""
+        """Carry out the fault; returns whether it hit anything."""
         sim = self._sim
         if sim.calm:
             return False
@@ -125,10 +125,10 @@ class Faults:
         return victim.name
 
     def _jump_ahead(self, rng: random.Random) -> str:
-        """A virtual machine was halted: when it goes on, its monotonic clock has jumped."""
+        """A virtual machine was halted: when it resumes, its monotonic clock has jumped."""
         victim = self._victim(rng)
         victim.clock_ahead_s += rng.choice((0.1, 1.0, 30.0)) * rng.random()
-        return victim.name if victim.up else ""  # a process begins with whatever the clock says
+        return victim.name if victim.up else ""  # a jump while it is down has no effect
 
     def _jump_leaders(self, rng: random.Random) -> str:
         """The leader's wall clock jumps ahead, by moments or by days, and stays there."""
@@ -137,9 +137,9 @@ class Faults:
             victim.wall_ahead_s += rng.choice(AHEAD_S) * rng.random()
         return "+".join(victim.name for victim in leading)
 
-    # -------------------------------------------------------------- the log's own life
+    # -------------------------------------------------------------- segments, checkpoints, retention, pauses
     def _roll(self, rng: random.Random) -> str:
-        """For a moment, segments end early, after each entry."""
+        """For a moment, start a new segment after each entry."""
         victim = self._victim(rng)
         if not victim.up:
             return ""
@@ -200,7 +200,7 @@ class Faults:
         return victim.name
 
     def _hang_disk(self, rng: random.Random) -> str:
-        """The next sync takes seconds: as long as a leader's hand-over takes, or longer."""
+        """The next sync takes seconds: as long as a transfer of leadership, or longer."""
         victim = self._victim(rng)
         victim.disk_hangs_s = rng.choice((1.0, 4.0))
         return victim.name
@@ -239,7 +239,7 @@ class Faults:
         return "+".join(struck)
 
     def _tear(self, rng: random.Random) -> str:
-        """A part of a file reads as zeros, or its end is missing; in a log only what others still have."""
+        """Part of a file reads as zeros, or its end is missing; in a log only what other replicas have."""
         if rng.random() < 0.5:
             return self._flip(rng, tear_state)
         victim = self._victim(rng)
@@ -249,7 +249,7 @@ class Faults:
         return victim.name
 
     def _minority_with(self, victim: SimReplica) -> bool:
-        """Whether no majority would have lost what it knew, or its state, if ``victim`` had too."""
+        """Whether only a minority would have lost what it knew, or its state, if ``victim`` lost its too."""
         lost = sum(knows_less(r) or r is victim for r in self._sim.replicas)
         return 2 * lost < len(self._sim.replicas) and self._sim.leaves_a_majority(victim)
 
@@ -260,7 +260,7 @@ class Faults:
         return "network"
 
     def _cut(self, rng: random.Random) -> str:
-        if len(self._sim.names) < 2:  # members change
+        if len(self._sim.names) < 2:  # possible where members change
             return ""
         a, b = rng.sample(self._sim.names, 2)
         return f"{a}-{b}" if self._sim.network.cut(a, b) else ""

@@ -2,9 +2,9 @@
 
 The fence's code runs as it is over a simulated database (``database``): a local transaction is slow, fails,
 or loses its connection, also in its commit; checks go to any live instance of the app, whoever owns the
-transaction; instances share the database, and their clocks differ. In some worlds old rows are removed all
-the while (``purging``). At the end the rows of the database are held against what can be read: a difference
-is ``fence-split``.
+transaction; instances share the database, and their clocks differ. In some worlds old rows are removed
+meanwhile (``purging``). At the end the rows of the database are compared with the readable messages: a
+difference is ``fence-split``.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from tests.sim.world import Violation, World
 LOCK_TIMEOUT_S = 0.4
 LEVELS = ("READ COMMITTED", "REPEATABLE READ")
 CLOCKS_DIFFER_S = 1800.0
-LATE, LATE_S = 0.3, 2.5  # of local transactions: so long nothing happens between PREPARE and their beginning
+LATE, LATE_S = 0.3, 2.5  # share of local transactions that begin late after PREPARE, and the longest delay
 SLOW, SLOW_S = 0.3, 3.0
-FAILS = 0.2  # of local transactions, for reasons of the business
-TROUBLED_S = 3.0  # so long after the calm began answers of the database are lost
-CRASH = 0.003  # of moments at which something goes wrong somewhere
-PURGE_ENDS = 20  # steps of time that the last one may take
-TOGETHER_S = 0.02  # checks that come within it are asked about with one call
+FAILS = 0.2  # share of local transactions that the business code refuses
+TROUBLED_S = 3.0  # for this time after the calm began, the database still loses answers
+CRASH = 0.003  # chance, at each random action of clients, that the database crashes
+PURGE_ENDS = 20  # steps of time that the last purge may take
+TOGETHER_S = 0.02  # checks that arrive within this time are answered with one call
 
 
 class Refused(Exception):
@@ -62,7 +62,7 @@ class FencedLedger(Ledger):
     """A ledger that leaves local transactions to the database."""
 
     def __init__(self, world: World, database: SimDatabase, clocks_run: float) -> None:
-        """``clocks_run``: how much faster than virtual time, on the app's machines."""
+        """``clocks_run``: how much faster than virtual time the clocks of the app's machines run."""
         super().__init__(world)
         self.database, self.clocks_run = database, clocks_run
 
@@ -177,8 +177,8 @@ class FencedProducer(Producer):
 
 
 class FencedFeedback(Feedback):
-    """Feedback that asks the first producer that polls: with a fence, the owner need not be asked first. (In
-    half of the worlds it is.)"""
+    """Feedback that asks the first producer that polls, since with a fence the owner need not be asked first.
+    (In half of the worlds it is.)"""
 
     def __init__(self, *args: Any, owners: bool) -> None:
         self._owners = owners
@@ -214,7 +214,7 @@ class FencedWorkload(BrokerWorkload):
             cluster.world, self.fibres, self._quiet, drawn.choice(list(KINDS)), drawn.choice(LEVELS)
         )
         self._owners, self._trouble_rng = drawn.random() < 0.5, drawn
-        # By a way of its own to the brokers, so that the clients' stays as it is.
+        # A separate desk, so that the random stream of the clients' desk does not change.
         self.purging = Purging(Desk(cluster, "desk-of-purging"), self.database, self.fibres)
         self.check_after_ms = self.purging.check_after_ms
         return FencedLedger(cluster.world, self.database, SCALE if self.purging.works else 1.0)

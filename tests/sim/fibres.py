@@ -1,6 +1,6 @@
-"""Runs blocking code in virtual time: a call that waits returns control to the world until its time comes.
+"""Runs blocking code in virtual time: a call that waits returns control to the world until the wait ends.
 
-Each fibre is a greenlet, so that code which blocks a thread (a database driver) runs here unchanged.
+Each fibre is a greenlet, so code that blocks a thread (a database driver) runs here unchanged.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class ClientTx:
     prepared: bool = False
     running: bool = False  # its local transaction is running, in a live producer
     has_local: bool = True  # it has a local transaction, which decides; otherwise any answer is right
-    fenced: bool = False  # a check that finds no row of it writes one
+    fenced: bool = False  # a check that finds no row for it writes one
     owned: bool = False  # its PREPARE named its producer, so it needs no fence
     content: Content | None = (
         None  # its content, if the application gave its id: another producer may take it up
@@ -86,7 +86,7 @@ class Ledger:
         self.stays: list[tuple[float, float, AnyPhase]] = []
         self.entered: Callable[[AnyPhase], None] = lambda phase: None  # hears what transactions enter
         self._heard = 0  # entries up to this index were applied by somebody
-        #: Gets group, index, time and operations of each entry. Transactions of the app ``APART`` are its.
+        #: Gets group, index, time and operations of each entry. It alone handles the app ``APART``.
         self.listener: Callable[[int, int, int, Sequence[Op]], None] = lambda *entry: None
 
     # -------------------------------------------------------------- the local databases

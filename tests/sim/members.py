@@ -1,9 +1,9 @@
 """Operators who change the members of a simulated group through its leader, with the product's own
 ``next_step``, repeatedly until the change is done.
 
-They are careless: two may be at it at once, each asks any replica that believes to lead, and now and then one
-asks for a replica to come back that was removed. Some act on an old look: what they have seen of the members
-is seconds old when the leader hears of it. What they may not do, the leader refuses.
+They are careless: two may work at once, each asks any replica that believes it leads, and now and then one
+asks to add a replica that was removed. Some act on an outdated view: the members that they have seen are
+seconds old when the leader gets the request. The leader refuses what is not allowed.
 
 A new replica has an empty disk and an unused id. A removed one lives on for a while, since nothing tells its
 process; the checker observes it to the end.
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from tests.sim.simulation import Simulation
 
 ASK_EVERY_S = 0.08
-#: From the look of an operator to the step that follows from it, about; most are quick.
+#: Approximate time from an operator's look at the members to the resulting step; most operators are quick.
 LATE_S: dict[str, tuple[float, ...]] = {"operators": (0.0, 0.0, 0.0, 0.3, 1.0, 3.0)}
-#: More than that many operators do not meet.
+#: At most this many operators work at the same time.
 AT_ONCE = 2
 #: Range of the number of voters that changes lead to; a schedule has no time for more.
 MOST, LEAST = 5, 1
@@ -41,8 +41,8 @@ class Change:
     goal: Goal
     steps: int = 0
     refused: int = 0
-    late_s: float = 0.0  # from a look to the step that follows from it
-    looked: bool = False  # and the step has not come yet
+    late_s: float = 0.0  # from the operator's look to the resulting step
+    looked: bool = False  # the operator has looked, and the resulting step is still to come
     created: set[str] = field(default_factory=set)
 
 
@@ -63,7 +63,7 @@ class Operators:
 
     # -------------------------------------------------------------- the fault
     def begin(self, rng: random.Random) -> str:
-        """An operator wants other members."""
+        """An operator begins a change of members."""
         if len(self.under_way) >= AT_ONCE:
             return ""
         add, remove = list[str](), list[str]()
@@ -105,7 +105,7 @@ class Operators:
                 self._sim.world.later(late_s, self._act, change, seen)
 
     def _act(self, change: Change, seen: int) -> None:
-        """What follows from an old look, at whoever leads by now."""
+        """Ask the current leader for the step that results from an old look."""
         change.looked = False
         leader = self._leader()
         if leader is not None and change in self.under_way:
@@ -117,7 +117,7 @@ class Operators:
         return self._rng.choice(leaders) if leaders else None
 
     def _ask_leader(self, change: Change, leader: SimReplica, version: int) -> None:
-        """``version``: of the members that the operator has seen."""
+        """Ask for the next step. ``version``: that of the members that the operator has seen."""
         node = leader.node
         if version != node.members.version:
             change.refused += 1
@@ -146,7 +146,7 @@ class Operators:
 
     def _create(self, name: str) -> None:
         sim = self._sim
-        again = name in sim.network.hosts  # which the product prevents
+        again = name in sim.network.hosts  # the product prevents this
         newcomer = type(sim.replicas[0])(sim, name, address=f"{name}+" if again else name)
         newcomer.joining = True
         sim.add(newcomer, again)

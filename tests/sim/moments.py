@@ -50,7 +50,7 @@ class Moments:
     def look(self, replica: SimReplica) -> None:
         """After a step of ``replica``."""
         if not self._armed:
-            self._seen.clear()  # of what happens until the next ambush is laid nothing is noted
+            self._seen.clear()  # nothing is recorded until the next ambush is set up
             return
         journal, node = replica.journal, replica.node
         vote = (journal.getCurrentTerm(), journal.getVotedForNodeId())

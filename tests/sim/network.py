@@ -295,7 +295,7 @@ class SimNetwork:
             return
         if self.weather.kind == "fifo" and self._connections.get(_pair(sender, receiver)) != connection:
             return
-        # Not even in the wild: a link that another host of the same name has replaced is closed.
+        # In the wild network too, a link that another host of the same name has replaced is closed.
         if self._contested(sender, receiver) and self.linked(receiver, self._name(sender)) != sender:
             return
         host.arrive(sender, frame)

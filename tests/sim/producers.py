@@ -125,12 +125,12 @@ class Producer:
         return found is not None and found[1].replica.state.level > 1
 
     def take_up(self, tx: ClientTx) -> None:
-        """The application comes back with an id of its own in this process; the one before has died, or runs
-        it still."""
+        """The application retries an id that it gave in this process; the previous process has died, or still
+        runs the transaction."""
         if not self.alive or tx.decided or tx.content is None or not self._knows_level_2():
             return
         if self._desk.cluster.calm:
-            return  # the end waits for what is open, and then reads: nothing new may be opened meanwhile
+            return  # the end waits until nothing is open and then reads: nothing new may be opened meanwhile
         tx.producer, tx.owned, tx.awaits_answer = self.name, True, True
         self._mine.append(tx)
         self.running.add(tx.tx)
@@ -150,7 +150,7 @@ class Producer:
         rng = self._rng
         duration = rng.choice((0.0, 0.02, 0.1, 0.1)) if rng.random() < 0.8 else 0.4 + 1.5 * rng.random()
         if batch[0].owned and self._habits.random() < SLOW:
-            duration += SLOW_S * self._habits.random()  # a lock wait; at level 1 only a fence would help
+            duration += SLOW_S * self._habits.random()  # a lock wait; at level 1 only a fence makes that safe
         settles_at = duration * rng.random()
         for tx in batch:
             tx.running = True
@@ -317,7 +317,7 @@ def prepare_request(
     extra: PrepareExtra | None,
     topic_id: int = NO_ID,
 ) -> bytes:
-    """One part of a PREPARE of these transactions, with its messages. ``topic_id``: of the topic of all."""
+    """One part of a PREPARE of these transactions, with its messages. ``topic_id``: that of their topic."""
     columns: dict[tuple[str, int], tuple[list[int], list[int], list[bytes]]] = {}
     digests = []
     for number, values in enumerate(rows):

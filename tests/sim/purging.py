@@ -1,9 +1,9 @@
-"""Old rows of a fence are removed while everything goes on: the product's own purge, by any live instance.
+"""Removes old rows of a fence while everything else runs: the product's own purge, by any live instance.
 
 The wall clocks of the app's machines run ``SCALE`` times as fast as virtual time here, so that an hour, the
 shortest time for which a row can be kept, is one second. In some of these worlds checks come late: then
-what is open is older than that, and its row must stay all the same. A purge hears of open transactions what a
-leader says, in the time of the same clocks.
+open transactions are older than that, and their rows must still stay. A purge asks a leader for the open
+transactions and gets times of the same clocks.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from tests.sim.desk import Desk
 from tests.sim.fibres import Fibres
 from tests.sim.producers import Producer
 
-SHARE = 0.4  # of schedules
+SHARE = 0.4  # share of schedules in which rows are removed
 SCALE = 3600.0
-#: Virtual seconds for which a row is kept: longer than a local transaction stands still before it begins, and
-#: than clocks differ. In SQLite it may wait for its turn, too.
+#: Virtual seconds for which a row is kept: longer than the delay before a local transaction begins, and than
+#: the difference between clocks. In SQLite a local transaction may also wait until others have written.
 KEEP_S, KEEP_WHERE_ONE_WRITES_S = 6.0, 12.0
 EVERY_S = 0.3
 SLICES = (1, 3, 1000)
@@ -32,7 +32,7 @@ CHECK_AFTER_MS = (500, 10_000)
 
 
 class Purging:
-    """That of one world."""
+    """The purging of one world."""
 
     def __init__(self, desk: Desk, database: SimDatabase, fibres: Fibres) -> None:
         self._desk, self._fibres = desk, fibres
@@ -40,7 +40,7 @@ class Purging:
         self.works = self._rng.random() < SHARE
         self.check_after_ms = self._rng.choice(CHECK_AFTER_MS) if self.works else CHECK_AFTER_MS[0]
         self._keep_s = SCALE * (KEEP_S if database.locks_rows else KEEP_WHERE_ONE_WRITES_S)
-        self._applied_s: dict[int, float] = {}  # the group's time of an entry -> when it was applied first
+        self._applied_s: dict[int, float] = {}  # the group's time of an entry -> when it was first applied
         self.over = False
         self.removed = 0
 
@@ -50,7 +50,7 @@ class Purging:
             self._applied_s.setdefault(now_ms, self._desk.world.now)
 
     def begin(self, instances: Sequence[Producer]) -> None:
-        """From now on one of the instances that there are purges now and then, until it is ``over``."""
+        """From now on, let a random instance purge from time to time, until ``over`` is set."""
         if self.works and not self.over:
             producer = self._rng.choice(instances)
             if producer.alive:
@@ -58,7 +58,7 @@ class Purging:
             self._desk.later(self._rng.expovariate(1 / EVERY_S), self.begin, instances)
 
     def _purge(self, producer: Producer) -> None:
-        """As a job that runs again if it fails."""
+        """Purge as a periodic job does: if it fails, a later run tries again."""
         fence: Fence = producer.fence  # type: ignore[attr-defined]
         try:
             purged = fence.purge(self, keep_s=self._keep_s, slice_rows=self._rng.choice(SLICES), pause_s=0.0)
@@ -67,7 +67,7 @@ class Purging:
         self.removed += purged.removed
 
     def list_transactions(self, *, app: str | None = None, limit: int = 1000) -> Iterable[OpenTransaction]:
-        """See ``OpenTransactions``: of whoever believes to lead."""
+        """See ``OpenTransactions``: the list of a replica that believes it leads."""
         self._fibres.wait(ASKING_S * self._rng.random())
         found = self._desk.any_leader()
         if found is None:
@@ -89,7 +89,7 @@ class Purging:
 
 
 def listening(purging: Purging, heard: Callable[[int, int, int, Sequence[Op]], None]) -> Callable[..., None]:
-    """What hears of entries, so that the purge does, too."""
+    """A listener that passes each entry to the purge and then to ``heard``."""
 
     def both(gid: int, index: int, now_ms: int, entry: Sequence[Op]) -> None:
         purging.heard(now_ms)

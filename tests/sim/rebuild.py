@@ -39,7 +39,7 @@ def check_now_and_then(simulation: Simulation) -> None:
 
 def check_rebuilt(simulation: Simulation, replica: SimReplica, moment: str = "") -> None:
     """Raise Violation if state and log do not lead to what this replica has."""
-    if replica.node.applied_index <= 1:  # every log starts with this entry, which a start makes again
+    if replica.node.applied_index <= 1:  # every log starts with this entry, and each start creates it again
         return
     chance = simulation.world.stream(f"rebuild-{replica.name}{moment}")
     disk = replica.disk.frozen()

@@ -37,7 +37,7 @@ STEP_S = 0.0002  # from an event to the tick it causes
 DISK_FULL_RETRY_S = 0.2
 START_RETRY_S = 0.2
 CACHE_BYTES = 4096
-COPY_TRIES = 5  # then one that is only behind goes on without, so that a leader can be elected
+COPY_TRIES = 5  # after these, a replica that is only behind starts without a copy, so a leader can be elected
 WALL_S = 1.7e9  # what the wall clock adds to virtual time
 #: What ends a process, as opposed to a fault of the code under test.
 DISK_TROUBLE = (DiskFailed, FsyncFailed, CorruptLog, ApplyFailed)
@@ -52,7 +52,7 @@ class SimReplica:
         """``number``: how often the replica was replaced before. Its address is its name the first time."""
         self.name, self.up = name, False
         self.address = address or (name if number == 0 else f"{name}#{number}")
-        twins = self.address.count("+") if number else 0  # that were counted as the same incarnation before
+        twins = self.address.count("+") if number else 0  # earlier ones with the same incarnation number
         self.incarnation = self._before = number * LIVES + twins * LIVES // 10
         self._sim, self._world = simulation, simulation.world
         stream = simulation.world.stream
@@ -62,19 +62,19 @@ class SimReplica:
             stream(f"fail-{self.address}"),
         )
         self.disk = SimDisk(stream(f"disk-{self.address}"))
-        #: What lies beside the log: the incarnations of the peers, which outlive a copy of the log.
+        #: Files beside the log: the incarnations of the peers, which survive a copy of the log.
         self.meta = SimDisk(stream(f"meta-{self.address}"))
         self.own = Incarnation(number, self.address)
         self.marks = PeerMarks(self.meta, self.own)
-        self.joining = False  # came after the group's beginning
-        self.superseded = False  # and says so for ever (a file, in the broker)
+        self.joining = False  # it joined after the group was founded
+        self.superseded = False  # it was replaced, and remembers that forever (a file, in the broker)
         self.superseded_by: int | None = None  # the incarnation that took its place
         self.given_up = False  # the supervisor has decided to replace it, and has not done so yet
         self.learner = False  # lost its disk, and is not a full member yet (a file, in the broker)
         self.wants_copy = ""  # of the leader's files, BEHIND or DAMAGED (a file, in the broker)
         self.scrubbed = ""  # progress of the scrub (a file, in the broker)
         self.opening = False  # the process is up and waits for data from peers
-        self._just_mended = self._in_vain = False  # its log was repaired; and it still could not start
+        self._just_mended = self._in_vain = False  # its log was repaired; it still could not start
         self._copy_tries = self._ticks = self._idle_ticks = 0
         self.flipped = False  # bits of its log were flipped and not all replaced yet
         self.spoilt = False  # its vote or state was damaged: it may have to learn or copy
@@ -291,7 +291,7 @@ class SimReplica:
         self.guarded(fn)
 
     def _go_on(self) -> None:
-        """End the pause, unless it was prolonged: everything that waited happens now, in order."""
+        """End the pause, unless it was extended: everything that waited happens now, in order."""
         if self._world.now < self.paused_until:
             self._world.later(self.paused_until - self._world.now + 1e-6, self._go_on)
             return

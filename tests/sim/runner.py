@@ -90,16 +90,16 @@ class Options:
 
 
 def _one(seed: int, name: str, groups: int, options: Options) -> Told:
-    """One schedule in a process of its own. The collector rests meanwhile: it takes 7 % of a schedule, and
-    what a schedule leaves behind is collected at once."""
+    """Run one schedule in a separate process. The garbage collector is off during it, because it takes 7 % of
+    a schedule, and collects right after it."""
     gc.disable()
-    logging.disable()  # what clients say in a schedule is not this run's
+    logging.disable()  # log messages of clients in a schedule do not belong in this run's output
     try:
         return _told(seed, name, groups, options)
     finally:
         gc.collect()
         if gc.get_freeze_count() == 0:
-            gc.freeze()  # what is imported by now stays, and need not be looked at again
+            gc.freeze()  # imported objects stay and need not be traversed again
 
 
 def _told(seed: int, name: str, groups: int, options: Options) -> Told:
@@ -201,7 +201,7 @@ def main(
         )
     work = list(schedules(range(seed, seed + seeds), workload, groups))
     totals, console = Totals(), Console()
-    # A long run may be ended from outside, in the background too, and still tells what it has done.
+    # A long run may be ended from outside, even in the background, and still prints its results.
     with Ending() as ending:
         try:
             with (

@@ -60,13 +60,13 @@ def made(
 
 
 def carry_out(simulation: AnySimulation, *, drop: Sequence[str] = (), plant: str | None = None) -> str | None:
-    """Run it; what was broken (None: nothing)."""
+    """Run it; returns the violation (None: none)."""
     try:
         with planted(plant), taken_away(*drop):
             simulation.run()
     except Violation as violation:
         return str(violation)
-    except Exception as error:  # the code under test found out itself, or fell over
+    except Exception as error:  # the code under test noticed the fault itself, or failed
         return f"{type(error).__name__}: {error}"
     return None
 
@@ -79,7 +79,7 @@ def simulate(
     plant: str | None = None,
     **settings: Any,
 ) -> tuple[list[tuple[float, str, str]], Figures, str | None]:
-    """One schedule: the log of its faults, its figures, and what was broken (None: nothing).
+    """Run one schedule: the log of its faults, its figures, and the violation (None: none).
 
     ``drop``: guards to take away (tests/controls/guards.py); ``plant``: a fault to plant; ``settings``: see
     ``made``.

@@ -108,7 +108,7 @@ class Simulation:
     trace: bool = False
     faults: list[Fault] | None = None
     actions_max: int | None = None
-    #: Of one of several groups (tests/sim/across): before the names of its replicas, and of its streams.
+    #: With several groups (tests/sim/across): prefix of the names of this group's replicas and streams.
     prefix: str = ""
     shared: World | None = None
 
@@ -186,7 +186,7 @@ class Simulation:
         )
 
     def check_started(self) -> None:
-        """A successor waits for a leader to copy from, for ever if the group has lost its majority."""
+        """A successor waits for a leader to copy from, forever if the group has lost its majority."""
         waiting = [replica.address for replica in self.replicas if not replica.began]
         if waiting:
             raise Violation(f"{', '.join(waiting)} never started", "stuck")
@@ -321,7 +321,7 @@ class Simulation:
         """Record a fault or a start, for readers of the trace."""
 
     def phase(self, phase: AnyPhase) -> None:
-        """A transaction enters it."""
+        """A transaction enters this phase."""
         self.aim.entered(phase)
 
     def struck(self, kind: str, victim: str) -> None:

@@ -1,18 +1,20 @@
-"""The supervisor in a simulation: the product's own ``decide`` with what it can see, and the ghosts it makes.
+"""The supervisor in a simulation: the product's own ``decide``, with the input it would have, and the ghosts
+that it creates.
 
-The supervisor no longer sees a replica's node: the machine is suspended, cut off, dead, or only its raylet
-hangs. After a while it has the replica rebuilt on another machine, as a further incarnation, and the process
-on the old machine lives on, resumes, or restarts. From then on two hosts have the same name (network.py).
+The supervisor stops seeing a replica's node: the machine is suspended, cut off, dead, or only its raylet
+hangs. After a while it has the replica rebuilt on another machine, as a further incarnation. The process on
+the old machine (a ghost) lives on, resumes, or restarts. From then on two hosts have the same name
+(network.py).
 
-What must hold then is checked here: once the successor is a full member, no full member counts a vote or an
-acknowledgement of its predecessor (``ghost-counted``). What the predecessor believes of itself is nobody's
-concern, except that it leads no term in which another one was elected.
+This module then checks that, once the successor is a full member, no full member counts a vote or an
+acknowledgement of its predecessor (``ghost-counted``). It does not matter what the predecessor believes of
+itself, except that it must lead no term in which another replica was elected.
 
-A supervisor may act on an old look: it decides on what it saw, and starts what follows from that later. By
-then the replica may have come back, and members may have changed. There may be two supervisors for a moment,
-as when the head was lost: an old one that still looks and acts, and its successor, for which what is missing
-has been missing since its own beginning. They share what is kept on disk; where that is lost, they count the
-same incarnation twice.
+A supervisor may act on an outdated view: it decides on what it saw, and starts the replacement later. By
+then the replica may have come back, and members may have changed. For a short time there may be two
+supervisors, as after the loss of the head node: an old one that still looks and acts, and its successor,
+which counts a node as missing only since its own start. They share the state on disk; where that is lost,
+they use the same incarnation number twice.
 """
 
 from __future__ import annotations
@@ -40,38 +42,39 @@ if TYPE_CHECKING:
 LOOK_EVERY_S = 0.1
 REPLACE_AFTER_S = 0.4
 ANNOUNCE_EVERY_S = 0.2
-#: From a look to what is started because of it, about, of a supervisor; most are quick.
+#: Approximate time from a supervisor's look to the resulting replacement; most supervisors are quick.
 ACTS_AFTER_S: dict[str, tuple[float, ...]] = {"supervisors": (0.0, 0.0, 0.0, 0.3, 1.5, 3.0)}
-#: Share of the schedules in which a second supervisor begins, about when, for how long the old one still
-#: acts, and how often the new one does not see what the old one keeps.
+#: Share of the schedules in which a second supervisor begins, when it does at the latest, for about how long
+#: the old one still acts, and how often the new one lacks the state of the old one.
 TWO, BEGINS_S, OVERLAPS_S, FORGETS = 0.3, 6.0, (0.5, 2.0, 5.0), 0.3
-#: What has become of the process that the supervisor does not see: it goes on as if nothing were, stands
-#: still, is cut off from the others, or has lost its power and comes back.
+#: The fate of a process that the supervisor does not see: it continues as before, is paused, is cut off from
+#: the others, or has lost power and comes back.
 FATES = ("unseen", "unseen", "paused", "cut-off", "cut-off", "dead")
 
 
 @dataclass(slots=True)
 class _Process:
-    """One supervisor. ``late_s``: how long it takes from a look to what follows from it."""
+    """One supervisor. ``late_s``: the time from a look to the resulting replacement."""
 
     began_at: float
     late_s: float
     ends_at: float = math.inf
-    acting: bool = False  # what follows from its last look has not come yet
+    acting: bool = False  # the replacement that results from its last look is still to come
 
 
 class Supervisor:
-    """The supervisor. It does nothing before the first fault of its kind."""
+    """The group's supervisor, or two of them. It does nothing before the first fault of its kind."""
 
     def __init__(self, simulation: Simulation) -> None:
         self._sim = simulation
         self._rng = simulation.world.stream(f"supervisors{simulation.prefix}")
         self._first = _Process(simulation.world.now, self._rng.choice(ACTS_AFTER_S["supervisors"]))
-        self._forgets = False  # a new one does not know what the old one has counted
+        self._forgets = False  # a new supervisor lacks the incarnations that the old one has counted
         self._missing: dict[str, float] = {}  # address -> since when its node is out of sight
         self._looking = False
-        self._full: dict[str, int] = {}  # name -> the highest number that was a full member
-        self._ghost_votes: dict[str, tuple[int, str]] = {}  # candidate -> the newest term with one, and whose
+        self._full: dict[str, int] = {}  # name -> the highest incarnation that was a full member
+        #: Candidate -> the newest term in which a ghost voted for it, and that ghost.
+        self._ghost_votes: dict[str, tuple[int, str]] = {}
         self._untold: dict[tuple[str, int], set[str]] = {}  # process of a successor -> peers it has not told
         self.replaced = 0
         self._told: MembersReport | None = None
@@ -112,7 +115,7 @@ class Supervisor:
         sim.world.later(LOOK_EVERY_S, self._look, another)
 
     def _may_lose(self, victim: SimReplica) -> bool:
-        """Whether enough sound copies remain, which the supervisor cannot see; see damage.py."""
+        """Whether enough sound copies would remain; a supervisor cannot see that itself. See damage.py."""
         replicas = self._sim.replicas
         if not self._sim.leaves_a_majority(victim):
             return False
@@ -150,8 +153,8 @@ class Supervisor:
             sim.world.later(late_s, self._act, process, victim, start.seat.incarnation)
 
     def _act(self, process: _Process, victim: SimReplica, number: int) -> None:
-        """What follows from an old look: the victim may have come back, another supervisor may have replaced
-        it, and it may be a member no more."""
+        """Act on an old look: meanwhile the victim may have come back, another supervisor may have replaced
+        it, and it may no longer be a member."""
         process.acting = victim.given_up = False
         sim = self._sim
         there = next((replica for replica in sim.replicas if replica.name == victim.name), None)
@@ -159,11 +162,11 @@ class Supervisor:
             return
         if there is victim:
             self._replace(victim, number)
-        elif self._forgets and self._may_lose(there):  # else its name is taken, and nothing is started
+        elif self._forgets and self._may_lose(there):  # otherwise its name is taken, and nothing is started
             self._replace(there, number)
 
     def members(self) -> MembersReport | None:
-        """As the newest configuration has them that was ever seen."""
+        """The members in the newest configuration that was ever seen."""
         told = newest(self._report(replica) for replica in self._sim.replicas).get(0)
         if told is not None and (self._told is None or told.version > self._told.version):
             self._told = told
@@ -197,7 +200,7 @@ class Supervisor:
     def _replace(self, ghost: SimReplica, number: int) -> None:
         sim = self._sim
         address = f"{ghost.name}#{number}"
-        while address in sim.network.hosts:  # counted before
+        while address in sim.network.hosts:  # this incarnation number was used before
             address += "+"
         successor = type(ghost)(sim, ghost.name, number, address)
         successor.learner, successor.wants_copy = True, DAMAGED
@@ -210,9 +213,9 @@ class Supervisor:
         sim.world.later(0.01, successor.start)
 
     def _announce(self) -> None:
-        """As host/announcing.py: a successor tells its peers, from its first moment on, also while it copies.
-        Each process does so until all have noted it that were there when it began. (Where members never
-        change all are told again and again, which changes nothing.)"""
+        """As host/announcing.py: a successor tells its peers, from its start on, even while it copies.
+        Each process continues until all peers that existed at its start have recorded it. (If members never
+        change, all are told again and again; that changes nothing.)"""
         sim = self._sim
         sim.world.later(ANNOUNCE_EVERY_S, self._announce)
         for one in sim.replicas:
@@ -250,7 +253,7 @@ class Supervisor:
             raise Violation(told, "ghost-counted")
 
     def check_elected(self, leader: SimReplica) -> None:
-        """Check, after a message, that it was not elected in a term in which a predecessor voted for it.
+        """Check, after a message, that ``leader`` leads no term in which a predecessor voted for it.
 
         (A candidate that has counted such a vote learns with another vote about the successor, and then no
         longer counts it.)
@@ -265,7 +268,7 @@ class Supervisor:
 
 
 def members_of(replica: SimReplica) -> MembersReport:
-    """As its log has them."""
+    """The members according to the replica's log."""
     members = replica.node.members
     return MembersReport(
         version=members.version,
@@ -278,7 +281,7 @@ def members_of(replica: SimReplica) -> MembersReport:
 
 
 def _note(peer: SimReplica, moved: SimReplica) -> None:
-    """As the broker's ``peer_moved``."""
+    """Record a successor at ``peer``, as the broker's ``peer_moved`` does."""
     if peer is not moved:
         peer.marks.learn([(moved.name, *moved.own)])
         peer.drop_link(moved.name)

@@ -102,7 +102,7 @@ def _positions(found: Counter[str], replica: SimReplica, broker: Any) -> int:
 
 
 def _partitions(found: Counter[str], replica: SimReplica, broker: Any) -> int:
-    """Also those of topics that are deleted while what is about them is on its way."""
+    """Include partitions of deleted topics as long as entries or requests about them are under way."""
     gone = "AboutTopics.topics", "TopicsUnderWay.deleting", "Admission._unsure", "ComposedEntry.deleting"
     return found["TopicTable.slots"] + PARTITIONS * sum(found[name] for name in gone)
 

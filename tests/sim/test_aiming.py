@@ -1,4 +1,4 @@
-"""Faults that wait for a phase strike in it, or at the end of their patience."""
+"""Faults that wait for a phase strike in it, or when their time to wait is over."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 
 
 def held(world: World, strikes: Any, kind: str = "flip-vote") -> tuple[Aim, Phase, bool]:
-    """One fault that is held, and what it waits for."""
+    """Hold one fault; returns the aim, the phase that the fault waits for, and whether it is held."""
     aim = Aim(cast(Any, SimpleNamespace(world=world, prefix="")))
     aim.entered(Phase.LOCAL)
     waits = aim.hold(Fault(0, 1.0, kind, 7), strikes)

@@ -250,7 +250,7 @@ def test_a_table_that_nobody_thought_of_is_reported(
 def test_what_is_left_behind_is_reported(
     leader: SimReplica, monkeypatch: pytest.MonkeyPatch, path: str, left_behind: Any
 ) -> None:
-    """Apps come and go: an empty set, or a count of zero, for every app that ever existed is a leak."""
+    """Apps come and go, so an empty set or a zero count that is kept for each of them is a leak."""
     admission = leader.app.replica.admission  # type: ignore[attr-defined]
     monkeypatch.setattr(admission, path, getattr(admission, path) | left_behind)
     with pytest.raises(Violation, match=rf"Admission\.{path}"):

@@ -44,7 +44,7 @@ def test_a_process_that_is_gone_is_no_wait_without_end() -> None:
 
 
 def test_processes_that_were_killed_while_they_waited_hold_up_nothing() -> None:
-    """A pool of multiprocessing waits for ever for the lock that one of them held."""
+    """A pool of multiprocessing would wait forever for the lock that one of them held."""
     with Ending() as ending, Workers(2, ending) as workers:
         assert list(workers.results([partial(pow, 2, 3), partial(pow, 2, 4)])) == [8, 16]
         for process in multiprocessing.active_children():

@@ -136,7 +136,7 @@ def _time(state: StateMachine) -> None:
 def test_a_last_state_that_the_disk_does_not_lead_to_is_found(
     spoil: Callable[[StateMachine], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last entry may have any number: before the end, replicas are compared only at every 32nd entry."""
+    """The final check compares at any entry: before the end, replicas are compared only at every 32nd one."""
     monkeypatch.setattr("tests.sim.broker_app.DIGEST_EVERY", 1 << 60)
     simulation = quiet(BrokerWorkload())
     simulation.run()

@@ -47,7 +47,7 @@ def test_database_and_messages_agree_while_old_rows_are_removed(monkeypatch: pyt
 
 
 def test_a_removed_row_is_seen_until_its_removal_is_committed() -> None:
-    """And whoever inserts its key waits for that."""
+    """A transaction that inserts its key waits for that."""
     world = World(1)
     fibres = Fibres(world)
     database = SimDatabase(world, fibres, lambda: True, "postgresql")

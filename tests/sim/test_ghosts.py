@@ -38,7 +38,7 @@ def test_replicas_are_replaced_and_their_predecessors_give_up(monkeypatch: pytes
 
 
 def test_two_supervisors_that_act_on_old_looks_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither where they count the same incarnation twice: then the peers know one of its two disks."""
+    """This holds even if they use the same incarnation number twice: peers know only one of its two disks."""
     many_ghosts(monkeypatch)
     monkeypatch.setitem(ACTS_AFTER_S, "supervisors", (0.3, 1.5))
     monkeypatch.setattr(supervisor, "TWO", 1.0)

@@ -48,7 +48,7 @@ def test_operators_who_act_on_an_old_look_change_members_too(
 def test_a_voter_without_others_commits_only_what_its_disk_has(
     monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    """Otherwise learners apply entries that it reports as committed and that are gone when it dies."""
+    """Otherwise learners apply entries that it reports as committed, and that are lost when it dies."""
     many_changes(monkeypatch)
     without_looking_who_stays(monkeypatch)
     _, broken = run_seed(seed, chaos_s=6.0)

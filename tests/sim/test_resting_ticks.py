@@ -22,8 +22,8 @@ def _seen(core: Any) -> tuple[object, ...]:
 
 @pytest.fixture
 def counts(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[bool, bool]]:
-    """Runs pysyncobj's own tick every time, and compares before and after where it would be left out. Counts
-    (leads, left out)."""
+    """Run pysyncobj's own tick every time, and compare the state before and after if the tick would be left
+    out. Counts (leads, left out)."""
     rests, stock = Core._rests, Core._onTick
     claimed: dict[Core, bool] = {}
     counted: Counter[tuple[bool, bool]] = Counter()
@@ -57,7 +57,7 @@ def test_the_tick_in_which_a_leader_gives_up_is_not_left_out(counts: Counter[tup
     assert isinstance(simulation, Simulation)
     world, network = simulation.world, simulation.network
     simulation.boot()
-    for _ in range(5):  # its heartbeats come at different times in each
+    for _ in range(5):  # its heartbeats come at different times in each round
         world.run(world.now + 2.0)
         (leader,) = [r for r in simulation.replicas if r.node.is_leader]
         links = [pair for n in simulation.names for pair in ((n, leader.name), (leader.name, n))]

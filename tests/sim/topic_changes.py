@@ -55,7 +55,7 @@ ALTERS = 3  # the format level needed to alter a topic
 @dataclass(slots=True)
 class _Work:
     """The work of one operator. ``steps`` sends requests with the function it is given and returns the
-    result; it is restarted from the beginning with each new answer, and replays those in ``answers``."""
+    result; each new answer restarts it from the beginning, and it replays the answers in ``answers``."""
 
     topic: str
     steps: Callable[[Submit], Any]

@@ -49,7 +49,7 @@ class Told(Simulation):
 
 
 class ToldPart(Told, Part):
-    """One of several groups; prints what happens too."""
+    """One of several groups; it also prints what happens."""
 
 
 class ToldMany(ManyGroups):

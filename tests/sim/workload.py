@@ -101,7 +101,7 @@ class Workload(Protocol):
 
     def open(self, context: ReplicaContext) -> Application: ...
     def act(self, cluster: Cluster) -> None:
-        """One step of the clients; called again and again at random times."""
+        """One step of the clients; called repeatedly at random times."""
 
     def check_end(self, applications: Sequence[Application]) -> None:
         """After the calm: raise Violation for faults that only this workload can see."""

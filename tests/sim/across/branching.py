@@ -1,6 +1,6 @@
 """A group leader's work on transactions over several groups, in virtual time, with the real class and calls.
 
-It belongs to one life of a replica: the answers to calls that are pending at its end are dropped.
+An object belongs to one life of a replica: answers to calls that are pending at its end are dropped.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CALL_S = 2.0
 
 
 class SimBranches:
-    """For one life of one replica."""
+    """The work on branches in one life of one replica."""
 
     def __init__(self, app: BrokerApplication, context: ReplicaContext, clients: AcrossWorkload) -> None:
         self._app, self._context, self._clients = app, context, clients

@@ -34,7 +34,7 @@ Wanted = tuple[list[Sent], list[Message], str | None]
 
 
 class _Told:
-    """Takes the place of a caller's waiting thread."""
+    """Stands for a caller's waiting thread: calls a function instead of waking it."""
 
     def __init__(self, then: Callable[[], None]) -> None:
         self._then = then

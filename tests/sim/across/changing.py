@@ -1,8 +1,8 @@
-"""Operators who change the members of one of several groups: what they ask a leader goes through the broker's
-own code (``MemberChanges``), with the version of the members that they have seen.
+"""Operators who change the members of one of several groups. Their requests to a leader go through the
+broker's own code (``MemberChanges``), with the version of the members that they have seen.
 
-So it needs the format level of the log's entries of members, refuses what can never be, and does nothing for
-a question that comes when another step was taken instead.
+So a change needs the format level at which the log has entries for members. The leader refuses a change that
+can never be done, and does nothing for a request that arrives after another step was taken.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class BrokerOperators(Operators):
-    """Those of one of several groups. ``changeable``: it will reach the format level that this takes."""
+    """The operators of one of several groups. ``changeable``: it will reach the format level for changes."""
 
     def __init__(self, simulation: Simulation, *, changeable: bool) -> None:
         super().__init__(simulation)
@@ -39,7 +39,7 @@ class BrokerOperators(Operators):
 
     def _ask_leader(self, change: Change, leader: SimReplica, version: int) -> None:
         assert isinstance(leader.app, BrokerApplication)
-        if leader.app.replica.state.level >= LEVEL:  # before that the supervisor places nobody
+        if leader.app.replica.state.level >= LEVEL:  # below that, the supervisor starts no new replica
             for name in change.goal.add:
                 self._place(change, name)
         changes = MemberChanges(cast(RunningReplica, _Running(leader, leader.app)))
@@ -51,7 +51,7 @@ class BrokerOperators(Operators):
 
     def _answered(self, change: Change, leader: SimReplica, reply: Reply) -> None:
         if change not in self.under_way:
-            return  # another answer has ended it
+            return  # another answer has ended this change
         status, *rest = reply
         change.refused += status in ("not_yet", "refused", "unsupported")
         if status == "refused":
@@ -63,14 +63,14 @@ class BrokerOperators(Operators):
                 self._finish(change, leader.node.members)
 
     def _place(self, change: Change, name: str) -> None:
-        """A process for one that is to come, before the log knows of it."""
+        """Create the process of a future member, before the log names it."""
         if name not in change.created and name not in self._sim.network.hosts:
             change.created.add(name)
             self._create(name)
 
     def _give_up(self, change: Change, members: Members) -> None:
-        """It was asked for what can never be: another change has used the number up, or took who was to
-        stay. A process that was placed for it and is no member ends."""
+        """End a change that can never be done: another change has used its number, or has removed a replica
+        that should stay. A process that was created for it ends if it is not a member."""
         self.under_way.remove(change)
         self.given_up += 1
         for name in in_order(change.created):
@@ -84,14 +84,14 @@ class BrokerOperators(Operators):
 
 
 class _Running:
-    """What ``MemberChanges`` needs of the process around a replica."""
+    """The parts of a replica's process that ``MemberChanges`` needs."""
 
     def __init__(self, replica: SimReplica, app: BrokerApplication) -> None:
         self.node, self.replica = _Numbered(replica), app.replica
 
 
 class _Numbered:
-    """A node as it is where replicas have numbers, and no names before them."""
+    """A node whose replicas are identified by their numbers alone, as in a broker: ``1`` for ``g0r1``."""
 
     def __init__(self, replica: SimReplica) -> None:
         self._node: RaftNode = replica.node

@@ -206,7 +206,7 @@ class Queries:
             self._clients.answered(app, tx_id, outcome)
             return STATES[outcome], Trouble.NONE
         # A local transaction may still run in another process. A fence decides which of the two wins; without
-        # one it must be enough that the owner is asked first (guide, "The querier").
+        # one, asking the owner first must be enough (guide, "The querier").
         if self._clients.scene.fence or tx.fenced:
             outcome = ledger.local(app, tx_id) or ledger.settle_locally(app, tx_id, "ROLLBACK")
         else:

@@ -100,7 +100,7 @@ class AcrossLedger(Ledger):
             elif op.type == OpType.PREPARE:
                 extra = op.meta[9] if len(op.meta) > 9 else NO_EXTRA
                 if untracked_branch(self._levels.get(gid, 1), op.meta[7], extra):
-                    continue  # of an older producer: in the log, but refused when it was applied
+                    continue  # from an older producer: in the log, but refused when it was applied
                 home = op.meta[7] if op.meta[7] >= 0 else gid
                 for tx_id in op.meta[2]:
                     self._part(self.on_wire(op.meta[0], tx_id, home), gid, op.meta[5])

@@ -22,7 +22,7 @@ NAME = "operator:simulated"
 
 
 class Operator:
-    """An operator. ``waiting``: number of its questions and decisions without an answer."""
+    """An operator. ``waiting``: number of its requests without an answer."""
 
     def __init__(self, clients: AcrossWorkload) -> None:
         scene, world = clients.scene, clients.many.world

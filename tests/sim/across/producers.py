@@ -75,7 +75,7 @@ class AcrossProducer:
             delivery_timeout_s=scene.delivery_timeout_s,
             part_bytes=scene.part_bytes,
             request_bytes=self.rng.choice((500, 4_000, 96 << 10)),
-            bulk_calls_in_flight=10_000,  # nor for its turn
+            bulk_calls_in_flight=10_000,  # nor for another call to end
         )
         info = ClusterInfo("sim", "sim", scene.groups, scene.size)
         self._turns = WorldTurns(self._world, clients.wire, info, config.channel, self.rng)
@@ -125,7 +125,7 @@ class AcrossProducer:
         self._prepare(record, messages, given, tries=1)
         if given and rng.random() < TWICE and (other := self._clients.another(self)) is not None:
             self._clients.did["one id twice"] += 1
-            record.fenced = True  # ownership does not tell how the other process's one stands
+            record.fenced = True  # its owner does not know the state of the other process's local transaction
             self.later(rng.choice(TWICE_S), other._prepare, record, messages, True, TRIES)
 
     def _of_a_batch(self) -> Wanted:

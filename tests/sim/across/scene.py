@@ -26,21 +26,21 @@ REACHES = {
 #: Share of the worlds in which a topic's creator chose its groups, of those that take all levels at once.
 PLACED = 0.4
 KEPT: frozenset[str] = frozenset({"mute-branches", "placed-topics", "small-requests"})
-#: Share of the worlds in which the groups take an earlier level than the newest at first; and when, in those,
-#: replicas begin to get the newest software (None: never).
+#: Share of the worlds in which the groups first take an earlier level than the newest; and the times at which
+#: replicas in those begin to get the newest software (None: never).
 OLD_LEVELS = 0.5
 RISES_S = (1.0, 2.5, 4.0, None)
-#: What brokers take of each other, and the length of ids in such a world: the fewest transactions that one
-#: tells another of, ten, still fit.
+#: Largest request between brokers in a world with small requests, and the length of ids there. Ten
+#: transactions, the fewest that a broker puts into one request, still fit.
 REQUEST_LIMIT, ID_BYTES = 1 << 20, 180
-#: Levels that a world needs: one whose clients use transactions over several groups, and one whose topics lie
-#: where their creator has written.
+#: Levels that a world needs: for transactions over several groups, and for topics whose creator chose their
+#: first group.
 PLAIN_LEVEL, PLACED_LEVEL = 3, 4
 REQUEST_BYTES = (REQUEST_LIMIT, REQUEST_LIMIT, 2_600)
 
 
 def draw_level(rng: random.Random, lowest: int) -> tuple[int, float | None]:
-    """The level that the groups take first, and when they rise to the newest one; None: never."""
+    """The level that the groups take first, and when they start to rise to the newest (None: never)."""
     if rng.random() < OLD_LEVELS:
         return rng.randrange(lowest, LEVEL_MAX), rng.choice(RISES_S)
     return LEVEL_MAX, None
@@ -63,9 +63,9 @@ class Scene:
     crowd: bool  # hundreds of topics of one app, and apps that are used once
     tables: Settings | None  # set by a SETTINGS at the start; None: the defaults
     reach: frozenset[str]
-    request_bytes: int  # that brokers take of each other: less than some of them would like to tell at once
-    firsts: dict[str, int] | None  # name -> first group, written by the creator; None: where the names say
-    level: int  # that the groups take first, one level after the other
+    request_bytes: int  # largest request between brokers: smaller than some that they would like to send
+    firsts: dict[str, int] | None  # name -> first group, chosen by the creator; None: by the topics' names
+    level: int  # the level that the groups take first, through all lower ones
     rises_at_s: float | None  # when replicas begin to get software of the newest level; None: never
 
     @staticmethod
@@ -81,7 +81,7 @@ class Scene:
         if share == 0.0 or forgetful or "small-tables" in reach:  # an app counts as APP_AS_IDS beside its ids
             tables = Settings(settled_generation=small, producers_generation=small // 20, groups_kept=2)
             level_at_s = 0.1
-        places = random.Random(f"places-{seed}-{groups}")  # by itself: other scenes stay as they were
+        places = random.Random(f"places-{seed}-{groups}")  # a separate stream: other choices do not change
         limits = random.Random(f"limits-{seed}-{groups}")
         firsts, lowest = None, PLAIN_LEVEL
         if "placed-topics" in reach and level_at_s == 0.1 and places.random() < PLACED:

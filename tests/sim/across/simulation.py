@@ -28,10 +28,10 @@ from tests.sim.simulation import SETTLE_S, Figures, Plan, Simulation
 from tests.sim.tables import check_tables
 from tests.sim.world import START_S, World
 
-GONE_S = (0.5, 2.0, 5.0)  # how long a whole group is without a leader, about
-PRELUDE_S = 4.0  # of no faults, at most, where clients wait for format level 2
-LEVEL_EVERY_S = 0.1  # from one question about format levels to the next
-UPGRADE_S = 0.4  # from one replica of a group that gets newer software to the next one
+GONE_S = (0.5, 2.0, 5.0)  # approximate time for which a whole group is without a leader
+PRELUDE_S = 4.0  # longest time without faults while clients wait for format level 2
+LEVEL_EVERY_S = 0.1  # time between two requests for format levels
+UPGRADE_S = 0.4  # time between the upgrades of two replicas of a group
 
 
 def _broker(replica: SimReplica) -> Replica:
@@ -73,11 +73,11 @@ class Part(Simulation):
         self.many.happened(text)
 
     def numbered(self, number: int) -> SimReplica | None:
-        """The process that bears a replica's name by now; of one that was removed, while it lives on."""
+        """The process that has this replica's name now; for a removed replica, as long as it lives on."""
         here = (*self.replicas, *reversed(self.retired))
         return next((replica for replica in here if number_of(replica.name) == number), None)
 
-    # -------------------------------------------------------------- what a whole group meets
+    # -------------------------------------------------------------- faults of a whole group
 
     def strike(self, fault: Fault) -> None:
         """Carry out one fault here."""
@@ -137,7 +137,7 @@ class ManyGroups:
         self.world = World(seed)
         self.rng = self.world.stream("clients")
         self.fault_log: list[tuple[float, str, str]] = []
-        self.upgraded: set[str] = set()  # replicas that have the newest software by now
+        self.upgraded: set[str] = set()  # replicas that have the newest software
         self._upgrades = self.world.stream("upgrades")
         self.hash = hashlib.sha1() if trace else None
         self.workload = AcrossWorkload(scene)
@@ -200,7 +200,7 @@ class ManyGroups:
                 part.strike(replace(fault, seed=fault.seed + part.gid))
 
     def _begin_upgrade(self, at_s: float) -> None:
-        """Every replica is ended and begins with the newest software, one of each group after the other."""
+        """Restart every replica with the newest software, one after the other in each group."""
         for part in self.parts:
             for number, name in enumerate(part.founders):
                 self.world.later(at_s + number * UPGRADE_S, self._upgrade, part, name)
@@ -213,7 +213,7 @@ class ManyGroups:
             part.crash(replica, False, self._upgrades)
 
     def _known(self, name: str) -> int:
-        """The newest level of a replica's software; whoever came later has the newest of all."""
+        """The newest level of a replica's software; replicas that joined later have the newest of all."""
         old = number_of(name) < self.scene.size and name not in self.upgraded
         return self.scene.level if old else LEVEL_MAX
 

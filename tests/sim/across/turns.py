@@ -57,7 +57,7 @@ class WorldTurns(Turns):
         self._asked = False
         self._wake_at = float("inf")
         self.wakeup = _Asking(self._soon)
-        if members_change():  # elsewhere there is nothing to learn, and schedules stay what they were
+        if members_change():  # otherwise clients have nothing to learn, and schedules do not change
             self.attach(MemberWatch(self.channels, self._calls.call, self.post, world.now))
 
     def _soon(self) -> None:

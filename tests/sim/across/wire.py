@@ -73,7 +73,7 @@ class Wire:
         self._parts, self._late = parts, late_copies
         self._world = parts[0].world
         self._rng = self._world.stream("wire")
-        self._of_members = self._world.stream("wire-members")  # by itself: other calls stay as they were
+        self._of_members = self._world.stream("wire-members")  # separate: other calls keep their stream
         self.answers: Counter[str] = Counter()
 
     def call(self, gid: int, rid: int, method: str, args: tuple[Any, ...], done: OnAnswer) -> None:
@@ -95,7 +95,7 @@ class Wire:
         return self._of_members if method in ("members", "members_of") else self._rng
 
     def _ask_supervisor(self, part: Part, method: str, done: OnAnswer) -> None:
-        """It knows of every group who its members are."""
+        """Ask the supervisor, which knows the members of every group."""
         assert method == "members_of"
         self._world.later(WAY_S, done, part.supervisor.members(), None)
 

@@ -240,7 +240,7 @@ class AcrossWorkload(Acting):
         except Violation as violation:
             self.loop.fail(violation)
 
-    # -------------------------------------------------------------- a moment of everybody's life
+    # -------------------------------------------------------------- one step of all clients
 
     def act(self) -> None:
         if not self.producers:
@@ -274,7 +274,7 @@ class AcrossWorkload(Acting):
             start()
 
     def bury(self, producer: AcrossProducer) -> None:
-        """Nothing of a dead producer's process goes on."""
+        """Stop everything that a dead producer's process was doing."""
         links = self._links.pop(producer.name, None)
         if links is not None:
             links.end()
@@ -409,12 +409,12 @@ class AcrossWorkload(Acting):
         if not (tx.home in tx.ended_in and forgotten):
             self.ledger.tell_outcome(tx.app, tx.tx, home, wire=tx.wire)
         if tx.shares_id:
-            return  # a branch may have the outcome of the other one
+            return  # a branch may have the outcome of the other transaction with this id
         for gid in list(tx.parts_in)[1:]:
             self.ledger.tell_outcome(tx.app, tx.tx, tables[gid], branch=gid)
 
     def _wait_until_all_agree(self) -> list[BrokerApplication]:
-        """Every replica of every group is up and has applied what its leader has; the leaders."""
+        """Wait until every replica is up and has applied what its group's leader has; returns the leaders."""
         until = self.many.world.now + RESOLVE_S
         while True:
             self._run(STEP_S)

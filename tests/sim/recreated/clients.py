@@ -19,9 +19,9 @@ from tests.sim.world import Violation
 if TYPE_CHECKING:
     from tests.sim.recreated.topic import RecreatedTopic
 
-#: Of requests that name the topic's id: a copy arrives so much later.
+#: Share of requests naming the topic's id that are copied, and how much later the copy arrives.
 COPIED, COPY_LATER_S = 0.2, (0.3, 1.0, 2.5)
-PAUSE_S = 0.12  # from one thing that somebody sends to the next, about
+PAUSE_S = 0.12  # approximate time between two sends or transactions
 AT_ONCE = 25
 PLAIN = 0.3
 LOCAL_S = (0.0, 0.1, 0.6, 2.0)
@@ -59,14 +59,14 @@ class Clients:
         sent = [(partition, f"{name}.{n}") for n in range(self._rng.choice((1, 2)))]
         self._topic.models[gid].sent[name] = sent
         rows = [encode_row(None, body(id, 40), None, None) for _, id in sent]
-        # Without a sequence: that of a producer is no matter of topics.
+        # Without sequence numbers: they belong to the producer, and this tests the topic.
         topic_id = self._topic.topic_id
         request = ops.message(TOPIC, partition, name, 0, -1, rows, -1 if topic_id else None, topic_id)
         self._topic.desks[gid].call(request, lambda results: None, lambda: True)
         self._copy(gid, request)
 
     def _copy(self, gid: int, request: bytes) -> None:
-        """Perhaps a copy of it comes much later, when another topic has the name."""
+        """Perhaps let a copy arrive much later, when another topic has the name."""
         if self._topic.topic_id and self._rng.random() < COPIED:
             pause_s = self._rng.choice(COPY_LATER_S) * (0.5 + self._rng.random())
             self._topic.later(pause_s, self._arrives, gid, request)
@@ -108,7 +108,7 @@ class Clients:
             self._topic.later(pause_s, self._decide, gid, tx, commit)
 
         self._topic.desks[gid].call(request, prepared, lambda: True, hears=hears)
-        if level_2:  # else nobody could tell a copy from a new transaction of that id
+        if level_2:  # below that, a copy looks like a new transaction with this id
             self._copy(gid, request)
 
     def _decide(self, gid: int, tx: ClientTx, commit: bool) -> None:
@@ -120,7 +120,7 @@ class Clients:
             if code == ResultCode.RETRY:
                 self._topic.later(0.03, self._decide, gid, tx, commit)
                 return
-            # Ids may be forgotten before the copy of a decision comes.
+            # Ids may be forgotten before the copy of a decision arrives.
             if code not in (ResultCode.OK, ResultCode.DUPLICATE, ResultCode.UNKNOWN_TX):
                 raise Violation(f"the decision of {tx.tx} was answered {results[0]}", "unexpected-answer")
             self.busy -= 1

@@ -1,4 +1,4 @@
-"""Operators who delete the consumer group: when all of its members sleep, who then wake and commit."""
+"""Operators who delete the consumer group while all of its members sleep; these then wake and commit."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tests.sim.recreated.members import GROUP, SESSION_S, Member, service_of
 if TYPE_CHECKING:
     from tests.sim.recreated.topic import RecreatedTopic
 
-PAUSE_S = 4.0  # from one deletion to the next, about
-TRIES = 3  # of one operator, whom brokers refuse now and then
+PAUSE_S = 4.0  # approximate time from one deletion to the next
+TRIES = 3  # tries of one operator, since brokers sometimes refuse the deletion
 AGAIN_S = 0.15
 
 
 class GroupDeletions:
-    """Of one world."""
+    """The deletions of the group in one world."""
 
     def __init__(self, topic: RecreatedTopic, members: Sequence[Member]) -> None:
         self._topic, self._members = topic, members

@@ -42,18 +42,18 @@ PAUSE_S = 0.06  # approximate time between two actions of a member
 SESSION_S = 1.0
 ANSWER_S = 0.1
 LOST = 0.05
-RESTARTS = 0.02  # of the things that a static member does
+RESTARTS = 0.02  # share of a static member's actions that are a restart
 POLL_BYTES = (1, 300, 5_000)
 
 
 @dataclass(slots=True)
 class _Place:
     offset: int
-    era: Era  # in which it was looked up
+    era: Era  # the life of topic and group in which the place was looked up
 
 
 class _Service:
-    """The group service of one broker process. Answers of the log go to the last caller."""
+    """The group service of one broker process. Answers from the log go to the last caller."""
 
     def __init__(self, world: World, replica: SimReplica, app: BrokerApplication) -> None:
         self._replica, self._app = replica, app
@@ -79,12 +79,12 @@ class _Service:
     def commit(
         self, member: str, generation: int, offsets: dict[str, dict[int, int]], done: Callable[[Reply], None]
     ) -> Reply:
-        """``("queued",)``: the answer will come by ``done``."""
+        """Commit a member's offsets. ``("queued",)`` means that ``done`` gets the answer."""
         self._done = done
         return self.groups.commit(GROUP, member, generation, offsets)
 
     def delete(self, places: dict[str, dict[int, int]]) -> bool:
-        """Whether it is on its way to the log."""
+        """Delete the group; returns whether the deletion is on its way to the log."""
         self._done = lambda reply: None
         return self.groups.delete(GROUP, places) == ("unknown",)
 
@@ -102,7 +102,7 @@ _SERVICES: WeakKeyDictionary[BrokerApplication, _Service] = WeakKeyDictionary()
 
 
 def service_of(world: World, replica: SimReplica, app: BrokerApplication) -> _Service:
-    """That of this process, for as long as it lives."""
+    """The service of this process; it stays the same as long as the process lives."""
     if app not in _SERVICES:
         _SERVICES[app] = _Service(world, replica, app)
     return _SERVICES[app]
@@ -141,7 +141,7 @@ class Member:
             self._commit()
 
     def _restart(self, instance: str) -> None:
-        """As a new process, which knows nothing, and hears no answer to the one before."""
+        """Restart as a new process, which knows nothing and gets no answer meant for the previous one."""
         self._process += 1
         self._name = f"{instance}@{self._process:016x}"
         self._membership = Membership(GROUP, self._name)

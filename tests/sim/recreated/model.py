@@ -1,9 +1,10 @@
 """What each life of a topic must contain, from one group's log alone: a deletion ends a life, a creation
 starts the next one, and nothing passes from one life to another.
 
-Messages that were prepared in an earlier life go nowhere when they are committed. What retention cuts is
-older than this life's own limit. A place of a consumer group is one that a member had in this life, and since
-the group was deleted last. What names the topic's id and arrives in another life does nothing.
+Messages that were prepared in an earlier life are stored nowhere when they are committed. Retention cuts only
+messages that are older than this life's limit. A consumer group's place is one that a member had in this life
+and since the group's last deletion. A request that names the topic's id and arrives in another life has no
+effect.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from escrowmq.replication.model import BY_NAME, TopicInfo, first_group, group_of
 from escrowmq.replication.state.topics import UNSTATED
 from tests.sim.world import Violation
 
-#: The topic, and the app whose transactions are in no other one.
+#: The topic, and the app whose transactions use no other topic.
 TOPIC, APP = "d", "recreated"
 #: The life of the topic, and how often the consumer group had been deleted.
 Era = tuple[int, int]
@@ -49,11 +50,11 @@ class Model:
         self.life: Life | None = None
         #: Transaction, or id of a plain batch -> (partition, id of a message) as its client sends them.
         self.sent: dict[str, list[tuple[int, str]]] = {}
-        #: (group, partition, offset) -> when the members that committed it had found their places.
+        #: (group, partition, offset) -> the eras in which members that committed it had found their places.
         self.stood: dict[tuple[str, int, int], set[Era]] = {}
         self._prepared: dict[str, _Prepared] = {}
-        self._lives: list[tuple[int, Life | None]] = [(0, None)]  # from which entry on
-        self._deletions: list[int] = []  # of the consumer group, by entry
+        self._lives: list[tuple[int, Life | None]] = [(0, None)]  # each with its first entry
+        self._deletions: list[int] = []  # entries that deleted the consumer group
         self._count = self._last_id = 0
         self._now_ms = 0
 
@@ -62,7 +63,7 @@ class Model:
         return self._lives[bisect_right(self._lives, index, key=lambda change: change[0]) - 1][1]
 
     def era(self, life: Life, index: int) -> Era:
-        """Of a place that is found in that life, after entry ``index``."""
+        """The era of a place that is found in that life, after entry ``index``."""
         return life.number, bisect_right(self._deletions, index)
 
     # -------------------------------------------------------------- the log
@@ -97,7 +98,7 @@ class Model:
     def _create(self, index: int, op: Op) -> None:
         id = op.meta[3] if len(op.meta) > 3 else 0
         if self.life is not None and not (self.gid > 0 and id > self.life.id):
-            return  # else the deletion was cut short here
+            return  # it exists. (With a newer id, its deletion has never come to this group.)
         if self.gid == 0 and len(op.meta) > 3:
             self._last_id = id = self._last_id + 1
         info = TopicInfo(
@@ -161,7 +162,7 @@ class Model:
             self.check_place(self.life, index, group, partition, offset)
             self.life.places.setdefault(group, {})[partition] = offset
 
-    # -------------------------------------------------------------- what replicas say
+    # -------------------------------------------------------------- what replicas serve
     def check_read(self, life: Life, partition: int, records: Sequence[tuple[int, str]], who: str) -> None:
         """Check what a replica serves in that life."""
         held = life.held.get(partition, [])
@@ -172,7 +173,7 @@ class Model:
                 raise Violation(f"{text}, where {wanted} belongs", "namesake")
 
     def check_place(self, life: Life, index: int, group: str, partition: int, offset: int) -> None:
-        """What stands for a group in that life, after entry ``index``."""
+        """Check a group's committed offset in that life, after entry ``index``."""
         eras, era = self.stood.get((group, partition, offset), set()), self.era(life, index)
         if era not in eras:
             text = f"{group} is at {offset} of {TOPIC}[{partition}] in life and deletion {era}"

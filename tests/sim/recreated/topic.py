@@ -31,13 +31,13 @@ from tests.sim.workload import Cluster
 from tests.sim.world import Violation
 
 SHARE = 0.25  # of schedules that have such a topic
-LIFE_S, PAUSE_S = 0.8, 0.05  # about: of a life, and of the time until the next one
-DIES, DIES_S = 0.1, 0.3  # of operators, and how soon
-HASTY = 0.5  # of deletions in one group: somebody else creates the topic at the same moment
+LIFE_S, PAUSE_S = 0.8, 0.05  # approximate length of a life, and of the time until the next one
+DIES, DIES_S = 0.1, 0.3  # share of operators that die, and how soon
+HASTY = 0.5  # share of deletions in one group during which another operator creates the topic
 MEMBERS = 2
 RETENTION_MS = (-1, -1, 300, 600)
-PLACED_LEVEL = 4  # from which on a creator says where a topic begins
-COPIED, COPY_LATER_S = 0.4, (0.3, 1.0, 2.5)  # of deletions that name an id: how much later a copy comes
+PLACED_LEVEL = 4  # from this level on, a topic's creator chooses its first group
+COPIED, COPY_LATER_S = 0.4, (0.3, 1.0, 2.5)  # share of deletions naming an id that are copied; the delay
 DONE = (ResultCode.OK, ResultCode.DUPLICATE, ResultCode.UNKNOWN_TOPIC, ResultCode.OTHER_TOPIC)
 
 
@@ -52,11 +52,11 @@ class RecreatedTopic:
         self.models = [Model(gid, len(clusters)) for gid in range(len(clusters))]
         self.done: Counter[str] = Counter()
         self.info: TopicInfo | None = (
-            None  # of its last creation; None: it is being deleted, or does not exist
+            None  # as it was last created; None: it is being deleted, or does not exist
         )
         self._busy = self._began = False
         self._next_s = 0.0
-        #: Settings, first group, and the id that group 0 has given; 0: it is to give one; None: gives none.
+        #: Settings, first group, and the id that group 0 gave; 0: group 0 will give one; None: it gives none.
         self._wanted: tuple[dict[str, int | str], int | None, int | None] | None = None
         self._meant: int | None = None  # id of the topic that is being deleted
         self._deleting = self._hasty = False
@@ -71,7 +71,7 @@ class RecreatedTopic:
 
     @property
     def topic_id(self) -> int:
-        """As clients know it; 0: they know none."""
+        """The topic's id as clients know it; 0: they know none."""
         return NO_ID if self.info is None else self.info.topic_id
 
     def group_of(self, partition: int) -> int:
@@ -88,7 +88,7 @@ class RecreatedTopic:
         """The leader that can be asked, if there is one."""
         return next(((r, app) for r, app in self.desks[gid].leaders() if r.node.ready), None)
 
-    # -------------------------------------------------------------- a moment
+    # -------------------------------------------------------------- one step
     def act(self) -> None:
         """Let operators and clients act, if it is time."""
         if not self._works or self.desks[0].cluster.calm:
@@ -118,12 +118,12 @@ class RecreatedTopic:
         self._step(0, alive)
 
     def _level(self) -> int:
-        """Of the group that is behind; 0: not all of their leaders can be asked."""
+        """The lowest format level of all groups; 0: not every group has a leader that can be asked."""
         leaders = [self.leader(gid) for gid in range(len(self.desks))]
         return min(0 if found is None else found[1].replica.state.level for found in leaders)
 
     def _choose(self) -> bool:
-        """How the topic is to be created next; False: no leader can be asked."""
+        """Choose how the topic is created next; False: no leader can be asked."""
         level = self._level()
         if not level:
             return False
@@ -131,7 +131,7 @@ class RecreatedTopic:
         first = self.rng.randrange(len(self.desks)) if placed else None
         settings = topic_settings(
             self.rng.randint(1, len(self.desks) + 2),
-            transaction_timeout_ms=600_000,  # nobody is asked
+            transaction_timeout_ms=600_000,  # so long that no check comes due
             retention_ms=self.rng.choice(RETENTION_MS),
         )
         self._wanted = settings, first, NO_ID if level >= LEVEL_OF_IDS else None
