@@ -1,4 +1,4 @@
-"""Correct histories of any length, from a model broker made of a few lists: for property tests and for scale.
+"""Generates correct histories of any length from a model broker made of a few lists, to test the checker.
 
 Transactions, sends, checks, operators, retries, conflicts and lost answers are random. ``logs`` is the
 broker's final content; a test reads it as it is, or corrupts it first.
@@ -12,7 +12,7 @@ from tests.history.events import Event, Recorder, Sent
 
 PARTITIONS = 3
 TOPIC = "t"
-RECENT = 12  # the next decision takes one of this many transactions
+RECENT = 12  # each decision is for one of the last this many transactions
 COMMITTED, ROLLBACK = "COMMITTED", "ROLLBACK"
 
 
@@ -26,8 +26,8 @@ class Model:
         self.logs: list[list[str]] = [[] for _ in range(PARTITIONS)]
         self.owner: dict[str, str] = {}  # message -> its transaction, or its producer
         self.settled: dict[str, str] = {}  # transaction -> outcome
-        self.told: dict[str, str] = {}  # the same, if a client got the outcome
-        self._recent: list[str] = []  # open or settled, to be decided (again)
+        self.told: dict[str, str] = {}  # the same, of transactions whose outcome a client got
+        self._recent: list[str] = []  # open or settled transactions that may be decided, perhaps again
         self._open: dict[str, list[Sent]] = {}
         self._of: dict[str, list[Sent]] = {}
         self._position = [0] * PARTITIONS
@@ -78,7 +78,10 @@ class Model:
             self.recorder.ok(op)
 
     def _decide(self, sure: bool = False) -> None:
-        """Of an open transaction, or again of one that is settled; an answer may be lost, both ways."""
+        """Decide an open transaction, or a settled one again, whose request or answer may be lost.
+
+        ``sure``: an open one, and nothing is lost.
+        """
         if not self._recent or sure:
             if not self._open:
                 return
@@ -124,7 +127,7 @@ class Model:
         self._position[number] += len(records)
 
     def _read_cut(self) -> None:
-        """Reads only the end of each partition, so that the time does not grow quadratically with the
+        """Read only the end of each partition, so that the time does not grow quadratically with the
         history."""
         self._cut += 1
         for number, log in enumerate(self.logs):

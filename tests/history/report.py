@@ -10,37 +10,37 @@ from rich.table import Table
 
 from tests.history.events import Event
 
-KEPT_PER_KIND = 20  # a broken system produces many; the first ones are enough
+KEPT_PER_KIND = 20  # a broken system produces many anomalies; the first ones are enough
 
-#: Every kind of anomaly, and its meaning. Kinds that Jepsen's Kafka workload has are named as there.
+#: Every kind of anomaly, and its meaning. Kinds that also exist in Jepsen's Kafka workload have its names.
 MEANING = {
-    "lost-write": "acknowledged (or read before), and not there in the end",
+    "lost-write": "acknowledged (or read before), and missing at the end",
     "G1a": "aborted read: a message of a rolled-back transaction or of a failed send was read",
-    "precommitted-read": "read before anybody had decided the transaction",
-    "duplicate": "one message at two places",
-    "committed-twice": "one transaction published twice: all that it has in a partition is there two times",
+    "precommitted-read": "a message was read before its transaction was decided",
+    "duplicate": "one message is stored at two places",
+    "committed-twice": "one transaction was published twice: all its messages in a partition are there twice",
     "inconsistent-offsets": "two messages at one place",
     "gap": "a complete read lacks offsets",
-    "torn": "a transaction partly readable at a stable cut, or in the end",
-    "torn-across": "a transaction over several broker groups, readable in the end in some of them only",
-    "branch-against-home": "a branch was decided otherwise than its home group",
-    "orphan-branch": "a branch still open in the end, although its home group decided, or knows nothing "
-    "of it",
-    "nonmonotonic-send": "order of a producer within a partition, or of real time, is broken",
-    "divided-key": "two messages of one key in two partitions of their topic, where nothing orders them",
-    "nonmonotonic-poll": "a reader was led backwards",
-    "poll-skip": "a reader was led past offsets",
+    "torn": "only a part of a transaction is readable at a stable cut, or at the end",
+    "torn-across": "a transaction over several broker groups is readable at the end in only some of them",
+    "branch-against-home": "a branch was decided differently from its home group",
+    "orphan-branch": "a branch is still open at the end, although its home group has decided it or does not "
+    "know it",
+    "nonmonotonic-send": "a producer's order within a partition, or the order of real time, is broken",
+    "divided-key": "two messages of one key are in two partitions of their topic, where nothing orders them",
+    "nonmonotonic-poll": "a reader's position went backwards",
+    "poll-skip": "a reader skipped offsets",
     "both-decided": "commit and rollback of one transaction were both acknowledged",
-    "unstable-outcome": "what the broker said of a transaction changed",
-    "invented-decision": "an outcome that no producer, check or operator had asked for, or against the "
-    "producer's own database",
+    "unstable-outcome": "the broker's answer about a transaction changed",
+    "invented-decision": "an outcome that no producer, check or operator had asked for, or that contradicts "
+    "the producer's own database",
     "fence-split": "the application's database holds what its transaction wrote and the messages are rolled "
     "back, or the reverse, although a fence ties them together",
-    "unresolved": "prepared, and still undecided in the end",
-    "never-checked": "prepared and still open in the end, and no producer of its app, which answers checks, "
-    "was ever asked about it",
-    "unknown-message": "read, but nobody had sent it, or its bytes were changed",
-    "wrong-place": "a send was told a place where another message stands",
+    "unresolved": "a transaction was prepared and is still undecided at the end",
+    "never-checked": "a transaction was prepared and is still open at the end, and no producer of its app, "
+    "which answers checks, was ever asked about it",
+    "unknown-message": "a message was read that was never sent, or its bytes were changed",
+    "wrong-place": "the answer to a send named a place that holds another message",
     "lost-offset": "a group's committed offset went back, or was never committed",
 }
 
@@ -59,7 +59,8 @@ class Anomaly:
 
 @dataclass
 class Report:
-    """Figures and anomalies of one history. ``anomalies`` holds the first of each kind, ``found`` all."""
+    """Figures and anomalies of one history. ``anomalies`` holds the first ones of each kind, ``found`` counts
+    all of them."""
 
     anomalies: list[Anomaly] = field(default_factory=list)
     found: Counter[str] = field(default_factory=Counter)
