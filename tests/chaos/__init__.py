@@ -1,6 +1,6 @@
-"""Real processes under real faults: a cluster at work while a driver kills, stops, cuts and fills.
+"""Real processes under real faults: a driver kills and stops processes, cuts links, and fills disks.
 
-``python -m tests.chaos --help`` says how to run it; ``plan`` draws the faults from a seed, ``faults``
-inflicts them, the clients record what they did and saw with ``tests.history``, and ``audit`` has the
-checker judge it once all is quiet.
+``python -m tests.chaos --help`` says how to run it. ``plan`` draws the faults from a seed, and ``faults``
+inflicts them. The clients record what they did and saw with ``tests.history``; when all is quiet, ``audit``
+lets the checker judge it.
 """

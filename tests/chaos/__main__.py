@@ -136,10 +136,10 @@ def main(
     Exits with 0 if all promises held, 1 if one did not, 2 if nothing of what was asked for is possible here,
     and 3 if fail-over was too slow and --fail-over is on.
     """
-    # Also where a shell has it ignored, and the same for SIGTERM: a run that is ended cleans up.
+    # A run that is ended by SIGINT or SIGTERM cleans up, even if the shell made it ignore SIGINT.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a run into a file is watched
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # output to a file can be followed
     console = Console()
     if only_trial is not None and (only_round is None or only_trial >= per_round):
         raise typer.BadParameter("--only-trial is the number of a trial of the round that --only-round names")
@@ -171,7 +171,7 @@ def main(
 
 
 def exit_code(good: bool, found: FailOver | None, enforced: bool, console: Console) -> int:
-    """What the run ends with; says so if it is the fail-over."""
+    """The run's exit code; prints a line if the fail-over decides it."""
     too_slow = found is not None and found.held is False
     if found is not None and too_slow:
         fate = f"the run fails ({TOO_SLOW})" if enforced else "told only: --fail-over is off"

@@ -1,4 +1,4 @@
-"""When all is quiet: everything resolved, every replica read from end to end, and the history judged."""
+"""The end of a round: resolve everything, read every replica from end to end, and judge the history."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from tests.history.events import INVOKE, OK, READ, Event, Recorder, identify
 from tests.history.files import stream
 from tests.history.report import Report
 
-#: A check may have been put off a few times: 1, 2, 4, 8 s.
+#: Long enough for a check that was put off a few times: 1, 2, 4, 8 s.
 RESOLVED_S = 120.0
 REST_S = 75.0
-#: Scrubbing finds what nobody reads within its period (machines.SCRUB_PERIOD_S), once all is quiet.
+#: Once all is quiet, scrubbing finds damage that no one reads within its period (machines.SCRUB_PERIOD_S).
 MENDED_S = 90.0
 LARGE, HUGE = 30_000, 1_000_000
 
 
 class OneReplica:
-    """Calls that all go to one replica of each group, whichever was meant. ``rids``: of each group."""
+    """Sends all calls to one chosen replica of each group. ``rids``: that replica, by group."""
 
     def __init__(self, info: ClusterInfo, rids: Sequence[int]) -> None:
         self._calls, self._rids = RayCalls(info), rids
@@ -52,7 +52,7 @@ class OneReplica:
 
 
 def settle(deployment: Deployment, fleet: Fleet, operator: Operator) -> None:
-    """Rest, and wait until no transaction is open, the group has read all, and replicas agree."""
+    """Let clients rest, and wait until no transaction is open, the group has read all, and replicas agree."""
     fleet.rest()
     deployment.wait_well(90.0)
     fleet.wait_rested(REST_S)
@@ -73,7 +73,7 @@ def settle(deployment: Deployment, fleet: Fleet, operator: Operator) -> None:
 
 
 def read_everything(deployment: Deployment, recorder: Recorder, places: Sequence[Place]) -> Counter[str]:
-    """All partitions from every replica, and what the group has committed; figures of what was read."""
+    """Read all partitions from every replica, and the group's committed offsets; returns figures."""
     info = deployment.info
     router = Router(info)
     offsets = OffsetReader(router)
@@ -121,10 +121,10 @@ def _read(
 
 
 def wait_mended(deployment: Deployment, log_directory: Callable[[ReplicaKey], Path]) -> None:
-    """Until every entry in every replica's log is sound. Raises Stuck.
+    """Wait until every entry in every replica's log is sound. Raises Stuck.
 
-    What was damaged and read has been mended; what nobody has read is found by scrubbing. Nothing is under
-    way any more, so nothing that is written now can be taken for damage.
+    Damage that was read has been mended; scrubbing finds the rest. Nothing is under way any more, so no write
+    in progress can be mistaken for damage.
     """
 
     def sound() -> bool:
@@ -137,10 +137,10 @@ def wait_mended(deployment: Deployment, log_directory: Callable[[ReplicaKey], Pa
 
 
 def ask_outcomes(admin: Admin, recorder: Recorder, histories: Iterable[Path]) -> int:
-    """What the brokers say of transactions whose PREPARE they acknowledged and whose outcome nobody was told:
-    one that they know nothing of is lost. Returns how many those are.
+    """Ask the brokers about transactions whose PREPARE they acknowledged and whose outcome no client knows. A
+    transaction that the brokers do not know is lost. Returns the number of transactions asked about.
 
-    Only so soon after a round: brokers forget a transaction when 500,000 others have settled after it.
+    Call it right after a round: brokers forget a transaction when 500,000 others have settled after it.
     """
     doubtful = never_told(stream(histories))
     for app, tx in doubtful:
@@ -154,7 +154,7 @@ def ask_outcomes(admin: Admin, recorder: Recorder, histories: Iterable[Path]) ->
 
 
 def never_told(events: Iterable[Event]) -> list[tuple[str, str]]:
-    """(app, transaction) of which a PREPARE was acknowledged, and no decision."""
+    """(app, transaction) whose PREPARE was acknowledged, but no decision."""
     asked: dict[tuple[str, int], tuple[str, tuple[str, str]]] = {}
     prepared: dict[tuple[str, str], None] = {}
     told: set[tuple[str, str]] = set()
@@ -172,7 +172,7 @@ def never_told(events: Iterable[Event]) -> list[tuple[str, str]]:
 
 
 def tell_the_truth(recorder: Recorder, directory: Path, histories: Iterable[Path]) -> None:
-    """What every app's own database says of every transaction that was ever begun."""
+    """Record the outcome in the app's own database of every transaction that was ever begun."""
     committed = {path.stem: _committed(path) for path in directory.glob("*.db")}
     known: set[tuple[str, str]] = set()
     for event in stream(histories):
@@ -195,13 +195,13 @@ def _committed(path: Path) -> set[str]:
 
 
 def judge(histories: Sequence[Path], places: Sequence[Place]) -> tuple[Report, list[str], list[int]]:
-    """The checker's report, what the group missed, and when (ns) transactions and sends were acknowledged."""
+    """The checker's report, the offsets that the group missed, and the times (ns) of acknowledgements."""
     report = check(stream(histories))
     return report, never_delivered(stream(histories), places), acknowledged_at(stream(histories))
 
 
 def never_delivered(events: Iterable[Event], places: Sequence[Place]) -> list[str]:
-    """Offsets that no member of the group got, though the last complete read has them."""
+    """Offsets that no member of the group got, although the last complete read has them."""
     delivered: dict[Place, set[int]] = {place: set() for place in places}
     ends: dict[Place, int] = {}
     for event in events:
@@ -221,7 +221,7 @@ def never_delivered(events: Iterable[Event], places: Sequence[Place]) -> list[st
 
 
 def acknowledged_at(events: Iterable[Event]) -> list[int]:
-    """Moments at which commits and plain sends were acknowledged."""
+    """Times (ns) at which commits and plain sends were acknowledged."""
     wanted: set[tuple[str, int]] = set()
     moments = []
     for event in events:

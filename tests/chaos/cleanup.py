@@ -1,7 +1,7 @@
-"""Leaving nothing behind: every process that a run started, directly or not, ends with it.
+"""Ends every process that a run started, directly or not, when the run ends.
 
-All of them inherit an environment variable with the run's own value. So they are found for certain, also
-when the process that started them is dead, and killed by their pids; nobody else's can be among them.
+All of them inherit an environment variable with a value that is unique to the run. So all are found, even if
+the process that started them is dead, and no other process is. They are killed by their pids.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ GONE_S = 10.0
 
 
 def marked(value: str) -> list[psutil.Process]:
-    """Living processes that carry this run's mark, but not this one."""
+    """Live processes with this run's mark, except this process."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
@@ -27,7 +27,7 @@ def marked(value: str) -> list[psutil.Process]:
 
 
 def end_all(value: str) -> int:
-    """SIGKILL all of them, until none is left; how many there were. A stopped process dies of it too."""
+    """Send SIGKILL until none of them is left; returns their number. It also ends stopped processes."""
     killed: set[int] = set()
     deadline = time.monotonic() + GONE_S
     while found := marked(value):

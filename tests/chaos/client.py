@@ -1,7 +1,7 @@
-"""What all client processes share: their settings, their recorder, and obeying their parent.
+"""What all client processes share: their settings, their recorder, and the commands of their parent.
 
-A client reads its standard input. ``rest`` on a line: begin nothing new, but go on reading and answering
-checks. The end of the input, which also comes when the parent dies: end.
+A client reads its standard input. After a line ``rest`` it begins nothing new, but continues to read and to
+answer checks. It ends when the input ends, as it also does when the parent dies.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from tests.history.events import Recorder
 
 #: Exit code of a client that crashes by its own plan.
 OWN_CRASH = 9
-#: Exit code of a client that met an error which no client may see, with the error in its log.
+#: Exit code of a client that got an error that no client may get; its log has the error.
 FOUND = 4
-#: A client that has not ended so long after its input did is stuck.
+#: A client is stuck if it has not ended this long after its input has.
 END_PATIENCE_S = 20.0
 CONNECT_S = 90.0
 
 
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
-    """What a client process is told; travels as JSON on the command line."""
+    """The settings of a client process, passed as JSON on the command line."""
 
     role: str  # producer, consumer, reader
     name: str  # unique in the round, with the number of the start: producer-0.2
@@ -40,11 +40,11 @@ class ClientSettings:
     topics: dict[str, int]  # name -> partitions
     app: str = ""
     crashes: float = 0.0  # share of transactions (producers) or polls (consumers) that end in a crash
-    long_share: float = 0.0  # of transactions whose local part takes long
-    hold_max_s: float = 0.2  # for so long a long one keeps the database's lock
-    fenced: bool = True  # whether checks write a fence; else a missing row is a rollback
+    long_share: float = 0.0  # share of transactions whose local part takes long
+    hold_max_s: float = 0.2  # longest time for which such a transaction holds the database's lock
+    fenced: bool = True  # whether checks write a fence; otherwise a missing row is a rollback
     threads: int = 3
-    pause_s: float = 0.1  # mean, between two things that a thread does
+    pause_s: float = 0.1  # mean pause between two actions of a thread
     options: dict[str, float] = field(default_factory=dict)  # settings of the producer
 
     def encode(self) -> str:
@@ -52,12 +52,12 @@ class ClientSettings:
         return json.dumps(asdict(self))
 
     def recorder(self) -> Recorder:
-        """This process's own file."""
+        """A recorder that writes to this process's own file."""
         return Recorder(self.name, Path(self.directory) / f"{self.name}.jsonl")
 
 
 def connected(settings: ClientSettings) -> Cluster:
-    """The cluster; the supervisor, which is asked for its shape, may be dead for a while."""
+    """Connect to the cluster; the supervisor, which is asked for its layout, may be dead for a while."""
     deadline = time.monotonic() + CONNECT_S
     while True:
         try:
@@ -69,7 +69,7 @@ def connected(settings: ClientSettings) -> Cluster:
 
 
 class Parent:
-    """What the parent wants. ``resting`` and ``ending`` are events to look at or wait for."""
+    """The parent's commands. ``resting`` and ``ending`` are events to test or to wait for."""
 
     def __init__(self) -> None:
         self.resting, self.ending = threading.Event(), threading.Event()
@@ -85,7 +85,7 @@ class Parent:
 
 
 def say_ready() -> None:
-    """Tell the parent that work begins. Standard output is for this alone."""
+    """Tell the parent that work begins. Standard output is used only for such messages."""
     print("ready", flush=True)
 
 
@@ -95,5 +95,5 @@ def say_rested() -> None:
 
 
 def crash() -> None:
-    """End at once, as a process that was killed."""
+    """End at once, like a process that was killed."""
     os._exit(OWN_CRASH)

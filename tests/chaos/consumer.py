@@ -1,8 +1,8 @@
 """A consumer process: ``python -m tests.chaos.consumer SETTINGS``; a member of a group, or a reader.
 
 The member polls, commits offsets now and then, sometimes leaves and joins again, and sometimes crashes
-between the two. The reader follows all partitions without a group and, every second, takes a stable
-cut: ends that one answer of the leader gave together, and everything up to them.
+between a poll and its commit. The reader follows all partitions without a group and takes a stable cut every
+second: the ends of partitions from one answer of the leader, and everything up to them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def places(topics: Mapping[str, int]) -> list[Place]:
 
 
 def by_partition(records: Sequence[ConsumerRecord]) -> dict[Place, list[tuple[int, str]]]:
-    """What one poll brought, as the history wants it."""
+    """The records of one poll in the form that the history uses."""
     found: dict[Place, list[tuple[int, str]]] = {}
     for record in records:
         found.setdefault((record.topic, record.partition), []).append((record.offset, identify(record.value)))
@@ -54,22 +54,22 @@ def read_range(info: ClusterInfo, gid: int, place: Place, start: int, end: int) 
 
 
 class Progress:
-    """What a member has polled: for the history, and to be committed."""
+    """What a member has polled, for the history and for its commits."""
 
     def __init__(self, name: str, recorder: Recorder) -> None:
         self.name, self.recorder = name, recorder
         self.epoch = 0
         self.polled: dict[Place, int] = {}  # the next offset of all that this membership has polled
-        self.begun: set[Place] = set()  # read by this epoch's reader
+        self.begun: set[Place] = set()  # partitions that this epoch's reader has read
 
     def joins(self) -> None:
-        """Anew: nothing is held."""
+        """Start a new membership, which has polled nothing."""
         self.polled = {}
         self.new_epoch()
 
     def new_epoch(self) -> None:
-        """A reader of its own in the history, since partitions may have moved. What was polled stays:
-        a partition that did not move is read on, and no message need come that would be committed."""
+        """Use a new reader in the history, since partitions may have moved. ``polled`` stays, because a
+        partition that did not move may bring no further message to commit."""
         self.epoch += 1
         self.begun = set()
 
@@ -81,8 +81,8 @@ class Progress:
             self.polled[place] = found[-1][0] + 1
 
     def _still_there(self, consumer: Consumer) -> dict[Place, int]:
-        """Of what was polled, where the consumer stands now; a partition that moved away and came back
-        begins again where the group is."""
+        """The polled offsets that are still the consumer's position. A partition that moved away and came
+        back starts at the group's committed offset."""
         there: dict[Place, int] = {}
         for place, offset in self.polled.items():
             with suppress(EscrowMQError):
@@ -111,7 +111,7 @@ class Progress:
 
 
 class Member:
-    """A member of the group. A new name for every time that it joins, so that its positions are its own."""
+    """A member of the group. It has a new name each time it joins, so that its positions are separate."""
 
     def __init__(
         self, cluster: Cluster, settings: ClientSettings, recorder: Recorder, parent: Parent
@@ -121,7 +121,7 @@ class Member:
         self.progress = Progress(settings.name, recorder)
 
     def run(self) -> None:
-        """Joins again and again, until the end."""
+        """Join again and again, until the end."""
         while not self.parent.ending.is_set():
             with self.cluster.consumer(
                 group=GROUP,
@@ -133,7 +133,7 @@ class Member:
                 self._attend(consumer)
 
     def _attend(self, consumer: Consumer) -> None:
-        """Some hundred polls."""
+        """Poll some hundred times."""
         assigned: list[Place] = []
         self.progress.joins()
         for _ in range(self.rng.randint(100, 400)):
@@ -142,7 +142,7 @@ class Member:
             try:
                 records = consumer.poll(timeout_s=0.3)
             except EscrowMQError:
-                continue  # nobody answers: the next poll tries again
+                continue  # no broker answers: the next poll tries again
             now = consumer.assignment()
             if now != assigned:
                 assigned = now
@@ -155,7 +155,7 @@ class Member:
 
 
 class Reader:
-    """Follows everything and takes stable cuts."""
+    """Reads everything and takes stable cuts."""
 
     def __init__(
         self, cluster: Cluster, settings: ClientSettings, recorder: Recorder, parent: Parent
@@ -166,7 +166,7 @@ class Reader:
         self.cuts = 0
 
     def run(self) -> None:
-        """Until the end."""
+        """Read until the end."""
         router = Router(self.cluster.info)
         offsets = OffsetReader(router)
         with self.cluster.consumer(auto_offset_reset="earliest") as consumer:
@@ -193,8 +193,8 @@ class Reader:
             yield due
 
     def _cut(self, offsets: OffsetReader, where: TopicPlaces) -> None:
-        """What has come since the cut before, up to ends that stand together; one cut per broker group,
-        since transactions become readable at one instant within a group only."""
+        """Read what has come since the previous cut, up to ends from one answer. One cut per broker group,
+        since a transaction becomes readable at one instant only within a group."""
         bounds = offsets.bounds(self.places, 5.0)
         self.cuts += 1
         for place in self.places:

@@ -1,9 +1,9 @@
-"""Bytes that flip in the log files of replicas, such that every entry keeps a sound copy; and whether all
-logs are sound again in the end.
+"""Flips bytes in the log files of replicas, such that every entry keeps a sound copy, and checks at the end
+that all logs are sound again.
 
-An entry is hit on one replica only, once in a round, and only if every replica of its group has it sound, at
-a place behind which a later sync has written: what comes last in a log cannot be told from a torn write
-(docs/log-format.md). Reads the files as they are while replicas write them.
+An entry is damaged on one replica only, once in a round, and only if every replica of its group has a sound
+copy. A later sync must have written after it, since the last bytes of a log cannot be told from a torn write
+(docs/log-format.md). The files are read while replicas write to them.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from pathlib import Path
 from escrowmq.replication.format.entry import HEADER_SIZE, MAGIC, read_entry
 from escrowmq.replication.format.segment_format import FILE_HEADER_SIZE, first_of_name
 
-#: So many entries each replica must have that may be hit.
+#: Each replica must have at least this many entries that may be damaged.
 ENTRIES_MIN = 30
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A sound entry in a file. ``batch``: the first entry that the sync of this one was to cover."""
+    """A sound entry in a file. ``batch``: the first entry of the batch that was synced with this one."""
 
     file: Path
     start: int
-    size: int  # with its header
+    size: int  # including its header
     batch: int
 
 
 @dataclass(frozen=True, slots=True)
 class Flip:
-    """One byte of an entry that is to change."""
+    """A change of one byte of an entry."""
 
     replica: int
     index: int
@@ -43,15 +43,15 @@ class Flip:
 
 
 def sound_entries(directory: Path) -> tuple[dict[int, Place], list[str]]:
-    """The sound entries of a log by index, and where there are others, or none up to the next file: not
-    counting the end of the newest file, where a write may be under way."""
+    """The sound entries of a log by index, and a text for each place with damage or with missing entries. The
+    end of the newest file does not count, since a write may be under way there."""
     found: dict[int, Place] = {}
     problems: list[str] = []
     files = sorted(file for file in directory.glob("*.log") if first_of_name(file.name) is not None)
     for number, file in enumerate(files):
         try:
             data = file.read_bytes()
-        except FileNotFoundError:  # retention, or a copied log in its place
+        except FileNotFoundError:  # removed by retention, or replaced by a copied log
             continue
         at: int | None = FILE_HEADER_SIZE
         follows = first_of_name(file.name)
@@ -73,7 +73,7 @@ def sound_entries(directory: Path) -> tuple[dict[int, Place], list[str]]:
 
 
 def _next_sound(data: bytes, at: int) -> int | None:
-    """Where the next sound entry begins."""
+    """The position of the next sound entry."""
     while (at := data.find(MAGIC, at)) >= 0:
         if read_entry(memoryview(data), at) is not None:
             return at
@@ -84,12 +84,12 @@ def _next_sound(data: bytes, at: int) -> int | None:
 def places_to_damage(
     directories: Mapping[int, Path], counts: Mapping[int, int], used: Collection[int], rng: random.Random
 ) -> list[Flip] | None:
-    """``counts``: how many entries of which replica; no two of the same entry. None: there are too few
-    yet."""
+    """Choose entries to damage, each on one replica only. ``counts``: their number by replica. None if there
+    are too few entries so far."""
     logs = {rid: sound_entries(directory)[0] for rid, directory in directories.items()}
     if not all(logs.values()):
         return None
-    # Everything before the newest batch of the replica that is furthest behind.
+    # Only entries before the newest batch of the replica that is furthest behind.
     end = min(max(place.batch for place in log.values()) for log in logs.values())
     common = set.intersection(*(set(log) for log in logs.values()))
     candidates = sorted(index for index in common if index < end and index not in used)
@@ -106,7 +106,7 @@ def places_to_damage(
 
 
 def flip(one: Flip) -> None:
-    """Change the byte, as a disk does: nobody is told."""
+    """Change the byte as a faulty disk does: no process is told."""
     number = os.open(one.file, os.O_RDWR)
     try:
         (byte,) = os.pread(number, 1, one.at)

@@ -1,7 +1,7 @@
-"""A producer's own database: SQLite with the product's fence, which says at the end what took place.
+"""A producer's own database: SQLite with the product's fence. At the end it shows what took place.
 
-Without the fence a check takes a missing row for a rollback. That is right as long as the check asks the
-instance first that runs the local transaction, however long it takes.
+Without the fence a check treats a missing row as a rollback. That is right as long as the check first asks
+the instance that runs the local transaction, however long that takes.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from escrowmq.integrations import Fence
 from tests.support.shops import Tx
 
 BUSY_TIMEOUT_S = 30.0
-APP = "chaos"  # each app has a file of its own, so the name is the same in all
+APP = "chaos"  # each app has its own file, so the name is the same in all of them
 
 
 class Refused(Exception):
-    """The local transaction fails for reasons of its own."""
+    """The local transaction refuses, as business code may."""
 
 
 def _nothing() -> None:
@@ -36,7 +36,7 @@ class Database:
 
         def connect() -> sqlite3.Connection:
             db = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, check_same_thread=False)
-            # With WAL a killed process loses nothing; only a power cut could.
+            # With WAL a killed process loses nothing; only a power cut could lose something.
             db.execute("PRAGMA synchronous=NORMAL")
             return db
 
@@ -53,11 +53,11 @@ class Database:
         fails: bool = False,
         inside: Callable[[], None] = _nothing,
     ) -> None:
-        """A local transaction for these ids, all or none. ``inside`` is called just before its commit.
+        """Run a local transaction for these ids, all or none. ``inside`` is called just before its commit.
 
-        Raises FenceLost or Refused; nothing is kept then.
+        Raises FenceLost or Refused; then nothing is stored.
         """
-        with self._lock, self._db as db:  # rolls back whatever ends in an exception
+        with self._lock, self._db as db:  # an exception rolls it back
             self._fence.enter(db, *map(Tx, ids))
             if hold_s:
                 time.sleep(hold_s)
@@ -67,8 +67,8 @@ class Database:
             self._fence.commit(db, Tx(ids[0]))
 
     def outcome(self, tx: str) -> TransactionState:
-        """What became of a local transaction; if it did not commit so far, it never will. Without a fence
-        that is no more than a hope, and a look past whoever has the lock: WAL lets readers through."""
+        """The outcome of a local transaction; if it has not committed so far, it never will. Without a fence
+        nothing guarantees that, and the read does not wait for a transaction with the lock (WAL)."""
         if self._fenced:
             return self._fence.query_status(tx, "")
         done = self._read("AND tx_id = ?", tx.encode())

@@ -1,7 +1,7 @@
-"""The cluster of a round as the driver needs it: who leads, which process is who, is it well again.
+"""The cluster of a round as the driver needs it: its leaders, the pids of its processes, and its health.
 
-Processes are found through Ray's own list of actors, so a pid is always that of the actor meant and
-never a guess by name.
+Processes are found through Ray's own list of actors, so a pid always belongs to the intended actor and is
+never guessed from a process name.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ POLL_S = 0.05
 
 
 class Stuck(Exception):
-    """The cluster did not become well in time: a violation of its promises."""
+    """The cluster did not become healthy in time, which is a violation of its promises."""
 
 
 class Deployment:
@@ -36,7 +36,7 @@ class Deployment:
         self.info = cluster.info
 
     def pids(self) -> dict[str, int]:
-        """Pid of every living actor of the cluster by its name."""
+        """Pid of every live actor of the cluster, by its name."""
         from ray._private import state  # there is no public way without Ray's dashboard
 
         actors: Mapping[str, Mapping[str, Any]] = state.actors()  # type: ignore[no-untyped-call]
@@ -47,29 +47,30 @@ class Deployment:
         return {key: pid for name, pid in self.pids().items() if (key := replica_of(name)) is not None}
 
     def voters(self, gid: int) -> list[int]:
-        """Of one group, as its leader tells them. Raises Stuck."""
+        """The voters of one group, as its leader reports them. Raises Stuck."""
         found = until(f"group {gid} tells its members", lambda: self.cluster.admin.members()[gid], 60.0)
         return sorted(found.voters)
 
     def removed(self, name: str) -> bool:
-        """Whether a broker of that name is none that is to run."""
+        """Whether the name is that of a broker that should no longer run."""
         key = replica_of(name)
         return key is not None and key not in self.seats()
 
     def feedback_names(self) -> list[str]:
-        """Feedback actors that live."""
+        """Names of the live feedback actors."""
         return sorted(name for name in self.pids() if name.startswith("feedback-"))
 
     def supervisor_pid(self) -> int | None:
-        """None: Ray is bringing it back."""
+        """Pid of the supervisor; None while Ray restarts it."""
         return self.pids().get(SUPERVISOR)
 
     def seats(self) -> dict[ReplicaKey, Seat]:
-        """Where every replica lives now, as the supervisor says; it may be dead for a while. Raises Stuck."""
+        """The place of every replica, as the supervisor reports it; it may be dead for a while. Raises
+        Stuck."""
         return {(one["group"], one["replica"]): _seat(one) for one in self._watched()}
 
     def seat(self, gid: int, rid: int) -> Seat:
-        """Of one replica."""
+        """The place of one replica."""
         return self.seats()[gid, rid]
 
     def running(self) -> set[ReplicaKey]:
@@ -84,20 +85,20 @@ class Deployment:
         return replicas
 
     def group(self, gid: int) -> GroupStatus:
-        """As its replicas see it now."""
+        """The status of one group, as its replicas see it now."""
         return self.cluster.status().groups[gid]
 
     def leader(self, gid: int, within_s: float = 30.0) -> int:
-        """The replica that leads. Raises Stuck."""
+        """The replica that leads a group. Raises Stuck."""
         return until(f"group {gid} has a leader", lambda: self._ready_leader(gid), within_s)
 
     def _ready_leader(self, gid: int) -> int | None:
         rid = leading(self.group(gid).replicas)
-        # Truthiness is the condition of ``until``, and replica 0 is as good a leader as any.
+        # ``until`` waits for a true value, and replica 0 may be the leader.
         return None if rid is None else _Number(rid)
 
     def wait_level(self, level: int, within_s: float = 30.0) -> None:
-        """Until every replica has applied that format level, as those of a new cluster do. Raises Stuck."""
+        """Wait until every replica has applied that format level, as in a new cluster. Raises Stuck."""
 
         def reached() -> bool:
             names = [broker_name(*key) for key in self.seats()]
@@ -108,12 +109,12 @@ class Deployment:
         until(f"all replicas have format level {level}", reached, within_s)
 
     def wait_well(self, within_s: float = 60.0) -> None:
-        """Until all is well. Raises Stuck."""
+        """Wait until the cluster is healthy. Raises Stuck."""
         until("every replica is back and has caught up", self.well, within_s)
 
     def well(self) -> bool:
-        """Whether every replica answers, each group is led, and all have applied about the same. Raises
-        Unavailable that says what is not well."""
+        """Whether every replica answers, each group has a leader, and all have applied about the same.
+        Raises Unavailable with what is wrong."""
         found = self.cluster.status()
         if found.problems:
             raise Unavailable("; ".join(found.problems), POLL_S)
@@ -127,7 +128,7 @@ class Deployment:
         return True
 
     def same_everywhere(self, within_s: float = 60.0) -> None:
-        """Until all replicas of each group have applied exactly the same."""
+        """Wait until all replicas of each group have applied exactly the same."""
 
         def same() -> bool:
             return all(
@@ -139,13 +140,13 @@ class Deployment:
 
 
 def replica_of(name: str) -> ReplicaKey | None:
-    """Whose broker bears this name; None: it is no broker's."""
+    """The replica whose broker has this name; None if it is not a broker's name."""
     found = re.fullmatch(r"broker-g(\d+)-r(\d+)", name)
     return None if found is None else (int(found[1]), int(found[2]))
 
 
 def leading(replicas: Iterable[ReplicaStatus]) -> int | None:
-    """Who leads and is ready to: the one of the latest term, since one that is cut off may not know of it."""
+    """The ready leader with the latest term; a leader that is cut off may not know of a later one."""
     ready = [replica for replica in replicas if replica.reachable and replica.details.get("ready")]
     return max(ready, key=lambda replica: replica.term).replica if ready else None
 
@@ -162,7 +163,7 @@ class _Number(int):
 
 
 def until(what: str, condition: Callable[[], Any], within_s: float) -> Any:
-    """Wait until ``condition()`` gives something true, and give that. Raises Stuck."""
+    """Wait until ``condition()`` returns something true, and return that. Raises Stuck."""
     deadline = time.monotonic() + within_s
     last: object = None
     while True:
@@ -178,7 +179,7 @@ def until(what: str, condition: Callable[[], Any], within_s: float) -> Any:
 
 
 def gone(pid: int) -> bool:
-    """Whether no such process runs (a zombie does not)."""
+    """Whether no such process runs (a zombie counts as gone)."""
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

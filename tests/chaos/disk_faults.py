@@ -1,4 +1,4 @@
-"""Faults on disks: full, filling up again and again, and bytes that flip in the logs."""
+"""Faults on disks: a full disk, a disk that fills up repeatedly, and bytes that flip in the logs."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tests.chaos.node_faults import NodeFaults
 from tests.chaos.plan import Fault
 from tests.chaos.striking import BACK_S, Blow, dice, send, timed
 
-#: Room that a full disk gets again and again, and how often.
+#: Range of the room that a filling disk repeatedly gets, and the time between two times.
 ROOM_BYTES, ROOM_EVERY_S = (4 << 10, 256 << 10), 0.15
 
 
 class DiskFaults(NodeFaults):
-    """See the module's text."""
+    """See the module's docstring."""
 
-    #: (group, entry) whose copy on some replica has been damaged: never twice, so that sound copies stay.
+    #: (group, entry) whose copy on some replica was damaged. None is damaged twice, so sound copies stay.
     damaged: set[tuple[int, int]]
 
     def __init__(self, *arguments: Any) -> None:
@@ -32,7 +32,7 @@ class DiskFaults(NodeFaults):
         self.damaged = set()
 
     def _with_disk(self, fault: Fault, leaders: float) -> tuple[ReplicaKey, str]:
-        """A replica on a disk of its own, and its host."""
+        """A replica on a separate disk, and its host."""
         replica = self.on_a_machine(self.leader_or_follower(fault, leaders))
         return replica, self.host(replica)
 
@@ -43,7 +43,7 @@ class DiskFaults(NodeFaults):
 
     @contextlib.contextmanager
     def _disk_full_restart(self, fault: Fault) -> Iterator[Blow]:
-        """The disk stays full until the process has started on it, and for the fault's seconds after that."""
+        """The disk stays full until the process has started on it, and then for the fault's duration."""
         (replica, host), rig = self._with_disk(fault, 2 / 3), self.rig()
         (pid,) = self.pids([replica])
         name = broker_name(*replica)
@@ -59,7 +59,7 @@ class DiskFaults(NodeFaults):
 
     @contextlib.contextmanager
     def _disk_fills(self, fault: Fault) -> Iterator[Blow]:
-        """Segments, sidecars, snapshots, run files: whoever writes when the room is used up meets the end."""
+        """A write of any file (segment, sidecar, snapshot, run file) may be the one that finds no room."""
         (replica, host), rig, rng = self._with_disk(fault, 1 / 3), self.rig(), dice(fault, "fills")
         ending = threading.Event()
 
@@ -82,8 +82,8 @@ class DiskFaults(NodeFaults):
 
     @contextlib.contextmanager
     def _two_damages(self, fault: Fault) -> Iterator[Blow]:
-        """Of every entry that is hit on one replica the others have a sound copy, if nothing else befalls
-        them."""
+        """Damage two replicas. Other replicas have a sound copy of every damaged entry, unless another fault
+        strikes them."""
         gid, rng = self.group(fault), dice(fault, "damages")
         first, second = rng.sample(self.deployment.voters(gid), 2)
         victims = [(gid, first), (gid, second)]
@@ -118,7 +118,7 @@ class DiskFaults(NodeFaults):
         yield Blow(struck_at, f"{' and '.join(names)}: {places}")
 
     def _chosen(self, fault: Fault, victims: list[ReplicaKey]) -> list[Flip] | None:
-        """One to three places in the log of each; None: too little is in the logs as yet."""
+        """Choose one to three places in each log; None if the logs have too few entries so far."""
         gid, rng = self.group(fault), dice(fault, "places")
         directories = {rid: self.log_directory((gid, rid)) for rid in self.deployment.voters(gid)}
         used = {index for group, index in self.damaged if group == gid}

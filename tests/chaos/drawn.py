@@ -1,6 +1,6 @@
-"""What a run does not show: kinds of faults that were not drawn, or cannot be inflicted here, and why.
+"""What a run left out: kinds of faults that were not drawn, or cannot be inflicted here, with the reason.
 
-Pure functions. A run that is silent about what it left out would be taken for one that had everything.
+Pure functions. If a run did not report this, readers would assume that it had every kind.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from tests.chaos.kinds import KINDS, Kind
 from tests.chaos.plan import Round
 from tests.support.faults.absence import not_drawn, unseen
 
-#: Not faults, but what some rounds have and others not: so many broker groups.
+#: Numbers of broker groups: a property of rounds that a run may also lack.
 GROUP_NAMES = {1: "one broker group", 2: "two broker groups", 3: "three broker groups"}
 
 
 def possible(kinds: Collection[Kind], missing: str | None) -> tuple[Kind, ...]:
-    """Those that this machine can inflict. ``missing``: why there can be no machines; None if there can."""
+    """The kinds that this machine can inflict. ``missing``: why it cannot simulate machines; or None."""
     return tuple(kind for kind in Kind if kind in kinds and not (missing and KINDS[kind].machines))
 
 
 def absent(
     seen: Collection[str], groups: Collection[int], asked: Collection[Kind], missing: str | None, trials: int
 ) -> dict[str, str]:
-    """What is not among the values of kinds ``seen`` in so many trials, with the reason.
+    """The kinds that ``trials`` trials lack, with the reason. ``seen``: the values of the kinds they had.
 
-    ``groups``: numbers of broker groups that were wanted, and that no round had. What was not asked for needs
-    no reason.
+    ``groups``: numbers of broker groups that were wanted, but that no round had. Only kinds in ``asked`` need
+    a reason.
     """
 
     def why(name: str) -> str:
@@ -42,7 +42,7 @@ def absent(
 
 
 def planned(plans: Sequence[Round]) -> tuple[set[str], set[int]]:
-    """(values of all kinds in those rounds, their numbers of broker groups)."""
+    """(the values of all kinds in these rounds, their numbers of broker groups)."""
     faults = [fault for plan in plans for fault in plan.faults]
     kinds = {one.kind.value for fault in faults for one in (fault, fault.meanwhile) if one is not None}
     return kinds, {plan.groups for plan in plans}

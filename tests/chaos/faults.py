@@ -1,7 +1,7 @@
-"""Inflicting faults. Each ends healed: what was stopped runs, what was cut is joined, what was full is empty.
+"""Inflicts faults. Each heals at its end: stopped processes run, cut links are joined, full disks have room.
 
-Here are those on the processes of brokers, of others of the cluster, and of clients; ``node_faults``,
-``disk_faults`` and ``member_faults`` have the rest.
+This module has the faults on processes: brokers, other processes of the cluster, and clients. The others are
+in ``node_faults``, ``disk_faults`` and ``member_faults``.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from tests.chaos.striking import BACK_S, Blow, dice, in_thread, send, timed
 
 
 class Faults(MemberFaults):
-    """Strikes one cluster and its clients."""
+    """Inflicts faults on one cluster and its clients."""
 
     @contextlib.contextmanager
     def inflicted(self, fault: Fault) -> Iterator[Blow]:
-        """Strike, and strike again while it lasts if the plan says so; heal at the end."""
+        """Strike; during the fault strike with a second one if the plan has it; heal at the end."""
         with getattr(self, method_of(fault.kind))(fault) as blow:
             if fault.meanwhile is None:
                 yield blow
@@ -65,7 +65,7 @@ class Faults(MemberFaults):
         stop, go_on = (lambda: all_get(signal.SIGSTOP)), (lambda: all_get(signal.SIGCONT))
         return timed(fault, broker_name(*victim), stop, go_on)
 
-    # -------------------------------------------------------------- others of the cluster
+    # -------------------------------------------------------------- other processes of the cluster
 
     def _feedback_kill(self, fault: Fault) -> Any:
         return self._actor_killed(self._feedback(fault))
@@ -87,7 +87,7 @@ class Faults(MemberFaults):
 
     @contextlib.contextmanager
     def _container_stop(self, fault: Fault) -> Iterator[Blow]:
-        """As whoever runs containers does: SIGTERM, and SIGKILL if the process is there after a while."""
+        """Stop a process as a container runtime does: SIGTERM, and SIGKILL if it still runs after a while."""
         role = dice(fault, "container").choice(["broker", "broker", "feedback", "supervisor", "producer"])
         if role == "producer":
             name = self._client("producer", fault)
@@ -99,7 +99,7 @@ class Faults(MemberFaults):
                 "supervisor": lambda: SUPERVISOR,
             }[role]
 
-            def running() -> tuple[str, int] | None:  # chosen anew: replicas may come and go meanwhile
+            def running() -> tuple[str, int] | None:  # chosen again each time: replicas may come and go
                 name = chosen()
                 pid = self.living(name)
                 return None if pid is None else (name, pid)

@@ -1,7 +1,7 @@
-"""The client processes of a round: start, listen, kill, start again when they crash.
+"""The client processes of a round: starts them, listens to them, kills them, restarts those that crash.
 
-Only processes started here are ever signalled, by their pid. A client that ends with anything but its
-own planned crash, or a kill from here, has found something: its log is named.
+Only processes started here are ever signalled, by their pid. If a client ends in another way than by its
+planned crash or by a kill from here, it has found a problem, and its log is reported.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class _Client:
 
 
 class Fleet:
-    """Clients by name, each of which is started again until the fleet rests."""
+    """Clients by name. Each one that ends is started again until the fleet rests."""
 
     def __init__(self) -> None:
         self._clients: dict[str, _Client] = {}
         self._resting = False
         self._lock = threading.Lock()
-        #: What no client may do, with the log that tells of it.
+        #: What clients did that no client may do, with the log that has the details.
         self.problems: list[str] = []
         self.own_crashes = 0
 
@@ -49,17 +49,17 @@ class Fleet:
         self._start(client)
 
     def wait_ready(self) -> None:
-        """Until all clients work. Raises TimeoutError."""
+        """Wait until all clients work. Raises TimeoutError."""
         for name, client in self._clients.items():
             if not client.ready.wait(START_PATIENCE_S):
                 raise TimeoutError(f"client {name} is not ready after {START_PATIENCE_S:g} s")
 
     def names(self, role: str) -> list[str]:
-        """Clients of that role."""
+        """Names of the clients with that role."""
         return sorted(name for name, client in self._clients.items() if client.settings.role == role)
 
     def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> int:
-        """A signal that ends it; it is started again. Returns the pid that got it."""
+        """Send a client a signal that ends it; it is then started again. Returns the pid that got it."""
         client = self._clients[name]
         client.ready.wait(START_PATIENCE_S)
         with self._lock:
@@ -70,31 +70,31 @@ class Fleet:
         return popen.pid
 
     def stop(self, name: str) -> int:
-        """SIGTERM, after which it closes what it has and ends; as ``kill`` else."""
+        """As ``kill``, but with SIGTERM, so that the client closes what it has open before it ends."""
         return self.kill(name, signal.SIGTERM)
 
     def rest(self) -> None:
-        """All clients stop beginning new work; those that are gone come back, since checks need answers."""
+        """Let all clients begin nothing new; those that are gone are restarted, since checks need answers."""
         with self._lock:
             self._resting = True
             for client in self._clients.values():
                 self._say(client, "rest")
 
     def wait_rested(self, within_s: float) -> None:
-        """Until no producer has anything under way. Raises TimeoutError."""
+        """Wait until no producer has anything under way. Raises TimeoutError."""
         deadline = time.monotonic() + within_s
         for name in self.names("producer"):
             if not self._clients[name].rested.wait(max(deadline - time.monotonic(), 0.0)):
                 raise TimeoutError(f"client {name} has work under way after {within_s:g} s of rest")
 
     def end(self) -> None:
-        """Let all clients end; kill what does not."""
+        """Let all clients end; kill those that do not."""
         with self._lock:
             running = [client for client in self._clients.values() if client.popen is not None]
             self._clients = {}
             for client in running:
                 assert client.popen is not None and client.popen.stdin is not None
-                client.killed = True  # from now on no way to end is wrong but staying
+                client.killed = True  # from now on it may end in any way, except with FOUND
                 with _ignored_pipe():
                     client.popen.stdin.close()
         deadline = time.monotonic() + END_PATIENCE_S
@@ -156,7 +156,7 @@ class Fleet:
 
 
 class _ignored_pipe:
-    """A client that has just died cannot be told anything any more."""
+    """Ignores a broken pipe: the client has just died."""
 
     def __enter__(self) -> None:
         pass

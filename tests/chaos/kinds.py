@@ -1,4 +1,4 @@
-"""The kinds of faults: what each does, how often it is drawn, and what the machine must offer for it."""
+"""The kinds of faults: what each does, how often it is drawn, and what the machine must provide for it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 class Kind(enum.Enum):
-    """What befalls the cluster in one trial. The value is its name on the command line and in reports."""
+    """The kind of fault of one trial. The value is its name on the command line and in reports."""
 
     LEADER_KILL = "leader-kill"
     FOLLOWER_KILL = "follower-kill"
@@ -41,8 +41,8 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """``cards``: how many of it lie in a deck (see plan). ``machines``: needs replicas on machines of their
-    own (network namespaces). ``seconds``: range of how long it lasts, where the driver decides that."""
+    """About one kind. ``cards``: how many of it are in a deck (see plan). ``machines``: it needs replicas on
+    separate machines (network namespaces). ``seconds``: range of its duration, if the driver decides it."""
 
     text: str
     cards: int
@@ -139,7 +139,7 @@ LASTING = (
     Kind.NODE_DRAIN,
     Kind.DISK_FULL_JOINING,
 )
-#: What may strike meanwhile: all on processes, but what waits for all to be well itself.
+#: Kinds that may strike during another fault: all on processes, except those that wait for a healthy cluster.
 MEANWHILE = tuple(
     kind
     for kind, about in KINDS.items()
@@ -151,7 +151,7 @@ FAIL_OVERS = (Kind.LEADER_KILL, Kind.LEADER_PAUSE, Kind.LEADER_CUT, Kind.NODE_KI
 
 
 def kind_of(name: str) -> Kind:
-    """The kind of that name. Raises ValueError that names all of them."""
+    """The kind with this name. Raises ValueError with all names if there is none."""
     try:
         return Kind(name)
     except ValueError:

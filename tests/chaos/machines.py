@@ -1,4 +1,5 @@
-"""The cluster of a round: embedded in its process, or on machines of their own (see ``rig``)."""
+"""The cluster of a round: embedded in the round's process, or with each replica on its own machine (see
+``rig``)."""
 
 from __future__ import annotations
 
@@ -14,61 +15,62 @@ from tests.chaos.rig import netns, shell
 from tests.chaos.rig.machine import MachineRig
 from tests.chaos.rig.nodes import HEAD as HEAD
 
-#: What a round on machines must have in its environment before Ray is imported.
+#: The environment that a round on machines needs before Ray is imported.
 ENVIRONMENT: Mapping[str, str] = {"RAY_AUTH_MODE": "disabled"}
 OBJECT_STORE_BYTES = 256 << 20
-#: Disks that hold a round's log several times over, and can still be filled in a moment.
+#: Size of a disk: several times a round's log, but small enough to be filled in a moment.
 DISK_BYTES = 640 << 20
-#: What a leader keeps free. In every other round on machines so little that its own log, too, meets the end.
+#: Room that a leader keeps free. In every other round on machines it is so little that the leader's own log
+#: runs out of room, too.
 RESERVES_BYTES = (32 << 20, 256 << 10)
-#: Segments are sealed, and snapshots and run files written, many times in a round on machines.
+#: So small that segments are sealed, and snapshots and run files written, many times in a round on machines.
 SEGMENT_BYTES = 1 << 20
-#: One host without replicas: together with the head, two places to move a replica to.
+#: One host without replicas. With the head, there are two places to move a replica to.
 SPARES = 1
-#: So long a node must be away until its replicas are moved: more than the node of a passing fault is, mostly.
+#: A node must be away for this time until its replicas are moved: longer than most temporary faults last.
 REPLACE_AFTER_S = 6.0
-#: Everything stored is read again so often, as soon as it is quiet: what flipped and nobody read must be
-#: mended by the end of the round.
+#: Period of scrubbing, as soon as it is quiet: flipped bytes that no one reads must be mended by the end of
+#: the round.
 SCRUB_PERIOD_S = 10.0
 
 
 def missing() -> str | None:
-    """Why replicas cannot run on machines of their own here; None if they can."""
+    """Why replicas cannot run on separate machines here; None if they can."""
     return MachineRig.available()
 
 
 def remove_leftovers() -> None:
-    """Namespaces and mounts of rigs whose processes were killed."""
+    """Remove namespaces and mounts of rigs whose processes were killed."""
     if os.geteuid() == 0:
         netns.remove_stale()
         shell.remove_stale_directories()
 
 
 class Machines:
-    """The rig, as far as faults need it."""
+    """The parts of the rig that faults need."""
 
     def __init__(self, rig: MachineRig) -> None:
         self.rig = rig
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """All that replicas are moved among, but the head."""
+        """All hosts that replicas are moved among, except the head."""
         return self.rig.hosts
 
     def cut_off(self, host: str) -> None:
-        """From the other hosts; clients and Ray reach it."""
+        """Cut a host off from the other hosts; clients and Ray still reach it."""
         self.rig.cut_off(host)
 
     def cut(self, a: str, b: str) -> None:
-        """The link between two hosts."""
+        """Cut the link between two hosts."""
         self.rig.cut(a, b, raft_only=HEAD in (a, b))
 
     def slow_down(self, host: str, seconds: float) -> None:
-        """To all others, and as long again back: a round trip takes twice that."""
+        """Delay the host's traffic in both directions: a round trip takes twice ``seconds``."""
         self.rig.slow_down(host, seconds)
 
     def heal(self) -> None:
-        """The network."""
+        """End all faults of the network."""
         self.rig.heal()
 
     def fill_disk(self, host: str, leave: int = 0) -> None:
@@ -81,11 +83,11 @@ class Machines:
         self.rig.free_disk(host)
 
     def data_path(self, host: str) -> Path:
-        """Its data directory, as this process reaches it."""
+        """The host's data directory, as this process reaches it."""
         return self.rig.data_path(host)
 
     def raylet(self, host: str) -> int:
-        """Pid of the host's raylet; one that died late of an earlier fault is started again."""
+        """Pid of the host's raylet; if an earlier fault has killed it late, it is started again."""
         if self.rig.ray.raylet(host) is None:
             self.rig.revive()
         pid = self.rig.ray.raylet(host)
@@ -93,35 +95,35 @@ class Machines:
         return pid
 
     def processes(self, host: str) -> list[int]:
-        """Everything that runs there."""
+        """Pids of everything that runs on the host."""
         return self.rig.network.processes(host)
 
     def kill_raylet(self, host: str) -> None:
-        """SIGKILL of the raylet alone; what it had started notices by itself."""
+        """Send SIGKILL to the raylet alone; the processes that it started must notice that themselves."""
         os.kill(self.raylet(host), signal.SIGKILL)
 
     def kill_node(self, host: str) -> None:
-        """SIGKILL of everything on the machine."""
+        """Send SIGKILL to everything on the machine."""
         self.rig.kill_node(host)
 
     def mend(self) -> None:
-        """Everything runs and is joined again. To be repeated until the cluster is well."""
+        """Restart what died and join what was cut. Repeat it until the cluster is healthy."""
         self.rig.mend()
 
     def revive(self) -> None:
-        """Nodes that died run again; what is cut or full stays so."""
+        """Restart nodes that died; cut links and full disks stay as they are."""
         self.rig.revive()
 
     def logs(self) -> list[Path]:
-        """What Ray and the brokers wrote."""
+        """The logs of Ray and of the brokers."""
         return self.rig.logs()
 
 
 @contextlib.contextmanager
 def embedded(directory: Path, groups: int) -> Iterator[tuple[escrowmq.Cluster, None]]:
-    """Broker groups of three replicas on this machine, all settings of brokers at their defaults but
+    """Broker groups of three replicas on this machine, with all broker settings at their defaults except
     scrubbing."""
-    # Ray's Unix sockets allow no long path, so its own directory lies beside the others.
+    # Ray's Unix sockets allow no long path, so its directory is beside the others.
     ray = {"num_cpus": 8, "temp_dir": directory / "ray", "object_store_bytes": OBJECT_STORE_BYTES}
     broker = {"scrub_period_s": SCRUB_PERIOD_S}
     with escrowmq.start_local(
@@ -131,13 +133,13 @@ def embedded(directory: Path, groups: int) -> Iterator[tuple[escrowmq.Cluster, N
 
 
 def data_dir(directory: Path) -> Path:
-    """Of an embedded cluster."""
+    """The data directory of an embedded cluster."""
     return directory / "data"
 
 
 @contextlib.contextmanager
 def on_machines(directory: Path, plan: Round) -> Iterator[tuple[escrowmq.Cluster, Machines]]:
-    """Broker groups, the replicas of each on machines of their own."""
+    """Broker groups whose replicas each run on their own machine."""
     config = {
         "broker": {
             "disk_reserve_bytes": RESERVES_BYTES[plan.number // 2 % len(RESERVES_BYTES)],
@@ -160,7 +162,7 @@ def on_machines(directory: Path, plan: Round) -> Iterator[tuple[escrowmq.Cluster
 
 
 def _keep_logs(machines: Machines, directory: Path) -> None:
-    """The rig takes its own directory with it."""
+    """Copy the logs, since the rig removes its directory."""
     place = directory / "machines"
     place.mkdir(exist_ok=True)
     for number, path in enumerate(machines.logs()):

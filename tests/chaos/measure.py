@@ -1,8 +1,8 @@
 """Figures of a run: how long the cluster was away after each kind of fault, how many faults there were.
 
-Pure functions over what the rounds told. A fault that struck before the cluster had recovered from the one
-before, or during which another struck, counts as a trial, but its times would measure both, so they are kept
-apart.
+Pure functions over the events of the rounds. A fault counts as a trial even if it struck before the cluster
+had recovered from the previous one, or if another one struck during it. Its times are then left out, since
+they would measure both faults.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any
 
 from tests.chaos.plan import GROUPS
 
-#: What a fail-over may take from the SIGKILL of the leader to the next acknowledged commit, p95, and how many
-#: it takes to speak of a p95.
+#: Bound for the p95 of fail-over, from the SIGKILL of the leader to the next acknowledged commit, and the
+#: number of samples below which there is no p95.
 FAIL_OVER_S, FAIL_OVER_SAMPLES = 1.0, 20
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
-    """The smallest value that at least that share of all values does not exceed; None of nothing."""
+    """The smallest value that at least this share of all values does not exceed; None without values."""
     if not values:
         return None
     ordered = sorted(values)
@@ -30,9 +30,9 @@ def percentile(values: Sequence[float], share: float) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One kind of fault. Times in seconds; ``away``: until a transaction begun after the fault was
-    acknowledged, of a rolling restart the longest gap; ``well``: until every replica was back and had caught
-    up."""
+    """One kind of fault. Times are in seconds. ``away``: until a transaction that began after the fault was
+    acknowledged; for a rolling restart, the longest gap. ``well``: until every replica was back and had
+    caught up."""
 
     kind: str
     trials: int
@@ -70,7 +70,7 @@ def _row(kind: str, trials: Sequence[Mapping[str, Any]]) -> Row:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Clusters of so many broker groups: rounds that were judged, and what was in them."""
+    """Figures of all judged rounds with the same number of broker groups."""
 
     groups: int
     rounds: int
@@ -83,7 +83,7 @@ class Cluster:
 
 
 def clusters(results: Results) -> list[Cluster]:
-    """One for each number of broker groups that there was."""
+    """One for each number of broker groups that a judged round had."""
     found = []
     for groups in sorted({judged["groups"] for judged in results.judged}):
         judged = [one for one in results.judged if one["groups"] == groups]
@@ -104,20 +104,20 @@ def clusters(results: Results) -> list[Cluster]:
 
 @dataclass(frozen=True, slots=True)
 class FailOver:
-    """Of ``leader-kill`` where nothing else was broken: seconds until the next acknowledged commit."""
+    """Fail-over: seconds from a ``leader-kill`` without any other fault to the next acknowledged commit."""
 
     samples: int
     p95: float | None
 
     @property
     def held(self) -> bool | None:
-        """Whether the bound was kept; None: too few to say."""
+        """Whether the bound was kept; None: too few samples to tell."""
         if self.samples < FAIL_OVER_SAMPLES or self.p95 is None:
             return None
         return self.p95 <= FAIL_OVER_S
 
     def text(self) -> str:
-        """For people."""
+        """The verdict in one line, for readers."""
         if self.held is None:
             return (
                 f"fail-over is not judged: {self.samples} undisturbed SIGKILLs of a leader, and a p95 wants "
@@ -130,7 +130,7 @@ class FailOver:
 
 
 def fail_over(trials: Sequence[Mapping[str, Any]]) -> FailOver | None:
-    """Of all trials that were made; None: no leader was killed in any."""
+    """The fail-over of all these trials; None if no leader was killed in any."""
     for row in rows(trials):
         if row.kind == "leader-kill":
             return FailOver(row.trials - row.overlapping, row.away_p95)
@@ -139,14 +139,14 @@ def fail_over(trials: Sequence[Mapping[str, Any]]) -> FailOver | None:
 
 @dataclass(slots=True)
 class Results:
-    """What a run has shown so far."""
+    """The results of a run so far."""
 
     seed: int
     trials: list[dict[str, Any]] = field(default_factory=list)
     #: Kinds that were asked for and not inflicted, with the reason (see ``drawn``).
     left_out: dict[str, str] = field(default_factory=dict)
     judged: list[dict[str, Any]] = field(default_factory=list)
-    #: By round: text of every violation.
+    #: One entry per failed round, with the text of every violation.
     violations: list[dict[str, Any]] = field(default_factory=list)
     took_s: float = 0.0
 
@@ -165,7 +165,7 @@ class Results:
         )
 
     def figures(self) -> Counter[str]:
-        """What was read in the end, and what the checker counted."""
+        """Figures of the final reads, and the checker's counts."""
         total: Counter[str] = Counter()
         for judged in self.judged:
             total.update(judged["figures"])

@@ -1,7 +1,8 @@
-"""Replicas that come and go while everybody works: more and fewer, elsewhere, off a node, beside a full disk.
+"""Changes of members while clients work: more or fewer replicas, moves, node drains, joins with a full disk.
 
-What is wanted is told to the supervisor as an operator does, and said again while nobody can be told. Each
-ends with as many replicas as before; their numbers, and where they are, may be others.
+The driver requests a change from the supervisor as an operator does, and repeats the request while no
+supervisor answers. At the end of each fault there are as many replicas as before; their numbers and places
+may differ.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from tests.chaos.machines import HEAD, REPLACE_AFTER_S
 from tests.chaos.plan import Fault
 from tests.chaos.striking import BACK_S, dice, in_thread
 
-#: Of one change: its replicas start, copy the log, and vote, while others are killed.
+#: Limit for one change: its replicas start, copy the log and vote while other processes are killed.
 CHANGED_S = 180.0
 
 
 class MemberFaults(DiskFaults):
-    """See the module's text."""
+    """See the module's docstring."""
 
     def _set_replicas(self, fault: Fault) -> Any:
-        """From three to five and back, or to one and back."""
+        """Change from three replicas to five and back, or to one and back."""
         gid, was = self.group(fault), self.deployment.info.replicas
         other = dice(fault, "size").choice([1, 5])
 
@@ -42,7 +43,7 @@ class MemberFaults(DiskFaults):
         return in_thread(f"group {gid}: {was}, {other}, {was} replicas", change)
 
     def _move_replica(self, fault: Fault) -> Any:
-        """To a node that is free of the group, and its successor back again."""
+        """Move a replica to a node without one of the group, and its successor back again."""
         replica = self._to_be_moved(fault)
         gid, node, target = replica[0], self.host(replica), self._free_node(replica[0])
 
@@ -67,7 +68,7 @@ class MemberFaults(DiskFaults):
         return in_thread(f"node {node} is drained", change)
 
     def _node_maintenance(self, fault: Fault) -> Any:
-        """Its node is away for longer than others are waited for, and its replicas stay who they are."""
+        """A node is away for longer than the usual patience, but its replicas are not replaced."""
         node, rig = self.host(self.on_a_machine(self.leader_or_follower(fault, 0.7))), self.rig()
 
         def change() -> None:
@@ -87,7 +88,8 @@ class MemberFaults(DiskFaults):
         return in_thread(f"node {node} is away for maintenance", change)
 
     def _disk_full_joining(self, fault: Fault) -> Any:
-        """Of the newcomer's node, or of the leader's, from before it comes until it has tried for a while."""
+        """Fill the disk of the newcomer's or of the leader's node before a replica joins, and for a while
+        after."""
         replica, rig, rng = self._to_be_moved(fault), self.rig(), dice(fault, "joining")
         gid, target = replica[0], self._free_node(replica[0])
         leaders = self.host(self.on_a_machine(self.leader(fault)))
@@ -110,7 +112,7 @@ class MemberFaults(DiskFaults):
         return self.deployment.cluster.admin
 
     def _say(self, what: str, tell: Callable[[], None]) -> None:
-        """To say a wish again changes nothing."""
+        """Request a change until the supervisor answers; repeating a request changes nothing."""
 
         def told() -> bool:
             tell()
@@ -128,7 +130,7 @@ class MemberFaults(DiskFaults):
         return self.on_a_machine(self.leader_or_follower(fault, 0.4))
 
     def _free_node(self, gid: int) -> str:
-        """One without a replica of the group; Ray's head if there is no other."""
+        """A node without a replica of the group; Ray's head if there is no other."""
         taken = {seat.node for (group, _), seat in self.deployment.seats().items() if group == gid}
         return next(node for node in (*self.rig().hosts, HEAD) if node not in taken)
 

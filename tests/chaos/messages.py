@@ -1,4 +1,4 @@
-"""What the producers send: small messages, many of them, 30 KB and more, now and then a megabyte.
+"""The messages that producers send: many small ones, some of 30 KB and more, now and then one of a megabyte.
 
 Small ones alone would hide truncation; large ones alone would hide batching. Every message carries its
 id and a checksum of its whole body, so that a reader can tell who sent it and that nothing is missing.
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from escrowmq import Message
 from tests.history.events import Sent, body
 
-#: (share, how many messages, of how many bytes)
+#: (share of transactions, number of messages, bytes of each)
 MIX = (
     (0.62, (1, 4), (40, 400)),
     (0.20, (10, 40), (40, 120)),
@@ -24,7 +24,7 @@ KEYS = 12
 
 
 def sizes(rng: random.Random) -> list[int]:
-    """Bytes of the messages of one transaction."""
+    """The sizes of the messages of one transaction."""
     _, count, size = rng.choices(MIX, [share for share, *_ in MIX])[0]
     return [rng.randint(*size) for _ in range(rng.randint(*count))]
 

@@ -1,4 +1,4 @@
-"""Faults on machines and the links between them: cut, slow, killed, replaced, standing still."""
+"""Faults on machines and the links between them: cut or slow links; killed, replaced or stopped machines."""
 
 from __future__ import annotations
 
@@ -15,25 +15,26 @@ from tests.chaos.machines import HEAD, REPLACE_AFTER_S
 from tests.chaos.plan import Fault
 from tests.chaos.striking import Blow, Striking, dice, send, timed
 
-#: Until the supervisor has built anew what was on a node that stays away: its patience, and copying the log.
+#: Limit until the supervisor has rebuilt the replicas of a node that stays away: its patience, and the time
+#: to copy the log.
 REPLACED_S = 120.0
-#: So long a disk is full beside it: until the supervisor has moved the replicas, and they have met their
-#: peers.
+#: A disk stays full during a replacement for this time: until the supervisor has moved the replicas and they
+#: have met their peers.
 FULL_S = REPLACE_AFTER_S + 6.0
-#: Until a process that was replaced has met one of its peers, and has ended.
+#: Limit until a replaced process has met one of its peers and has ended.
 REFUSED_S = 60.0
 
 
 class NodeFaults(Striking):
-    """See the module's text."""
+    """See the module's docstring."""
 
     def host(self, replica: ReplicaKey) -> str:
-        """Where a replica lives now."""
+        """The host of a replica."""
         return self.deployment.seat(*replica).node
 
     def on_a_machine(self, replica: ReplicaKey) -> ReplicaKey:
-        """That replica, or another of its group if it lives on Ray's head: that one has no small disk, and
-        with it Ray itself would be gone."""
+        """The replica, or another one of its group if it is on Ray's head: the head has no small disk, and
+        without the head Ray itself would be gone."""
         gid, rid = replica
         voters = self.deployment.voters(gid)
         place = voters.index(rid) if rid in voters else 0
@@ -64,7 +65,7 @@ class NodeFaults(Striking):
     # -------------------------------------------------------------- nodes
 
     def _node_kill(self, fault: Fault) -> Any:
-        """The raylet alone, whose processes must notice by themselves, or the whole machine."""
+        """Kill the raylet alone, whose processes must notice that themselves, or the whole machine."""
         host, rig = self.host(self.on_a_machine(self.leader(fault))), self.rig()
         if fault.target % 2:
             return timed(fault, f"raylet of {host}", lambda: rig.kill_raylet(host), rig.mend)
@@ -72,9 +73,9 @@ class NodeFaults(Striking):
 
     @contextlib.contextmanager
     def _node_replaced(self, fault: Fault) -> Iterator[Blow]:
-        """Sometimes a disk is full meanwhile: of a peer, which has to note the successor, or of the machine
-        that the successor comes to, until it has tried. With a peer's the group has no majority that can
-        write."""
+        """Kill a machine for good. Sometimes another disk is full for a while: that of a peer, which has to
+        record the successor, or that of the successor's machine. With a full peer the group has no majority
+        that can write."""
         rig, rng = self.rig(), dice(fault, "replaced")
         host = self.host(self.on_a_machine(self.leader_or_follower(fault, 0.5)))
         others = [other for other in rig.hosts if other != host]
@@ -98,8 +99,8 @@ class NodeFaults(Striking):
 
     @contextlib.contextmanager
     def _ghost(self, fault: Fault) -> Iterator[Blow]:
-        """What stands still, and whether it goes on as soon as its successors have begun or when they
-        count."""
+        """Stop a raylet, its brokers, both, or a whole machine; continue it when the successors have started,
+        or only when they are full members."""
         rig, rng = self.rig(), dice(fault, "ghost")
         host = self.host(self.on_a_machine(self.leader_or_follower(fault, 0.6)))
         before = on_host(self.deployment, host)
@@ -116,7 +117,7 @@ class NodeFaults(Striking):
         for pid in still:
             send(pid, signal.SIGSTOP)
         blow = Blow(time.monotonic_ns(), f"{what} of {host}")
-        if what == "brokers":  # a node that answers keeps its replicas; they cannot notice that it is gone
+        if what == "brokers":  # a node that answers keeps its replicas; stopped ones do not notice its end
             send(raylet, signal.SIGKILL)
         try:
             yield blow
@@ -134,12 +135,12 @@ class NodeFaults(Striking):
 
 
 def on_host(deployment: Deployment, host: str) -> dict[ReplicaKey, Seat]:
-    """The replicas that live there now."""
+    """The replicas on a host."""
     return {key: seat for key, seat in deployment.seats().items() if seat.node == host}
 
 
 def moved(deployment: Deployment, before: dict[ReplicaKey, Seat], *, whole: bool = False) -> bool:
-    """Whether each of these replicas has a later incarnation; ``whole``: which is a full member."""
+    """Whether each of these replicas has a later incarnation (``whole``: one that is a full member)."""
     now = deployment.seats()
     running = deployment.running() if whole else set(now)
     return all(now[key].incarnation > seat.incarnation and key in running for key, seat in before.items())

@@ -9,12 +9,12 @@ from typing import Any
 from tests.chaos.measure import Results
 
 SECONDS_MAX = 150.0
-#: One point of the line: an average over so many intervals.
+#: Each point of the line is an average over this many intervals.
 SMOOTHED_OVER = 3
 
 
 def draw(results: Results, file: Path) -> bool:
-    """PNG or SVG by the file's name; False if no round was judged."""
+    """Draw a PNG or SVG, by the file's name; False if no round was judged."""
     if not results.judged:
         return False
     judged = max(results.judged, key=lambda one: len(one["acknowledged"]["counts"]))
@@ -24,7 +24,7 @@ def draw(results: Results, file: Path) -> bool:
 
 
 def per_second(acknowledged: Mapping[str, Any]) -> tuple[list[float], list[float]]:
-    """Seconds since the first acknowledgement, and the rate there."""
+    """Times in seconds since the first acknowledgement, and the rate at each."""
     counts: Sequence[int] = acknowledged["counts"]
     width_s = acknowledged["width_ns"] / 1e9
     half = SMOOTHED_OVER // 2
@@ -61,6 +61,6 @@ def _draw(
     axes.set_title(f"Shaded red: until the next transaction was acknowledged ({title})", fontsize=9, y=-0.24)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-    about = dict.fromkeys(("Creator", "Date", "Format", "Type"))  # an SVG without any is the same every time
+    about = dict.fromkeys(("Creator", "Date", "Format", "Type"))  # without them an SVG is always the same
     figure.savefig(file, metadata=about if file.suffix == ".svg" else None)
     pyplot.close(figure)

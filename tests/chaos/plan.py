@@ -1,8 +1,8 @@
 """The plan of a run: which faults, in which order, with which parameters. Pure; a function of the seed.
 
-Faults are dealt from shuffled decks, in which each kind lies as often as its ``cards`` say, so that a
-run of a few dozen trials has had all of them. Every round depends on the seed and its own number alone:
-one round can be repeated without the others.
+Faults are dealt from shuffled decks that contain each kind as often as its ``cards`` say, so a run of a few
+dozen trials has all of them. Every round depends only on the seed and its own number, so one round can be
+repeated without the others.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from itertools import islice
 from tests.chaos.kinds import KINDS, LASTING, MEANWHILE, Kind
 from tests.support.faults.dealing import deal, pick
 
-#: Trials on one cluster before everything is read and checked, and a fresh one is started: a round on
-#: machines has had every kind.
+#: Trials on one cluster before everything is read and checked, and a new cluster is started. A round on
+#: machines of this size has every kind.
 ROUND_TRIALS = 30
-#: Rounds of odd numbers run on machines of their own, where the network can be cut: the second round of a run
-#: already, so that two rounds have had every kind.
+#: Rounds with odd numbers run on separate machines, where the network can be cut. The second round of a run
+#: is the first of them, so two rounds have every kind.
 MACHINES_EVERY = 2
-#: Rounds have so many broker groups in turn; the seed says in which order. Six rounds have had all of them,
-#: on machines and without.
+#: Numbers of broker groups, which rounds take in turn; the seed determines the order. Six rounds have all of
+#: them, on machines and without.
 GROUPS = (1, 2, 3)
-#: In two rounds of four, the second and the third, two instances share a slow database and have no fence:
-#: within twelve rounds with every number of groups, on machines and without.
+#: In two rounds of four, the second and the third, two instances share a slow database and have no fence.
+#: Twelve rounds combine that with every number of groups, on machines and without.
 SLOW_DATABASE = (1, 2)
 SLOW_DATABASE_EVERY = 4
-#: Share of lasting faults during which another one strikes, on a process.
+#: Share of lasting faults during which another fault strikes a process.
 MEANWHILE_SHARE = 0.4
-#: Share of faults that strike before the cluster has recovered from the one before.
+#: Share of faults that strike before the cluster has recovered from the previous one.
 OVERLAP_SHARE = 0.2
 
 
@@ -38,9 +38,9 @@ OVERLAP_SHARE = 0.2
 class Fault:
     """One trial. ``target`` picks the victim (modulo how many there are), ``group`` the broker group.
 
-    ``before_s``: undisturbed work before it. ``seconds``: how long it lasts, where the driver decides
-    that. ``delay_s``: of slow links, each way. ``overlaps``: the next fault does not wait for the recovery.
-    ``meanwhile``: another fault, on a process, that strikes while this one lasts, its ``before_s`` after it.
+    ``before_s``: undisturbed work before it. ``seconds``: its duration, if the driver decides it.
+    ``delay_s``: of slow links, each way. ``overlaps``: the next fault does not wait for the recovery.
+    ``meanwhile``: another fault, on a process, that strikes during this one, ``before_s`` after its start.
     """
 
     number: int
@@ -56,9 +56,9 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Trials on one cluster. ``machines``: replicas on (simulated) machines of their own, and faults of all
-    kinds; without, only those on processes. ``slow_database``: the two instances that share an app wait long
-    for its database, and have no fence."""
+    """Trials on one cluster. ``machines``: each replica on its own (simulated) machine, and faults of all
+    kinds; otherwise only faults on processes. ``slow_database``: the two instances that share an app wait
+    long for its database, and have no fence."""
 
     seed: int
     number: int
@@ -71,15 +71,15 @@ class Round:
 def rounds(
     seed: int, trials: int, per_round: int, kinds: Collection[Kind], groups: int | None = None
 ) -> list[Round]:
-    """The whole run. ``kinds``: those to draw from. ``groups``: broker groups of every round; None: in
-    turn."""
+    """The rounds of a whole run. ``kinds``: the kinds to draw from. ``groups``: number of broker groups of
+    every round; None: in turn."""
     count = -(-trials // per_round)
     sizes = [min(per_round, trials - number * per_round) for number in range(count)]
     return [plan_round(seed, number, size, kinds, groups) for number, size in enumerate(sizes)]
 
 
 def groups_of(seed: int, number: int) -> int:
-    """Broker groups of a round."""
+    """Number of broker groups of a round."""
     order = random.Random(f"{seed}/groups").sample(GROUPS, len(GROUPS))
     return order[number % len(order)]
 
@@ -87,7 +87,7 @@ def groups_of(seed: int, number: int) -> int:
 def plan_round(
     seed: int, number: int, size: int, kinds: Collection[Kind], groups: int | None = None
 ) -> Round:
-    """Round ``number`` of the run with that seed."""
+    """Plan round ``number`` of the run with this seed."""
     drawn = [kind for kind in Kind if kind in kinds]
     ordinary = [kind for kind in drawn if not KINDS[kind].machines]
     machines = len(ordinary) < len(drawn) and (not ordinary or number % MACHINES_EVERY == MACHINES_EVERY - 1)
@@ -106,7 +106,7 @@ def plan_round(
 
 
 def only(plan: Round, trial: int | None) -> Round:
-    """That trial of a round alone, on a cluster of its own; None: the whole round. Raises ValueError."""
+    """The round with only this trial, on its own cluster; None: the whole round. Raises ValueError."""
     if trial is None:
         return plan
     if not 0 <= trial < len(plan.faults):
@@ -115,12 +115,12 @@ def only(plan: Round, trial: int | None) -> Round:
 
 
 def cards(kinds: Collection[Kind]) -> dict[Kind, int]:
-    """How many of each lie in a deck."""
+    """How many of each kind are in a deck."""
     return {kind: KINDS[kind].cards for kind in kinds}
 
 
 def _fault(rng: random.Random, number: int, kind: Kind, second: Sequence[Kind]) -> Fault:
-    """``second``: kinds that may strike while a lasting one lasts."""
+    """Draw a fault of this kind. ``second``: the kinds that may strike during a lasting one."""
     first = _alone(rng, number, kind)
     if kind not in LASTING or not second or rng.random() >= MEANWHILE_SHARE:
         return first

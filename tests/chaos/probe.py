@@ -1,6 +1,6 @@
-"""The probe: one client whose next transaction after a fault tells how long the cluster was away.
+"""The probe: one client whose next transaction after a fault shows how long the cluster was away.
 
-And the operator: looks at the open transactions now and then and decides those that nobody answers for.
+Also the operator, who looks at the open transactions now and then and decides those without a querier.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from tests.history.events import Sent, body
 
 PROBES = "probes"
 TOPIC = "probes"
-#: A cluster that acknowledges nothing for so long, with a majority alive, is broken.
+#: A cluster with a live majority that acknowledges nothing for this time is broken.
 PATIENCE_S = 90.0
-#: Between two transactions that look for gaps: enough to see any, without being a load.
+#: Pause between two transactions that look for gaps: short enough to see every gap, without much load.
 GAP_PAUSE_S = 0.01
-#: Apps whose transactions are the operator's.
+#: Apps whose transactions the operator decides.
 OPERATED = (ORPHANS, PROBES)
 
 
@@ -45,7 +45,7 @@ class Probe:
         return (time.monotonic_ns() - since) / 1e9
 
     def longest_gap(self, gid: int, since: int, going_on: Callable[[], bool]) -> float:
-        """The longest time between two acknowledgements in a row (seconds), while something goes on."""
+        """The longest time (seconds) between two successive acknowledgements, while something goes on."""
         return longest_gap(lambda last: self.until_acknowledged(gid, last), since, going_on)
 
     def _transaction(self, gid: int) -> bool:
@@ -64,13 +64,13 @@ class Probe:
 
 
 def longest_gap(next_acknowledged: Callable[[int], float], since: int, going_on: Callable[[], bool]) -> float:
-    """Of a row of acknowledgements from ``since`` (ns) on, until after nothing goes on any more (seconds).
+    """The longest gap (seconds) between acknowledgements from ``since`` (ns) on, until nothing goes on.
 
-    ``next_acknowledged``: waits for the next one, and says how many seconds after the given moment that was.
+    ``next_acknowledged``: waits for the next one, and returns the seconds from the given time to it.
     """
     longest, last, more = 0.0, since, True
     while more:
-        more = going_on()  # asked first: what begins before the end counts to its own end
+        more = going_on()  # asked first, so a gap that begins before the end is measured to its own end
         gap = next_acknowledged(last)
         longest, last = max(longest, gap), last + round(gap * 1e9)
         time.sleep(GAP_PAUSE_S)
@@ -78,7 +78,7 @@ def longest_gap(next_acknowledged: Callable[[int], float], since: int, going_on:
 
 
 class Operator:
-    """A thread that lists open transactions and decides some of those that are its business."""
+    """A thread that lists open transactions and decides some of those of ``OPERATED``."""
 
     def __init__(self, cluster: Cluster, recorded: Recorded, seed: int) -> None:
         self._admin, self._recorded, self._rng = cluster.admin, recorded, random.Random(seed)
@@ -92,7 +92,7 @@ class Operator:
             self.decide_some(0.5)
 
     def decide_some(self, share: float) -> list[OpenTransaction]:
-        """Decide that share of what is the operator's; returns all that was open."""
+        """Decide this share of the operator's transactions; returns all open transactions."""
         try:
             found = self._admin.list_transactions()
             self.listed += 1
@@ -114,6 +114,6 @@ class Operator:
         self.decided += 1
 
     def end(self) -> None:
-        """No decision after this."""
+        """Stop; after this the operator decides nothing."""
         self._ending.set()
         self._thread.join(60.0)

@@ -1,8 +1,8 @@
 """A producer process: ``python -m tests.chaos.producer SETTINGS``.
 
-Several threads send transactions (blocks, callbacks, bulk) and plain messages; local transactions take
-place in SQLite, some of them slowly; some fail, some are left to the check, and now and then the whole
-process ends at the worst of moments. Everything is recorded before it is sent.
+Several threads send transactions (blocks, callbacks, bulk) and plain messages. Local transactions run in
+SQLite, some of them slowly; some fail, some are left to the check, and now and then the whole process ends at
+the worst possible moment. Everything is recorded before it is sent.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from tests.chaos.messages import compose, sizes
 from tests.chaos.recording import Recorded
 from tests.history.events import Recorder, Sent
 
-#: Transactions of this app have no querier and no local part: an operator decides them.
+#: The app whose transactions have no querier and no local part: an operator decides them.
 ORPHANS = "orphans"
-#: Times to the first check that producers ask for.
+#: The times to the first check that producers request.
 TIMEOUTS_S = (None, 0.5, 1.0, 3.0)
 
 
 class Querier(TxStatusQuerier):
-    """Answers from the database; while there is work, sometimes late, unsure, or not at all."""
+    """Answers from the database; until the round rests sometimes late, with UNKNOWN, or not at all."""
 
     def __init__(self, database: Database, recorder: Recorder, app: str, parent: Parent, seed: int) -> None:
         self._database, self._recorder, self._app, self._parent = database, recorder, app, parent
@@ -58,7 +58,7 @@ class Querier(TxStatusQuerier):
 
 @dataclass(frozen=True, slots=True)
 class Shop:
-    """What the threads of a process share."""
+    """The objects that the threads of a process share."""
 
     settings: ClientSettings
     producer: Producer
@@ -69,7 +69,7 @@ class Shop:
 
 
 class Worker:
-    """One thread's work."""
+    """The work of one thread."""
 
     def __init__(self, shop: Shop, number: int) -> None:
         settings = shop.settings
@@ -79,7 +79,7 @@ class Worker:
         self._count = 0
 
     def run(self) -> None:
-        """Until the parent wants rest."""
+        """Work until the parent wants rest."""
         kinds: list[tuple[float, Callable[[], None]]] = [
             (0.45, self.block),
             (0.2, self.callback),
@@ -97,7 +97,7 @@ class Worker:
     # -------------------------------------------------------------- transactions
 
     def block(self) -> None:
-        """Prepare, local transaction, decision, each called by itself; sometimes with an id of its own."""
+        """Call prepare, local transaction and decision one by one; sometimes the application gives the id."""
         sent, messages = self._messages()
         own_id = f"{self.name}-{self._count}" if self.rng.random() < 0.4 else None
         one_way = self.rng.random() < 0.05
@@ -107,7 +107,7 @@ class Worker:
         generated = None if own_id is not None else (self.settings.app, tx.tx_id)
         with self._maybe_crash_during(crash_at == "prepare"):
             prepared = self.recorded.prepared(op, tx.prepare, generated)
-        if prepared == "unknown" and own_id is not None:  # the same again is the same transaction
+        if prepared == "unknown" and own_id is not None:  # the same id is the same transaction
             tx = self._open(own_id, messages, one_way)
             op = self.recorded.prepare(self.settings.app, own_id, sent)
             prepared = self.recorded.prepared(op, tx.prepare)
@@ -134,7 +134,7 @@ class Worker:
         return tx
 
     def callback(self) -> None:
-        """The same by ``send_message_in_transaction``."""
+        """The same with ``send_message_in_transaction``."""
         sent, messages = self._messages()
         app, tx_id, crash_at = self.settings.app, f"{self.name}-{self._count}", self._crash_point()
         prepare = self.recorded.prepare(app, tx_id, sent)
@@ -155,7 +155,7 @@ class Worker:
             self.recorded.callback(prepare, ended, call)
 
     def bulk(self) -> None:
-        """Many small transactions with one local transaction for all."""
+        """Send many small transactions with one local transaction for all."""
         app, items, ops = self.settings.app, [], {}
         for _ in range(self.rng.randint(5, 20)):
             sent, messages = self._messages(
@@ -181,7 +181,7 @@ class Worker:
         self.recorded.bulk(results, decided)
 
     def _local(self, ids: list[str], crash_at: str) -> TransactionState | None:
-        """The local transaction: its outcome; None: this process pretends not to know it."""
+        """Run the local transaction; returns its outcome, or None if this process pretends not to know it."""
         rng = self.rng
         long = rng.random() < self.settings.long_share
         time.sleep(rng.uniform(0.5, 2.5) if long else rng.uniform(0.0, 0.005))
@@ -198,7 +198,7 @@ class Worker:
         return None if rng.random() < 0.04 else TransactionState.COMMITTED
 
     def orphan(self) -> None:
-        """A transaction that nobody will answer for; sometimes its producer and the operator race."""
+        """Leave a transaction that no querier answers for; sometimes producer and operator race for it."""
         sent, messages = self._messages([self.rng.randint(40, 400) for _ in range(2)])
         tx = self.shop.orphans.transaction()
         tx.send(*messages)
@@ -216,7 +216,7 @@ class Worker:
     # -------------------------------------------------------------- plain messages
 
     def plain(self) -> None:
-        """Plain messages, one operation each: the order in which a thread sends them is to be kept."""
+        """Send plain messages, each its own operation; their order within a thread must be kept."""
         sent, messages = self._messages()
         waiting: list[tuple[int, Future[Any]]] = []
         for one, message in zip(sent, messages, strict=True):
@@ -248,7 +248,7 @@ class Worker:
 
     @contextlib.contextmanager
     def _maybe_crash_during(self, crashes: bool) -> Any:
-        """A call during which the process ends, a few milliseconds in."""
+        """Perhaps end the process a few milliseconds into the call inside the ``with`` block."""
         timer = threading.Timer(self.rng.uniform(0.0, 0.01), crash) if crashes else None
         if timer is not None:
             timer.start()
@@ -288,7 +288,7 @@ def main() -> int:
 
 
 def _work(shop: Shop, number: int) -> None:
-    """An error that a client must not see ends the process, with the error in its log."""
+    """Run one worker; an error that a client must not get ends the process, with the error in its log."""
     try:
         Worker(shop, number).run()
     except BaseException:

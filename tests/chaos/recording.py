@@ -1,7 +1,7 @@
-"""Operations of producers as the history wants them: recorded before they begin and as they ended.
+"""Records the operations of producers in the history: before they begin, and as they ended.
 
-What an error means for the history is decided here alone: ``fail`` only where the client is promised
-that nothing was done and never will be, ``unknown`` everywhere else.
+Only this module decides what an error means for the history: ``fail`` if the client is promised that nothing
+was done and nothing will be, otherwise ``unknown``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from escrowmq.actors.producer.results import TransactionResult
 from escrowmq.replication.errors import TooManyOpenTransactions
 from tests.history.events import Recorder, Sent
 
-#: "Nothing was done", and the client does not send it again.
+#: Errors that mean "nothing was done", after which the client does not send the request again.
 REFUSALS = (Overloaded, DiskFull, TooManyOpenTransactions)
 
 Decision = tuple[int, TransactionState]
@@ -28,11 +28,11 @@ class Recorded:
         self.recorder = recorder
 
     def prepare(self, app: str, tx: str, sent: Sequence[Sent]) -> int:
-        """A PREPARE is about to be sent; the number of the operation."""
+        """Record that a PREPARE is about to be sent; returns the number of the operation."""
         return self.recorder.invoke("prepare", app=app, tx=tx, messages=list(sent))
 
     def prepared(self, op: int, call: Callable[[], Any], generated: tuple[str, str] | None = None) -> str:
-        """Run the PREPARE; ok, fail or unknown.
+        """Run the PREPARE; returns ok, fail or unknown.
 
         ``generated``: app and id of a transaction whose id the client made up. Without an answer the client
         rolls it back itself, so a ROLLBACK that may or may not take place belongs to the history.
@@ -52,7 +52,7 @@ class Recorded:
         return "ok"
 
     def deciding(self, app: str, tx: str, outcome: TransactionState, by: str = "producer") -> int:
-        """A decision is about to be sent; the number of the operation."""
+        """Record that a decision is about to be sent; returns the number of the operation."""
         return self.recorder.invoke("decide", app=app, tx=tx, outcome=outcome.value, by=by)
 
     def decide(
@@ -65,7 +65,7 @@ class Recorded:
         by: str = "producer",
         answered: bool = True,
     ) -> bool:
-        """Send a decision; True if it stands. ``answered``: whether the return of ``call`` says so."""
+        """Send a decision; True if it is in force. ``answered``: whether a return of ``call`` shows that."""
         op = self.deciding(app, tx, outcome, by)
         try:
             call()
@@ -81,7 +81,7 @@ class Recorded:
         return False
 
     def callback(self, prepare: int, decided: list[Decision], call: Callable[[], Any]) -> None:
-        """A whole transaction by callback; ``decided`` is filled by the callback when it decides."""
+        """Run a whole transaction by callback; the callback appends to ``decided`` when it decides."""
         conflict: str | None = None
         try:
             call()
@@ -99,10 +99,10 @@ class Recorded:
             self.recorder.ok(op, outcome=conflict or outcome.value)
 
     def bulk(self, results: Sequence[TransactionResult], decided: Mapping[str, Decision]) -> None:
-        """The results of ``send_transactions``."""
+        """Record the results of ``send_transactions``."""
         for result in results:
             if result.tx_id not in decided:
-                continue  # not prepared (then its prepare has no end: unknown), or left to the check
+                continue  # left to the check, or not prepared: then the end of its prepare is unknown
             op, outcome = decided[result.tx_id]
             if isinstance(result.error, TransactionConflict):
                 self.recorder.ok(op, outcome=result.error.recorded_state)
@@ -113,7 +113,7 @@ class Recorded:
                 self.recorder.ok(op, outcome=outcome.value)
 
     def stored(self, op: int, future: Future[Any]) -> None:
-        """Wait for a plain message's place."""
+        """Wait for the place of a plain message, and record it."""
         try:
             place = future.result()
         except REFUSALS as error:

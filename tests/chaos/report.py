@@ -1,4 +1,4 @@
-"""What a run shows: tables on the terminal, markdown for the docs, JSON for programs."""
+"""The reports of a run: tables on the terminal, markdown for the docs, JSON for programs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NOTE = (
 
 
 def show(results: Results, console: Console) -> None:
-    """The tables."""
+    """Print the tables."""
     console.print(faults(results).table(f"{len(results.trials)} trials, seed {results.seed}"))
     console.print(NOTE, style="dim")
     console.print(by_groups(results).table())
@@ -42,12 +42,12 @@ def show(results: Results, console: Console) -> None:
 
 
 def faults(results: Results) -> Sheet:
-    """Kinds of faults: how often, and how long the cluster was away."""
+    """For each kind of fault: how often it struck, and how long the cluster was away."""
     return Sheet(HEADINGS, [cells(row) for row in rows(results.trials)])
 
 
 def by_groups(results: Results) -> Sheet:
-    """Clusters of one, two and three broker groups: what was in them."""
+    """Figures for clusters of one, two and three broker groups."""
     headings = ("broker groups", "rounds", "on machines", "slow database", "trials")
     return Sheet(
         (*headings, "transactions", "records read", "entries damaged"),
@@ -56,7 +56,7 @@ def by_groups(results: Results) -> Sheet:
 
 
 def operations(results: Results) -> Sheet:
-    """What clients did, by how it ended."""
+    """The clients' operations, by how they ended."""
     counted = sorted(results.operations().items())
     ends = ("invoke", "ok", "fail", "unknown")
     return Sheet(
@@ -66,7 +66,7 @@ def operations(results: Results) -> Sheet:
 
 
 def together(results: Results) -> str:
-    """Faults that struck while another lasted."""
+    """The faults that struck during another one."""
     return ", ".join(f"{pair} {count}" for pair, count in sorted(results.together().items()))
 
 
@@ -83,7 +83,7 @@ def cells(row: Row) -> list[str]:
 
 
 def markdown(results: Results) -> str:
-    """For docs/evidence/chaos.md."""
+    """The text for docs/evidence/chaos.md."""
     page = [
         f"{len(results.trials)} trials on real processes (seed {results.seed}), "
         f"{len(results.violations)} violations, {results.took_s / 60:.0f} minutes.",
@@ -104,7 +104,7 @@ def markdown(results: Results) -> str:
 
 
 def write(results: Results, json_file: Path | None, markdown_file: Path | None) -> None:
-    """The files that were asked for."""
+    """Write the requested files."""
     if json_file is not None:
         json_file.write_text(json.dumps(results.as_dict()) + "\n")
     if markdown_file is not None:

@@ -1,8 +1,8 @@
-"""One round, in a process of its own: ``python -m tests.chaos.round SETTINGS``.
+"""One round, in a separate process: ``python -m tests.chaos.round SETTINGS``.
 
 Starts a cluster and its clients, inflicts the round's faults one after the other, lets everything come
-to rest, and judges. What happens is told on standard output, one JSON object a line; all else goes to the
-log in the round's directory.
+to rest, and judges. It prints events on standard output, one JSON object per line; everything else goes to
+the log in the round's directory.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from tests.chaos.probe import TOPIC, Operator, Probe
 from tests.chaos.recording import Recorded
 from tests.history.events import Recorder
 
-#: Partitions by topic, and how soon transactions of it are asked back.
+#: Partitions by topic, and the time until the first check of their transactions.
 TOPICS = {"orders": 3, "ledger": 2}
 TRANSACTION_TIMEOUT_MS = 1500
-#: Until everything is back, on a machine that may be busy with other things.
+#: Limit until everything is back, on a machine that may be busy with other things.
 WELL_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
 class RoundSettings:
-    """What a round's process is told; travels as JSON. ``size``: number of trials. ``groups``: broker groups;
-    None: as the seed says. ``only_trial``: that one alone, of a round of that size."""
+    """The settings of a round's process, passed as JSON. ``size``: number of trials. ``groups``: number of
+    broker groups; None: by the seed. ``only_trial``: the only trial to run of a round of that size."""
 
     seed: int
     number: int
@@ -67,7 +67,7 @@ class RoundSettings:
 
 
 class Told:
-    """What the parent is told."""
+    """Sends events to the parent."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
@@ -78,7 +78,7 @@ class Told:
 
 
 class Trials:
-    """The round once its cluster runs."""
+    """The trials of a round whose cluster runs."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class Trials:
         self.well = True
 
     def run(self) -> bool:
-        """Faults, rest, judgement; whether all promises were kept."""
+        """Inflict the faults, let everything rest, judge; returns whether all promises were kept."""
         cluster = self.deployment.cluster
         for topic, partitions in self.topics.items():
             cluster.admin.create_topic(topic, partitions, transaction_timeout_ms=TRANSACTION_TIMEOUT_MS)
@@ -143,7 +143,7 @@ class Trials:
         )
         for number in range(settings.producers):
             # The first two share an app and its database, so that one can answer for the other; the last has
-            # long local transactions. One gives up soon, so that outcomes stay unknown.
+            # long local transactions. One gives up early, so that outcomes stay unknown.
             options = {"delivery_timeout_s": 2.0} if number == 1 else {}
             long_share = 0.4 if number == settings.producers - 1 else 0.03
             client = replace(
@@ -175,7 +175,7 @@ class Trials:
         }
         self.tell("trial begins", number=fault.number, kind=fault.kind.value)
         if overlapping and self.machines is not None:
-            self.machines.revive()  # nodes may have died late; nothing else is mended between these two
+            self.machines.revive()  # nodes may have died late; an overlapping fault gets no other repair
         time.sleep(fault.before_s)
         probe.until_acknowledged(gid, time.monotonic_ns())
         began = time.monotonic()
@@ -199,7 +199,7 @@ class Trials:
         self.deployment.wait_well(WELL_S)
 
     def _mended(self) -> bool:
-        """Nodes may die late of what befell them earlier, so mending is repeated."""
+        """Mend and test the cluster; this is repeated, since nodes may die late from earlier faults."""
         assert self.machines is not None
         self.machines.mend()
         return self.deployment.well()
@@ -228,7 +228,7 @@ class Trials:
 
 
 def bucketed(moments: list[int], width_ns: int = 200_000_000) -> dict[str, Any]:
-    """How many moments fall into each interval of ``width_ns``, from the first on."""
+    """How many times fall into each interval of ``width_ns``, starting with the first time."""
     if not moments:
         return {"start": 0, "width_ns": width_ns, "counts": []}
     first = min(moments) // width_ns
@@ -239,13 +239,13 @@ def bucketed(moments: list[int], width_ns: int = 200_000_000) -> dict[str, Any]:
 
 
 def running(settings: RoundSettings, plan: Round) -> Any:
-    """The cluster, and the machines it runs on if it runs on machines of its own."""
+    """The cluster, and its machines if the plan has any."""
     directory = Path(settings.directory)
     return on_machines(directory, plan) if plan.machines else embedded(directory, plan.groups)
 
 
 def main() -> int:
-    """0: all promises kept; 1: not; 2: the round itself broke."""
+    """Run the round. 0: all promises were kept; 1: one was broken; 2: the round itself failed."""
     settings = RoundSettings(**json.loads(sys.argv[1]))
     tell = Told(os.fdopen(os.dup(1), "w", encoding="utf-8"))
     os.dup2(2, 1)

@@ -1,7 +1,7 @@
-"""A whole run: its rounds one after the other, each in a process of its own with a cluster of its own.
+"""A whole run: its rounds one after the other, each in a separate process with a separate cluster.
 
-A round that fails keeps its directory and says how to repeat it; the next begins afresh, since nothing of
-a round outlives it.
+A round that fails keeps its directory and prints the command that repeats it. Nothing of a round outlives it,
+so the next one starts clean.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from tests.chaos.plan import GROUPS, Round, only, plan_round, rounds
 from tests.chaos.round import RoundSettings
 from tests.support.faults.replaying import command, listed
 
-#: A round that is not done after this, and so much for each trial, hangs.
+#: A round hangs if it is not done after ROUND_S plus TRIAL_S for each trial.
 ROUND_S, TRIAL_S = 500.0, 40.0
-#: A busy machine may not start Ray in time; that says nothing about brokers, so it is tried so often.
+#: Tries to start a round: on a busy machine Ray may not start in time, which says nothing about brokers.
 STARTS = 3
 
 
 class NotStarted(Exception):
-    """The round's cluster did not come up: no fault was inflicted, nothing can be judged."""
+    """The round's cluster did not start: no fault was inflicted, and nothing can be judged."""
 
 
 class NothingPossible(Exception):
@@ -45,7 +45,7 @@ class NothingPossible(Exception):
 
 
 class Watcher(Protocol):
-    """Who is shown what happens."""
+    """Gets the events of a run and shows them."""
 
     def round_begins(self, plan: Round) -> None: ...
     def told(self, plan: Round, event: dict[str, Any]) -> None: ...
@@ -55,8 +55,8 @@ class Watcher(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """What a run is to do. ``only``: that round alone, instead of all; ``only_trial``: that trial of it
-    alone. ``groups``: broker groups of every round; None: one, two and three in turn."""
+    """The options of a run. ``only``: the only round to run; ``only_trial``: the only trial of it.
+    ``groups``: number of broker groups of every round; None: one, two and three in turn."""
 
     seed: int
     trials: int
@@ -70,14 +70,14 @@ class RunOptions:
     overrides: dict[str, Any] = field(default_factory=dict)
 
     def plans(self) -> list[Round]:
-        """The rounds."""
+        """The rounds to run."""
         if self.only is not None:
             plan = plan_round(self.seed, self.only, self.per_round, self.kinds, self.groups)
             return [only(plan, self.only_trial)]
         return rounds(self.seed, self.trials, self.per_round, self.kinds, self.groups)
 
     def size(self, plan: Round) -> int:
-        """Trials of the whole round, of which ``plan`` may be one."""
+        """Number of trials of the whole round, even if ``plan`` has only one of them."""
         return len(plan.faults) if self.only_trial is None else self.per_round
 
     def replay(self, number: int, size: int, trial: int | None = None) -> str:
@@ -95,17 +95,17 @@ class RunOptions:
 
 
 class Run:
-    """See the module's text."""
+    """See the module's docstring."""
 
     def __init__(self, options: RunOptions, watcher: Watcher, machines_missing: str | None) -> None:
-        # Where there can be no machines, rounds that would have them are dealt from the other kinds.
+        # If no machines can be simulated, the rounds that would have them draw from the other kinds.
         self.options = replace(options, kinds=possible(options.kinds, machines_missing))
         self.asked, self.watcher, self.machines_missing = options.kinds, watcher, machines_missing
         self.results = Results(options.seed)
         self.mark = f"{os.getpid()}-{uuid.uuid4().hex}"
 
     def run(self) -> bool:
-        """All rounds, or until one fails; whether none did. Leaves no process behind, however it ends."""
+        """Run all rounds, or until one fails; returns whether none did. In any case no process is left."""
         start = time.monotonic()
         if not self.options.kinds:
             self._leave_out(set(), set(), 0)
@@ -152,7 +152,7 @@ class Run:
             problems = self._watched(plan, directory)
             keep = bool(problems) or self.options.keep
         except BaseException:
-            keep = self.options.keep  # interrupted: nobody will look into it
+            keep = self.options.keep  # interrupted: no one will look into it
             raise
         finally:
             cleanup.end_all(self.mark)
@@ -167,7 +167,7 @@ class Run:
         return not problems
 
     def _watched(self, plan: Round, directory: Path) -> list[str]:
-        """Run a round's process to its end; what was wrong."""
+        """Run a round's process to its end; returns the problems."""
         settings = RoundSettings(
             seed=plan.seed,
             number=plan.number,
@@ -221,7 +221,7 @@ class Run:
             cleanup.end_all(self.mark)
 
         with (directory / "round.log").open("w") as log:
-            # A session of its own: Ctrl-C goes to this process, which then ends the others.
+            # In a separate session, so that Ctrl-C goes only to this process, which then ends the others.
             popen = subprocess.Popen(
                 [sys.executable, "-m", "tests.chaos.round", settings.encode()],
                 stdout=subprocess.PIPE,

@@ -1,7 +1,7 @@
-"""What all faults need: who is struck, by which process, for how long, and that each ends healed.
+"""What all faults need: choosing a victim, finding its processes, striking for a time, and healing.
 
-A fault is a context: entering it strikes, leaving it heals; another may strike inside it. ``struck_at`` is
-the moment of the blow on the clock of the histories; the driver's probe starts right after it.
+A fault is a context manager: entering it strikes, leaving it heals, and another fault may strike inside it.
+``struck_at`` is the time of the blow on the clock of the histories; the driver's probe starts right after it.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ BACK_S = 120.0
 
 @dataclass(slots=True)
 class Blow:
-    """What was done: the moment, and to whom. ``going_on``: of a fault that is many blows one after the
-    other, whether there are more to come."""
+    """What a fault did: when, and to which victim. ``going_on``: for a fault of many blows, whether there are
+    more to come."""
 
     struck_at: int
     victim: str
@@ -37,7 +37,7 @@ class Blow:
 
 
 class Striking:
-    """One cluster and its clients. ``data_dir``: of a cluster without machines."""
+    """The base of faults on one cluster. ``data_dir``: data directory of a cluster without machines."""
 
     def __init__(
         self, deployment: Deployment, fleet: Fleet, machines: Machines | None, data_dir: Path
@@ -45,7 +45,7 @@ class Striking:
         self.deployment, self.fleet, self.machines = deployment, fleet, machines
         self._data_dir = data_dir
 
-    # -------------------------------------------------------------- who
+    # -------------------------------------------------------------- victims
 
     def group(self, fault: Fault) -> int:
         """The broker group that is struck."""
@@ -56,22 +56,22 @@ class Striking:
         return gid, self.deployment.leader(gid)
 
     def follower(self, fault: Fault) -> ReplicaKey:
-        """The leader itself where nobody else votes."""
+        """A follower; the leader itself if it is the only voter."""
         gid, leader = self.leader(fault)
         others = [rid for rid in self.deployment.voters(gid) if rid != leader] or [leader]
         return gid, others[fault.target % len(others)]
 
     def leader_or_follower(self, fault: Fault, leaders: float) -> ReplicaKey:
-        """``leaders``: the share of times in which it is the leader."""
+        """The leader (in a share ``leaders`` of the cases) or a follower."""
         return self.leader(fault) if dice(fault, "who").random() < leaders else self.follower(fault)
 
     def rig(self) -> Machines:
-        """The machines; a plan for machines runs on machines."""
+        """The machines, which a plan with such faults always has."""
         assert self.machines is not None, "a plan for machines runs on machines"
         return self.machines
 
     def log_directory(self, replica: ReplicaKey) -> Path:
-        """Where the log of a replica lies now, as this process reaches it."""
+        """The current log directory of a replica, as this process reaches it."""
         seat = self.deployment.seat(*replica)
         data = self._data_dir if self.machines is None else self.machines.data_path(seat.node)
         return data / seat.directory / "log"
@@ -79,8 +79,8 @@ class Striking:
     # -------------------------------------------------------------- processes
 
     def pids(self, victims: list[ReplicaKey]) -> list[int]:
-        """Of processes that run: the one before may still be coming back from the last fault. Without those
-        of replicas that were removed meanwhile."""
+        """Wait until the victims' processes run (they may still be restarting after the last fault), and
+        return their pids. Drops replicas that were removed meanwhile from ``victims``."""
 
         def found() -> Found | None:
             pids = self.deployment.broker_pids()
@@ -90,7 +90,7 @@ class Striking:
             if not all(victim in seats for victim in victims):
                 victims[:] = [victim for victim in victims if victim in seats]
             if self.machines is not None:
-                self.machines.revive()  # a node may die late of an earlier cut, and its broker with it
+                self.machines.revive()  # a node may die late after an earlier cut, and its broker with it
             return None
 
         pids: list[int] = until(f"{victims} run", found, BACK_S)
@@ -102,7 +102,7 @@ class Striking:
         return None if pid is None or gone(pid) else pid
 
     def until_back(self, name: str, before: int) -> None:
-        """Until an actor runs in another process than that one, or is a replica that was removed."""
+        """Wait until an actor runs in another process than ``before``, or is a replica that was removed."""
 
         def back() -> bool:
             return (self.living(name) or before) != before or self.deployment.removed(name)
@@ -111,7 +111,7 @@ class Striking:
 
     @contextlib.contextmanager
     def killed(self, victims: list[ReplicaKey]) -> Iterator[Blow]:
-        """SIGKILL of their brokers."""
+        """Send SIGKILL to the victims' brokers."""
         pids = self.pids(victims)
         blow = Blow(time.monotonic_ns(), ", ".join(broker_name(*victim) for victim in victims))
         for pid in pids:
@@ -128,7 +128,7 @@ class Found(list[int]):
 
 @contextlib.contextmanager
 def in_thread(victim: str, work: Callable[[], None]) -> Iterator[Blow]:
-    """Many blows one after the other, in a thread, so that clients are looked at while it goes on."""
+    """Strike many blows one after the other, in a thread, so that clients can be watched meanwhile."""
     failures: list[BaseException] = []
 
     def run() -> None:
@@ -150,7 +150,7 @@ def in_thread(victim: str, work: Callable[[], None]) -> Iterator[Blow]:
 
 @contextlib.contextmanager
 def timed(fault: Fault, victim: str, strike: Callable[[], None], heal: Callable[[], None]) -> Iterator[Blow]:
-    """Healed after the fault's seconds, whether or not the cluster is available meanwhile."""
+    """Strike, and heal after the fault's duration, whether or not the cluster is available meanwhile."""
     failures: list[BaseException] = []
 
     def healing() -> None:
@@ -161,7 +161,7 @@ def timed(fault: Fault, victim: str, strike: Callable[[], None], heal: Callable[
 
     timer = threading.Timer(fault.seconds, healing)
     strike()
-    blow = Blow(time.monotonic_ns(), victim)  # now it is complete: filling a disk takes a while
+    blow = Blow(time.monotonic_ns(), victim)  # only now, since filling a disk takes a while
     timer.start()
     try:
         yield blow
@@ -172,12 +172,12 @@ def timed(fault: Fault, victim: str, strike: Callable[[], None], heal: Callable[
 
 
 def send(pid: int, number: signal.Signals) -> None:
-    """A signal to a process that may be gone."""
+    """Send a signal to a process that may be gone."""
     if not gone(pid):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
 
 
 def dice(fault: Fault, what: str) -> random.Random:
-    """For choices of a fault that its kind alone has; the same in every repetition."""
+    """A random generator for a fault's additional choices; it is the same in every repetition."""
     return random.Random(f"{fault.target}/{what}")

@@ -1,4 +1,4 @@
-"""Which transactions the brokers are asked for when a round has ended."""
+"""Which transactions the brokers are asked about when a round has ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run leaves behind: nothing, also of processes that were stopped or whose parents are dead."""
+"""A run leaves no process behind, not even one that was stopped or whose parent is dead."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from tests.chaos import cleanup
 
-#: Starts a process that starts another, which has a session of its own, and then dies.
+#: Starts a process that starts another one in a new session, and then dies.
 ORPHANING = """
 import subprocess, sys
 quiet = subprocess.DEVNULL
@@ -25,7 +25,7 @@ print(child.pid, flush=True)
 
 
 def _ended(pid: int) -> bool:
-    """Dead, even if whoever inherited it has not collected it yet."""
+    """Whether it is dead, even if its new parent has not collected it yet."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     return True

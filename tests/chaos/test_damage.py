@@ -1,4 +1,4 @@
-"""What is damaged in logs: no entry twice, never the end, only what others hold; and it is seen."""
+"""Damage in logs: no entry twice, never the end, only entries that others hold; and it is noticed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ENTRIES = 60
 
 
 def logs(path: Path, entries: int = ENTRIES) -> dict[int, Path]:
-    """Of three replicas, in segments of a few entries; the third has a last sync of five entries."""
+    """The logs of three replicas, in segments of a few entries; the third's last sync has five entries."""
     directories = {rid: path / f"r{rid}" for rid in range(3)}
     for rid, directory in directories.items():
         disk = RealDisk(directory)

@@ -1,4 +1,4 @@
-"""The fence of the producers' database: whoever comes first, check or local transaction, wins for good."""
+"""The fence of the producers' database: of check and local transaction the first to write a row wins."""
 
 from __future__ import annotations
 

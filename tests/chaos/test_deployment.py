@@ -1,4 +1,4 @@
-"""Who is taken for the leader when a fault is to strike it."""
+"""Which replica counts as the leader when a fault should strike the leader."""
 
 from __future__ import annotations
 

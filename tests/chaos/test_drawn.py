@@ -1,4 +1,4 @@
-"""What a run leaves out is said, and why; and a run as ``make chaos`` makes it leaves out nothing."""
+"""A run reports what it leaves out, and why; a run of ``make chaos`` leaves out nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NO_ROOT = "network namespaces need root"
 
 
 class Told:
-    """Keeps what is said before the first round."""
+    """Keeps what is reported before the first round."""
 
     def __init__(self) -> None:
         self.reasons: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Figures: percentiles, rows by kind, and what is drawn and told of them."""
+"""Figures: percentiles, rows by kind, and how they are drawn and reported."""
 
 from __future__ import annotations
 

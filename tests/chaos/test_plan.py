@@ -1,4 +1,4 @@
-"""The plan: a function of the seed, in which every kind has its turn and every parameter its bounds."""
+"""The plan is a function of the seed; every kind has its turn, and every parameter is within its bounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the client does by itself belongs to the history too."""
+"""The history also contains what the client does by itself."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """A slice of ``make chaos`` for every run of the tests: each kind of fault on processes once.
 
-``make test-long`` has, if there are machines, a round with a cut-off leader whose successor is killed and a
-restart on a full disk; and the restart of all brokers, one after the other.
+``make test-long`` also restarts all brokers, one after the other. If machines can be simulated, it has a
+round with a cut-off leader whose successor is killed, and with a restart on a full disk.
 
-The rounds take less than three minutes on an idle machine. How long they took, and how busy the machine was,
-is told; they fail if it was idle and they took longer.
+The rounds take less than three minutes on an idle machine. The test prints how long they took and how busy
+the machine was; it fails if the machine was idle and they took longer.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from tests.chaos.running import Run, RunOptions
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(500)]
 
-#: Every kind on processes. Each round's seed is one with short pauses, two broker groups, a slow database
+#: Every kind on processes. The seed of each round gives short pauses, two broker groups, a slow database
 #: without a fence, and the second fault below.
-#: A restart of all brokers, one after the other, takes half a minute, and has a round of its own.
-#: So does a group that gets five replicas and three again.
+#: A restart of all brokers, one after the other, takes half a minute and has a separate round.
+#: So has the change of a group to five replicas and back to three.
 LONG = (Kind.ROLLING_RESTART, Kind.SET_REPLICAS)
 ON_PROCESSES = tuple(kind for kind in Kind if not KINDS[kind].machines and kind not in LONG)
 PROCESSES_SEED, PROCESSES_ROUND = 342, 2
 ON_MACHINES = (Kind.LEADER_CUT, Kind.DISK_FULL_RESTART, Kind.LEADER_KILL)
 MACHINES_SEED, MACHINES_ROUND = 5645, 1
-#: Of a commit after a fail-over, on a machine that may be busy with anything; figures are measured elsewhere.
+#: Limit for a commit after a fail-over, on a machine that may be busy; figures are measured elsewhere.
 FAIL_OVER_S = 10.0
 SLICE_S = 180.0
 #: Runnable processes per core, a minute's average, below which a machine is idle before the slice begins.
@@ -42,7 +42,7 @@ IDLE_LOAD = 0.3
 
 
 class Lines:
-    """What happens, for the output of a test that fails."""
+    """Prints what happens, for the output of a test that fails."""
 
     def round_begins(self, plan: Round) -> None:
         print(f"round {plan.number}: {[fault.kind.value for fault in plan.faults]}")
@@ -60,7 +60,7 @@ class Lines:
 
 @pytest.fixture(scope="module", autouse=True)
 def duration() -> Iterator[None]:
-    """Told of all that ran here, and held to its bound where nothing else can be the reason."""
+    """Print how long all rounds took, and check the bound if the machine was idle."""
     load, begin = os.getloadavg()[0], time.monotonic()
     idle = load / (os.cpu_count() or 1) < IDLE_LOAD and "PYTEST_XDIST_WORKER" not in os.environ
     yield
@@ -70,7 +70,7 @@ def duration() -> Iterator[None]:
 
 
 def ran(seed: int, number: int, kinds: tuple[Kind, ...], **overrides: Any) -> Run:
-    """One round of so many trials as there are kinds, without violations and without remains."""
+    """Run one round with a trial for each kind; it must have no violation and leave nothing behind."""
     options = RunOptions(seed, len(kinds), len(kinds), kinds, only=number, overrides=overrides)
     run = Run(options, Lines(), missing())
     assert run.run(), run.results.violations

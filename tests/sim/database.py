@@ -145,7 +145,7 @@ class SimDatabase:
         return tx.writes[lock] if lock in tx.writes else self._committed.get(lock, (0, GONE))[1]
 
     def keys(self, table: str, after: Any) -> list[Lock]:
-        """Rows that may exist after a key, in key order."""
+        """The locks of rows that may exist after a key, in key order."""
         return sorted(lock for lock in self._committed if lock[0] == table and lock[1] > after)
 
     def _take(self, tx: Transaction, lock: Lock, until: float | None) -> None:
