@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Look:
-    """The cluster at one moment. ``health``: the supervisor's answer; ``away``: the error if it gave none."""
+    """The cluster at one moment. ``health``: the supervisor's answer; ``away``: its error if it gave none."""
 
     found: ClusterStatus
     health: Mapping[str, Any]
@@ -41,6 +41,6 @@ def take(cluster: Cluster) -> Look:
         health = cluster.health()
         if health.get("head"):  # the supervisor of an embedded cluster reports no head
             head = head_in_words(Head(**health["head"]), cluster.head_waits(health))
-    except (ClusterNotFound, Unavailable) as error:  # it is lost with Ray's head; the replicas did answer
+    except (ClusterNotFound, Unavailable) as error:  # it was lost with Ray's head; the replicas did answer
         away = str(error)
     return Look(found, health, head, away, cluster.address, cluster.info.namespace)

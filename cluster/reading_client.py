@@ -1,7 +1,7 @@
-"""Asking an exporter of this user on this machine, instead of joining Ray for one question.
+"""Asks an exporter of this user on this machine, instead of joining Ray for one question.
 
-Whatever stands in the way (no exporter, one of another cluster or version, one that hangs) means that the
-command joins the cluster itself, as it would without this; an answer or an error of the cluster counts.
+If no exporter answers (none runs, it belongs to another cluster or version, or it hangs), the command joins
+the cluster itself. An answer or an error of the cluster is final.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from escrowmq.replication import errors
 
 log = logging.getLogger(__name__)
 
-#: An exporter that does not answer for so long is left alone; a status with a replica that hangs takes two.
+#: Limit of the wait for an exporter's answer. A status with a hanging replica takes two seconds.
 WAIT_S = 5.0
-#: Of the cluster's settings; a test compares.
+#: The defaults of the cluster's settings, copied; a test compares them.
 NAMESPACE, AUTO = "escrowmq", "auto"
 _PREFIX, _PROFILE = "ESCROWMQ_", "ESCROWMQ_PROFILE"
 
 
 class NoExporter(Exception):
-    """Nobody has answered for that cluster; the text says why."""
+    """No exporter has answered for that cluster. The text says why."""
 
 
 def ask(address: str, namespace: str | None, config: Path | None, read: str, arguments: list[Any]) -> Any:
@@ -64,7 +64,7 @@ def ask(address: str, namespace: str | None, config: Path | None, read: str, arg
 
 
 def _cluster(address: str, namespace: str | None, config: Path | None) -> tuple[str | None, str]:
-    """Address (None: the only one here) and namespace, as ``connect`` finds them."""
+    """Address (None: the only cluster on this machine) and namespace, as ``connect`` finds them."""
     if config is not None or any(
         name.upper().startswith(_PREFIX) and name.upper() != _PROFILE for name in os.environ
     ):
@@ -94,5 +94,5 @@ def _told(answer: Answer, read: str) -> Any:
     name, arguments = answer.error
     kind = getattr(errors, name, None)
     if not (isinstance(kind, type) and issubclass(kind, errors.EscrowMQError)):
-        raise NoExporter(f"the exporter answers with an error that is not known here: {name}")
+        raise NoExporter(f"the exporter answered with an unknown error: {name}")
     raise kind(*arguments)

@@ -1,10 +1,10 @@
-"""Where an exporter and a command of the same user meet: a Unix socket in a folder that only this user can
+"""The Unix socket between an exporter and a command of the same user, in a folder that only this user can
 enter.
 
-Joining Ray takes a command seconds of processor time; an exporter has joined. The socket gives nobody more
-than he has: whoever can open it is the user that runs the exporter (or root), and could read that process's
-memory, Ray's token included. Both ends check it again by the kernel's word. Nothing is listened to on a
-network, and nothing that comes is unpickled.
+Joining Ray costs a command seconds of processor time; an exporter has joined already. The socket gives no
+new rights: only the user that runs the exporter (or root) can open it, and that user could read the
+exporter's memory anyway, Ray's token included. Both ends check the peer's user again, with the kernel's
+answer. Neither end listens on a network or unpickles what it receives.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from typing import Any
 
 import msgspec
 
-#: Longest question, and longest answer: a million open transactions.
+#: Longest question, and longest answer (enough for a million open transactions).
 QUESTION_BYTES_MAX, ANSWER_BYTES_MAX = 64 << 10, 512 << 20
-#: Sockets that a command tries: exporters of so many clusters on a machine.
+#: Sockets that a command tries: one for each cluster with an exporter on this machine.
 SOCKETS_MAX = 8
 _LENGTH = struct.Struct(">I")
 _CREDENTIALS = struct.Struct("3i")
 
 
 class Question(msgspec.Struct, frozen=True):
-    """``address`` None: the only Ray cluster on this machine. ``version``: both ends are of the same one."""
+    """``address`` None: the only Ray cluster on this machine. ``version``: both ends must have the same."""
 
     version: str
     read: str
@@ -38,8 +38,8 @@ class Question(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """One of: the ``value``, packed; an ``error`` of the cluster with its arguments; ``not_mine``: this
-    exporter looks at another cluster, is of another version, or is busy."""
+    """One of: the packed ``value``; an ``error`` of the cluster with its arguments; ``not_mine``: why this
+    exporter does not answer (it serves another cluster, has another version, or is busy)."""
 
     value: msgspec.Raw = msgspec.Raw(b"\xc0")
     error: tuple[str, list[Any]] | None = None
@@ -47,7 +47,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 def folder() -> Path:
-    """Of this user on this machine."""
+    """The folder of this user's sockets on this machine."""
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     if runtime and Path(runtime).is_dir():
         return Path(runtime) / "escrowmq"
@@ -55,8 +55,8 @@ def folder() -> Path:
 
 
 def is_ours(path: Path) -> bool:
-    """Whether the folder is this user's, and nobody else can enter it. A link is none: it may lead
-    anywhere."""
+    """Whether the folder belongs to this user and no other user can enter it. False for a symbolic link: it
+    may lead anywhere."""
     try:
         found = path.lstat()
     except OSError:
@@ -66,19 +66,19 @@ def is_ours(path: Path) -> bool:
 
 
 def same_user(link: socket.socket) -> bool:
-    """Whether this user, or root, is at the other end, as the kernel says."""
+    """Whether this user or root is at the other end, according to the kernel."""
     told = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return _CREDENTIALS.unpack(told)[1] in (os.getuid(), 0)
 
 
 def send(link: socket.socket, message: Any) -> None:
-    """One message. Raises OSError."""
+    """Send one message. Raises OSError."""
     packed = msgspec.msgpack.encode(message)
     link.sendall(_LENGTH.pack(len(packed)) + packed)
 
 
 def receive(link: socket.socket, bytes_max: int) -> bytes:
-    """One message, packed. Raises OSError, also for one that is cut off or too long."""
+    """Receive one packed message. Raises OSError, also for a message that is cut off or too long."""
     (size,) = _LENGTH.unpack(_read(link, _LENGTH.size))
     if size > bytes_max:
         raise OSError(f"a message of {size} bytes is announced, above the limit of {bytes_max}")

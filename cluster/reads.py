@@ -1,8 +1,7 @@
-"""What commands that only read ask of a cluster: the questions, and the type of each answer.
+"""The questions of commands that only read, and the type of each answer.
 
-A command joins the cluster and asks, or has an exporter ask that has joined it already (reading_client.py);
-the types are what its answer is made of again. Nothing here changes anything, so a question may be asked
-twice.
+A command joins the cluster and asks, or lets an exporter ask that has joined already (reading_client.py).
+The exporter's answer is decoded with these types. No question changes anything, so it may be asked twice.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """``ask(cluster, *arguments)`` gives a ``kind``."""
+    """``ask(cluster, *arguments)`` returns a ``kind``."""
 
     ask: Callable[..., Any]
     kind: Any
@@ -40,11 +39,11 @@ def _transactions(
 ) -> list[OpenTransaction]:
     found = cluster.admin.list_transactions(state, app, topic, limit)
     if topic is not None and not found:
-        cluster.admin.describe_topic(topic)  # a topic that is unknown has none either: that is no answer
+        cluster.admin.describe_topic(topic)  # raises for an unknown topic, which has no transactions either
     return found
 
 
-#: All of them, by name.
+#: All questions, by name.
 READS: dict[str, Read] = {
     "status": Read(take, Look),
     "topics": Read(lambda cluster: cluster.admin.topics(), list[TopicInfo]),

@@ -84,8 +84,8 @@ class Admin(Closing):
         feedback: FeedbackProcesses | None = None,
         background: Background | None = None,
     ) -> None:
-        """``calls``, ``feedback``: how replicas and feedback processes are reached; None: by Ray, and with
-        ``calls`` no feedback process is. ``background``: what runs it; None: a thread."""
+        """``calls``, ``feedback``: how replicas and feedback processes are reached; None: by Ray, except that
+        with ``calls`` no feedback process is reached. ``background``: what runs it; None: a thread."""
         self.info, self._timeout_s = info, timeout_s
         by_ray = feedback is None and calls is None
         self._feedback = _over_ray(info) if by_ray else feedback
@@ -143,9 +143,9 @@ class Admin(Closing):
         return TopicDescription(info, tuple(found))
 
     def delete_topic(self, name: str) -> None:
-        """Deletes a topic and its messages: the one that there is now, and none that is created meanwhile.
+        """Deletes a topic and its messages. A topic of that name that is created meanwhile is not touched.
 
-        Repeat it if it was cut short. Raises UnknownTopic if no group knows it.
+        Repeat the call if it was interrupted. Raises UnknownTopic if no group knows the topic.
         """
         known = next((topic.topic_id for topic in self._ask([name]) if topic.name == name), None)
         delete_topic(self._submit, self.info.groups, name, known)
@@ -274,7 +274,7 @@ class Admin(Closing):
     def plan_group_reset(
         self, group: str, to: Goal, topic: str | None = None, partition: int | None = None
     ) -> tuple[PlaceReset, ...]:
-        """Where the group is, and where :meth:`reset_group` would put it. Changes nothing."""
+        """The group's places, and those that :meth:`reset_group` would give it. Changes nothing."""
         if partition is not None and topic is None:
             raise ConfigError(f"partition {partition} belongs to a topic; name it")
         found = self.describe_group(group)
@@ -307,12 +307,12 @@ class Admin(Closing):
         topic: str | None = None,
         partition: int | None = None,
     ) -> tuple[PlaceReset, ...]:
-        """Makes a consumer group without live members continue reading at ``to``; returns what was done.
+        """Makes a consumer group without live members continue reading at ``to``; returns the changes.
 
-        ``to``: "earliest", "latest", an offset (then with ``topic``, and ``partition`` if there are several),
-        or a datetime: the first message at or after it, UTC unless it says otherwise. Without ``topic``
-        wherever the group has a place. Or ``to`` is what :meth:`plan_group_reset` gave.
-        Raises GroupNotEmpty, UnknownGroup, UnknownTopic, TopicRecreated (of a plan about an earlier topic),
+        ``to``: "earliest", "latest", an offset (with ``topic``, and ``partition`` if it has several), or a
+        datetime (in UTC if it has no time zone): the first message at or after it. Without ``topic``, all
+        partitions in which the group has a place. Or ``to`` is a plan from :meth:`plan_group_reset`.
+        Raises GroupNotEmpty, UnknownGroup, UnknownTopic, TopicRecreated (the plan is about an earlier topic),
         OffsetOutOfRange, ConfigError, OutcomeUnknown.
         """
         if isinstance(to, str | int | datetime):
@@ -321,11 +321,11 @@ class Admin(Closing):
         return tuple(to)
 
     def delete_group(self, group: str) -> None:
-        """Deletes a consumer group without live members: all of its places.
+        """Deletes a consumer group without live members, with all of its places.
 
-        Whoever reads under that name later begins a new group. A member that was away meanwhile, and comes
-        back, does not bring the places back that it had. Raises UnknownGroup, GroupNotEmpty (which names the
-        live members), NotSupported while a replica runs older software, OutcomeUnknown.
+        Consumers that use the name later form a new group. A member that was disconnected during the deletion
+        and returns does not restore its places. Raises UnknownGroup, GroupNotEmpty (which names the live
+        members), NotSupported while a replica runs older software, OutcomeUnknown.
         """
         delete_group(self._router, group, self._timeout_s)
 

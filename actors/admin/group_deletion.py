@@ -1,9 +1,8 @@
-"""Deleting a consumer group: its places, which are all that is kept of it, in its coordinator's broker group.
+"""Deleting a consumer group: its places, the only state kept of it, in its coordinator's broker group.
 
-The coordinator deletes what the caller has seen and nothing else, and only while the group has no members: so
-a request that arrives late does nothing to a group that is used again. Who was a member before and does not
-know yet is told when it commits: what it has read since counts no more, or the group would be back with the
-places of that one member.
+The coordinator deletes only the places that the caller has seen, and only while the group has no members. So
+a request that arrives late does nothing to a group that is in use again. A former member that does not know
+of the deletion is refused when it commits: otherwise the group would come back with this member's places.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ from escrowmq.replication.errors import (
     UnknownGroup,
 )
 
-#: Each further round means that somebody has set its places meanwhile.
+#: A further round is needed only if another client set the group's places meanwhile.
 ROUNDS_MAX = 5
 
 
 def delete_group(router: Router, group: str, timeout_s: float) -> None:
-    """Deletes its places. Raises UnknownGroup for one that has none, GroupNotEmpty, NotSupported while a
-    replica runs older software, Overloaded when others set its places all the time."""
+    """Deletes the group's places. Raises UnknownGroup if it has none, GroupNotEmpty, NotSupported while a
+    replica runs older software, Overloaded if other clients keep setting its places."""
     gid = coordinator_group(group, router.info.groups)
     for _ in range(ROUNDS_MAX):
         seen: GroupSnapshot = result_of(
@@ -52,4 +51,4 @@ def delete_group(router: Router, group: str, timeout_s: float) -> None:
             raise GroupNotEmpty(group, answer.members)
         if isinstance(answer, GroupCallRefused):
             raise InvalidMessage(f"deleting group {group!r} was refused: {answer.reason}")
-    raise Overloaded(f"others set places of group {group!r} all the time", 1.0)
+    raise Overloaded(f"other clients keep setting places of group {group!r}", 1.0)

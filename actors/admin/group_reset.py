@@ -1,6 +1,6 @@
-"""Setting a consumer group's offsets by hand: planning where they would be, and setting them.
+"""Setting a consumer group's offsets by hand: planning the new offsets, and setting them.
 
-There are two steps, as in trimming, so that a person can look in between: the plan is what is carried out. It
+There are two steps, as in trimming, so that a person can look in between: exactly the plan is carried out. It
 is an ordinary commit through the group's coordinator, sent without being a member. The coordinator accepts it
 only while the group has no members: members would continue where they are and commit over it.
 """
@@ -41,9 +41,9 @@ NO_GENERATION = 0
 
 @dataclass(frozen=True, slots=True)
 class PlaceReset:
-    """Of one partition, which holds ``[start, end)``: the group's place, if it has one, and the new one.
-    ``topic_id`` and ``generation``: which topic and which time of the group this was found out about;
-    ``NO_ID`` and 0: nobody has told."""
+    """The group's place in one partition, which holds ``[start, end)``, if it has one, and the new place.
+    ``topic_id`` and ``generation``: the topic and the group's generation when this was planned; ``NO_ID`` and
+    0: unknown."""
 
     topic: str
     partition: int
@@ -65,9 +65,9 @@ def plan_reset(
     id_of: Callable[[str], int] = lambda topic: NO_ID,
     generation: int = NO_GENERATION,
 ) -> tuple[PlaceReset, ...]:
-    """The new places of ``partitions``. ``id_of`` their topics, ``generation`` of the coordinator: as they
-    were before this looks. A time is UTC unless it says otherwise, and means the first message
-    at or after it.
+    """The new places of ``partitions``. ``id_of``: the ids of their topics; ``generation``: the
+    coordinator's. Both must be older than this call. A time (in UTC if it has no time zone) stands for the
+    first message at or after it.
 
     Raises ConfigError, UnknownTopic, or OffsetOutOfRange for an offset that the partition does not have.
     """
@@ -99,14 +99,14 @@ def plan_reset(
 
 
 def carry_out(router: Router, group: str, plan: Sequence[PlaceReset], timeout_s: float) -> None:
-    """Commits the plan's places. Safe to repeat. Raises GroupNotEmpty, UnknownTopic, TopicRecreated,
+    """Commits the places of the plan. Safe to repeat. Raises GroupNotEmpty, UnknownTopic, TopicRecreated,
     OutcomeUnknown, Unavailable."""
     by_topic: dict[str, dict[int, int]] = {}
     for reset in plan:
         by_topic.setdefault(reset.topic, {})[reset.partition] = reset.to
     ids = {reset.topic: reset.topic_id for reset in plan if reset.topic_id != NO_ID}
     generation = max((reset.generation for reset in plan), default=NO_GENERATION)
-    arguments = group, "", generation, by_topic, *([ids] if ids else [])  # who gives ids takes them, too
+    arguments = group, "", generation, by_topic, *([ids] if ids else [])  # a leader that gives ids takes them
     gid = coordinator_group(group, router.info.groups)
     answer: MembershipStale | TopicMissing | TopicIsOther | GroupCallRefused | None = result_of(
         router.leader_call(gid, "commit_offsets", *arguments, timeout_s=timeout_s), timeout_s

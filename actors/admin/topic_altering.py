@@ -1,12 +1,12 @@
 """Altering a topic while it is in use: retention, limits, check policy, in every broker group.
 
-As at creation, broker group 0 decides, and its log orders alterations: each gets a number there. It is done
-there only if no other one came since its sender looked, and in the other groups only if none of a higher
-number was there before. So a request that arrives late, of an alterer that stood still or has died, changes
-nothing behind another one. An alteration that is cut short leaves groups behind until any alteration of the
-topic, also one without settings, is carried through.
+As at creation, broker group 0 decides, and its log orders the alterations: each gets a number there. Group 0
+carries one out only if there was no other since its sender looked; the other groups do so only if they have
+not seen a higher number. So a request that arrives late, from a client that was paused or has died, cannot
+undo a newer alteration. An interrupted alteration leaves groups behind until any alteration of the topic,
+even one without settings, is completed.
 
-It names the id of the topic that is meant, so another one that has its name by then stays as it is.
+An alteration names the id of its topic, so a later topic of the same name is not changed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from escrowmq.replication.state.topics import ALTERABLE, alter_problem
 
 #: Each further round means that someone else altered the topic during the last one.
 ROUNDS_MAX = 10
-#: Not the number of any alteration: group 0 then only reports what it has.
+#: The number of no alteration: with it, group 0 only reports its settings.
 NONE = -1
 
 
@@ -73,8 +73,8 @@ def alter_topic(
 def _altered(
     submit: Submit, gid: int, name: str, settings: Mapping[str, int | str], number: int, topic_id: int | None
 ) -> tuple[bool, dict[str, Any], int, int | None]:
-    """Whether it was done, what is in force in the group afterwards, the number of that, and the topic's id:
-    None below level 6."""
+    """Whether it was done, the settings in force in the group afterwards, their number, and the topic's id
+    (None below level 6)."""
     code, told = submit(gid, ops.alter_topic(name, settings, number, topic_id))
     if code in (ResultCode.OK, ResultCode.DUPLICATE, ResultCode.RETRY):
         info, newest, *ids = told

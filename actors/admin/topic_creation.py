@@ -5,11 +5,11 @@ applies; the meaning of an entry without a setting is part of the log's format a
 (``replication.state.topics``). The default must not delete what a transaction promised, so messages are kept
 for ever.
 
-A setting that the caller did not state accepts what an existing topic has. Broker group 0 decides: what
-stands there is what the other groups get, whoever created it and however far that creation came. With them
-goes the group in which the topic begins, which the creator chooses by a checksum of the name, and the topic's
-id, which group 0 gives. Where an earlier topic of that name is left in another group, whose deletion was cut
-short, the new one takes its place.
+A setting that the caller did not state accepts the value of an existing topic. Broker group 0 decides: the
+other groups get its settings, also after an interrupted creation by another client. They also get the group
+in which the topic begins, which the creator chooses by a checksum of the name, and the topic's id, which
+group 0 assigns. If an interrupted deletion left an earlier topic of that name in another group, the new topic
+replaces it there.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def create_topic(
     if problem is not None:
         raise ConfigError(problem)
     first = BY_NAME if groups == 1 else spread_over(name, groups)
-    topic_id: int | None = NO_ID  # None: group 0 has none for it
+    topic_id: int | None = NO_ID  # None: group 0 assigns none
     until = clock() + LEVEL_WAIT_S
     gid = 0
     while gid < groups:
@@ -123,7 +123,7 @@ def create_topic(
             if placed is None and topic_id is None:
                 raise
             if gid == 0 and topic_id is not None:
-                topic_id = None  # as every topic was created until all replicas are upgraded
+                topic_id = None  # topics get no id until all replicas are upgraded
             elif gid == 0:
                 first = BY_NAME
             elif clock() < until:

@@ -1,7 +1,7 @@
-"""How a topic is deleted: the one that has the name now, in every broker group, and no later one.
+"""Deleting a topic in every broker group: the one that has the name now, and no later one.
 
-Broker group 0 tells which one that is, by its id; the others delete what has that id, or an earlier one that
-was left when its deletion was cut short. So a request that arrives late deletes nothing that was created
+Broker group 0 reports the id of that topic. The other groups delete the topic with that id, or an earlier one
+that an interrupted deletion left there. So a request that arrives late never deletes a topic that was created
 meanwhile.
 """
 
@@ -18,10 +18,10 @@ _GONE = (ResultCode.OK, ResultCode.UNKNOWN_TOPIC, ResultCode.OTHER_TOPIC)
 
 
 def delete_topic(submit: Submit, groups: int, name: str, known: int | None) -> None:
-    """Deletes the topic in every group. Safe to repeat, also where it was cut short.
+    """Deletes the topic in every group. Safe to repeat, also after an interruption.
 
-    ``known``: its id as group 0 has told it; None: group 0 has no topic of that name. Raises UnknownTopic if
-    no group had it.
+    ``known``: its id according to group 0; None: group 0 has no topic of that name. Raises UnknownTopic if no
+    group had it.
     """
     topic_id: int | None = NO_ID if known is None else known
     codes: list[int] = []
@@ -31,17 +31,17 @@ def delete_topic(submit: Submit, groups: int, name: str, known: int | None) -> N
             raise EscrowMQError(f"deleting {name!r} was refused in group {gid}: {ResultCode(code).name}")
         codes.append(code)
         if gid == 0 and not told:
-            topic_id = None  # nor do the others know ids
+            topic_id = None  # the other groups know no ids either
         elif gid == 0 and known is None and code == ResultCode.UNKNOWN_TOPIC:
-            topic_id = info  # whatever is left in the others is no later one
+            topic_id = info  # a topic that is left in the other groups is not newer
         elif gid == 0 and known is None and code == ResultCode.OTHER_TOPIC:
-            raise UnknownTopic(name)  # there was none, and one is being created
+            raise UnknownTopic(name)  # group 0 had none, and one is being created
     if known is None and ResultCode.OK not in codes:
         raise UnknownTopic(name)
 
 
 def _delete(submit: Submit, gid: int, name: str, topic_id: int | None) -> tuple[int, Any, bool]:
-    """The answer, and whether the id was told: a group below level 6 gives no ids."""
+    """The answer, and whether it contains an id: a group below level 6 gives none."""
     if topic_id is not None:
         try:
             return *submit(gid, ops.delete_topic(name, topic_id)), True

@@ -38,7 +38,7 @@ class PartitionTrim:
     start: int
     before: int
     end: int
-    #: Of the topic that this was found out about; ``NO_ID``: it has none.
+    #: The id of the topic when this was planned; ``NO_ID``: it had none.
     topic_id: int = field(default=NO_ID, compare=False)
 
     @property
@@ -87,8 +87,8 @@ def plan_trim(
 def carry_out(
     submit: Submit, group_of: Callable[[str, int], int], topic: str, plan: Sequence[PartitionTrim]
 ) -> None:
-    """Trims the partitions of the plan. ``group_of``: the broker group of each. Safe to repeat; raises
-    UnknownTopic if the topic has gone, TopicRecreated if there is another one now."""
+    """Trims the partitions of the plan. ``group_of``: the broker group of each. Safe to repeat. Raises
+    UnknownTopic if the topic was deleted, TopicRecreated if it was created again since."""
     by_group: dict[int, dict[int, int]] = {}
     topic_id = max((trim.topic_id for trim in plan), default=NO_ID)
     for trim in plan:
@@ -97,7 +97,7 @@ def carry_out(
     for gid, starts in by_group.items():
         try:
             code, _ = submit(gid, ops.trim(topic, starts, None if topic_id == NO_ID else topic_id))
-        except InvalidMessage as error:  # the plan is well-formed: so it is a leader that takes no TRIM yet
+        except InvalidMessage as error:  # the plan is valid, so this leader does not know TRIM yet
             raise NotSupported(
                 f"an earlier version leads broker group {gid} and cannot trim; upgrade every replica first"
             ) from error

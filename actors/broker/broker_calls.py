@@ -1,8 +1,8 @@
-"""What a broker answers, call by call, once its replica runs; without Ray.
+"""The calls that a broker answers once its replica runs, without Ray.
 
-The Broker actor (broker.py) is these calls and the life of a process around them; the cluster in memory
-(cluster/testing) calls them directly. Answers are those of replication/calling/answers.py and
-client/consumer_groups.py. ``concurrency`` names the group of an actor's threads in which a call is executed.
+The Broker actor (broker.py) adds the life of a process to these calls; the cluster in memory
+(cluster/testing) calls them directly. The answers are defined in replication/calling/answers.py and
+client/consumer_groups.py. ``concurrency`` names the group of the actor's threads that executes a call.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from escrowmq.replication.errors import Unavailable
 from escrowmq.replication.host.running import NOT_RUNNING
 from escrowmq.replication.replica.fetching import FetchRequest
 
-#: Memory for large answers to fetches, in all 32 MiB; a fetch that finds none free is answered all the same.
+#: Memory for large answers to fetches, 32 MiB in total; a fetch that finds none free is answered, too.
 FETCH_BUFFERS, FETCH_BUFFER_BYTES = 4, 8 << 20
 
 M = TypeVar("M", bound=Callable[..., Any])
 
 
 def concurrency(group: str) -> Callable[[M], M]:
-    """Executed by the actor's threads of this group, so that parked calls never hold up others."""
+    """Marks a method to be executed by the actor's threads of this group, so that parked calls never delay
+    others."""
 
     def mark(method: M) -> M:
         method.concurrency = group  # type: ignore[attr-defined]
@@ -50,7 +51,7 @@ class BrokerCalls:
         self._fetch_buffers = AnswerBuffers(FETCH_BUFFERS, FETCH_BUFFER_BYTES)
 
     def _not_open(self) -> Unavailable:
-        """Why there are no parts."""
+        """The error as long as there are no parts."""
         return Unavailable("the replica is not open", 1.0)
 
     def _led(self, ask: Callable[[Parts], Reply]) -> Reply:
@@ -186,15 +187,15 @@ class BrokerCalls:
 
     @concurrency("peer")
     def members(self) -> MembersReport:
-        """Of this group, as this replica's log has them."""
+        """The members of this group, according to this replica's log."""
         return self._running().members.members()
 
     @concurrency("control")
     def change_members(
         self, change_id: str, add: Sequence[int], remove: Sequence[int], version: int | None = None
     ) -> Reply:
-        """One step of a change; asked again with the same id until it says DONE. ``version``: of the members
-        that the caller has seen; nothing is done to others."""
+        """One step of a change; call again with the same id until the answer is DONE. ``version``: the
+        version of the members that the caller has seen; with any other version nothing is done."""
         return self._led(lambda parts: parts.members.change(change_id, add, remove, version))
 
     @concurrency("control")

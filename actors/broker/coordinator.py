@@ -1,18 +1,17 @@
 """Consumer groups in the memory of one leader: live members, their partitions, and whose commits count.
 
-A group is coordinated by the leader of broker group ``coordinator_group(group, groups)``. Only offsets are
-replicated; members are not: after a fail-over they join the new leader and claim what they read
-(``owned``), so a group comes back without moving a partition. Partitions change hands in two
-steps: the old reader first confirms, with the generation it was told, that it has let go (or its
-session expires), and only then is the partition given to the new one. So two *live* members never
-read one partition in the same term, and a member may commit up to the moment it lets go. A topic that was
-deleted and created again is another one: who reads it lets its partitions go and commits no place in them,
-and is then given those of the new topic, of which the group has no place yet. Members are told the ids of
-their topics, and claim with them, so that a new leader can tell, too. What is claimed or committed from
-before the group was deleted is void.
+A group is coordinated by the leader of broker group ``coordinator_group(group, groups)``. Offsets are
+replicated, members are not: after a fail-over the members join the new leader and claim the partitions that
+they read (``owned``), so no partition moves. A partition moves in two steps: the old reader first confirms,
+with the generation it was told, that it has released the partition (or its session expires); only then does
+the new reader get it. So two *live* members never read one partition in the same term, and a member may
+commit until it releases. A topic that was deleted and created again is a different topic: its readers
+release the partitions without committing, and then get those of the new topic, in which the group has no
+place yet. Members are told the ids of their topics and repeat them in their claims, so that a new leader can
+tell the topics apart, too. After the deletion of a group, claims and commits from before it are void.
 
-Pure: takes ``now`` (seconds of any monotonic clock), starts no thread, and must never keep
-anything that may not be lost in a fail-over. The Broker actor calls it under its own lock.
+Pure: takes ``now`` (seconds of any monotonic clock), starts no thread, and must never hold state that a
+fail-over may not lose. The Broker actor calls it under its own lock.
 """
 
 from __future__ import annotations
@@ -41,9 +40,9 @@ GENERATION_BITS = 32
 #: a dead member's partitions would wait for most of an hour.
 SESSION_S_MIN, SESSION_S_MAX = 0.5, 1800.0
 #: A group that has offsets, or whose first member claims something, had members before this leader. For half
-#: a session plus this time only claimed partitions are given out, so that no member gets what a live member
-#: still reads. Half a session is the longest interval of heartbeats (``ConsumerConfig`` allows no other), the
-#: rest is for finding the new leader. The session that counts is the longest of those that have joined.
+#: a session plus this time only claimed partitions are assigned, so that no member gets a partition that a
+#: live member still reads. Half a session is the longest interval of heartbeats that ``ConsumerConfig``
+#: allows; the rest is for finding the new leader. The longest session of the joined members counts.
 REJOIN_GRACE_S = 2.0
 #: Members of one group: bounds memory and the cost of one assignment.
 MEMBERS_MAX = 1024
@@ -64,13 +63,13 @@ class _MemberState:
     confirmed: int
     current: frozenset[TopicPartition] = frozenset()
     granted: frozenset[TopicPartition] = frozenset()
-    #: Partitions that it was given in an earlier topic of that name: until the member has confirmed them
-    #: once more, its place may be one in the earlier topic.
+    #: Partitions that it was first given in an earlier topic of that name. Until the member has confirmed
+    #: them again, its place may be one in the earlier topic.
     anew: frozenset[TopicPartition] = frozenset()
 
     @property
     def held(self) -> frozenset[TopicPartition]:
-        """What it may still be reading; no other member gets these."""
+        """The partitions that it may still be reading; no other member gets these."""
         return self.current | self.granted
 
 
@@ -82,10 +81,10 @@ class _Group:
     members: dict[str, _MemberState] = field(default_factory=dict)
     target: dict[TopicPartition, str] = field(default_factory=dict)
     partitions: dict[str, int] = field(default_factory=dict)
-    #: The last member that a partition was given to in this term, and which topic of that name it belonged
-    #: to: a claim by any other member is void, and so is one to a partition of an earlier topic.
+    #: For each partition the last member that it was given to in this term, and the topic that it belonged
+    #: to then. A claim by another member, or to a partition of an earlier topic, is void.
     last_given: dict[TopicPartition, tuple[str, object]] = field(default_factory=dict)
-    #: Static members whose place a later one of their instance has taken in this term, the newest last.
+    #: Static members that a later member of their instance has replaced in this term, the newest last.
     replaced: dict[str, None] = field(default_factory=dict)
     #: The newest generation that a member was given.
     newest: int = -1
@@ -100,11 +99,11 @@ class GroupCoordinator:
         last_void: Callable[[str], int] = lambda group: -1,
         tells_ids: Callable[[], bool] = lambda: True,
     ) -> None:
-        """``which(topic)``: another object after the topic was deleted and created again.
-        ``last_void(group)``: up to which generation nothing counts, as the group was deleted then.
-        ``tells_ids()``: whether members are told the ids of topics: every broker knows what they mean."""
+        """``which(topic)``: a different object after the topic was deleted and created again.
+        ``last_void(group)``: the generation up to which nothing counts, since the group was deleted then.
+        ``tells_ids()``: whether members are told the ids of topics, as every broker understands them."""
         self._which, self._last_void, self._tells_ids = which, last_void, tells_ids
-        #: Groups whose deletion is on its way to the log, and up to which generation nothing counts then.
+        #: Groups whose deletion is on its way to the log; value: the last generation that it makes void.
         self._deleting: dict[str, int] = {}
         self._term = 0
         self._since = 0.0
@@ -133,11 +132,11 @@ class GroupCoordinator:
         ids: Mapping[str, int] | None = None,
         generation: int = -1,
     ) -> GroupJoined | GroupCallRefused | InstanceTaken:
-        """Joins, or joins again. A static member (see ``member_names``) takes the place of an earlier one of
-        its instance, whose session goes on: it is given what that one was given, and nothing else moves.
+        """Joins, or joins again. A static member (see ``member_names``) replaces an earlier member of its
+        instance whose session has not expired: it gets that member's partitions, and no other moves.
 
-        ``owned``: what the member still reads, from before a fail-over or an expiry; ``ids``: of the topics
-        that it reads there, and ``generation``: under which it does, as far as it was told.
+        ``owned``: the partitions that the member still reads, from before a fail-over or an expiry. ``ids``:
+        the ids of their topics, and ``generation``: the one under which it reads them, if it was told.
         ``had_offsets``: the replicated state knows the group.
         """
         if self.is_void(group, generation):
@@ -168,7 +167,7 @@ class GroupCoordinator:
             state.members[member] = known
             state.last_given.update((tp, (member, self._which(tp[0]))) for tp in claims)
         elif renewed := self._renewed(state, known) | known.anew:
-            # Whatever it claims, its places there may be in an earlier topic: give again with a later
+            # Whatever it claims, its places there may be in an earlier topic: give them again under a later
             # generation.
             claims -= renewed
             known.current, known.granted = known.current - renewed, known.granted - renewed
@@ -182,8 +181,8 @@ class GroupCoordinator:
         return GroupJoined(assignment, known.granted & claims, base, known.held & claims)
 
     def begin(self, group: str) -> None:
-        """A group that the replicated state does not know gets its first places in this term, before any
-        member joins. They do not make it an older group, whose members would have to claim what they read."""
+        """Notes that a group unknown to the replicated state gets its first places in this term, before any
+        member joins. They do not make it an older group, whose members would have to claim partitions."""
         if group not in self._groups and (len(self._groups) < GROUPS_MAX or self._forget_empty()):
             self._groups[group] = _Group(older=False)
 
@@ -246,7 +245,7 @@ class GroupCoordinator:
     # -------------------------------------------------------------- deletion
 
     def members(self, group: str, now: float) -> tuple[str, ...]:
-        """Live members."""
+        """The names of the live members."""
         state = self._groups.get(group)
         if state is None:
             return ()
@@ -254,14 +253,14 @@ class GroupCoordinator:
         return tuple(sorted(state.members))
 
     def newest_of(self, group: str) -> int:
-        """The newest generation that a member of the group was given in this term; -1: none was."""
+        """The newest generation that a member of the group was given in this term; -1: none."""
         state = self._groups.get(group)
         return -1 if state is None else state.newest
 
     def delete(self, group: str, generation: int) -> None:
-        """A deletion is queued: whoever was a member up to ``generation`` has never been one."""
+        """A deletion is queued: memberships up to ``generation`` are void."""
         self._deleting[group] = generation
-        self._counter += 1  # what is found out from now on is newer
+        self._counter += 1  # answers from now on state a newer generation
 
     def is_being_deleted(self, group: str) -> bool:
         """Whether a deletion is on its way to the log."""
@@ -272,11 +271,11 @@ class GroupCoordinator:
         return deleting is not None
 
     def deletion_ended(self, group: str) -> None:
-        """It is applied, or surely not done."""
+        """The deletion was applied, or certainly will not be."""
         self._deleting.pop(group, None)
 
     def is_void(self, group: str, generation: int) -> bool:
-        """Whether the group was deleted after that."""
+        """Whether the group was deleted after that generation."""
         last = max(self._last_void(group), self._deleting.get(group, -1))
         return last >= 0 and generation <= last
 
@@ -307,9 +306,9 @@ class GroupCoordinator:
         )
 
     def _may_stand_for_its_instance(self, state: _Group, member: str, claims: bool) -> bool:
-        """Whether a static member may join; then it has the place of an earlier one. Which of two is the
-        earlier one is known in this term: whoever comes for the first time has begun later. After a fail-over
-        both may come back, with what they claim, and their clocks have to tell."""
+        """Whether a static member may join; if so, it has replaced an earlier one. Of two members of an
+        instance, the one that joins first in this term is the earlier. After a fail-over both may come back
+        with claims, and then their clocks decide."""
         instance = instance_of(member)
         if instance is None:
             return True
@@ -325,8 +324,8 @@ class GroupCoordinator:
         return True
 
     def _succeed(self, state: _Group, earlier: str, member: str) -> None:
-        """``member`` is given what ``earlier`` was given, which is a member no more. What that one had still
-        to let go of is free: its commits do not count any more."""
+        """``member`` replaces ``earlier`` and gets its partitions. Partitions that ``earlier`` still had to
+        release are free, because its commits no longer count."""
         gone = state.members.pop(earlier)
         self._note_replaced(state, earlier)
         given = gone.granted - self._renewed(state, gone)
@@ -344,7 +343,7 @@ class GroupCoordinator:
 
     @property
     def newest_generation(self) -> int:
-        """The one that was given last, in whatever group."""
+        """The generation that was given last, in any group."""
         return self._term << GENERATION_BITS | self._counter
 
     def _next_generation(self, state: _Group) -> int:
@@ -404,8 +403,9 @@ class GroupCoordinator:
     def _valid_claims(
         self, state: _Group, member: str, claims: Iterable[TopicPartition], ids: Mapping[str, int]
     ) -> frozenset[TopicPartition]:
-        """Those to partitions that nobody else was given in this term. Of another topic than the member was
-        given, the partition is not what it claims; after a fail-over, ``ids`` tell of which it was."""
+        """The claims to partitions that no other member was given in this term. A claim is void if the
+        partition now belongs to a different topic than the member was given; after a fail-over, ``ids`` tell
+        which topic that was."""
         valid = set()
         for tp in claims:
             now = member, self._which(tp[0])
@@ -415,7 +415,7 @@ class GroupCoordinator:
         return frozenset(valid)
 
     def _renewed(self, state: _Group, member: _MemberState) -> frozenset[TopicPartition]:
-        """Partitions that the member holds whose topic has since been created again."""
+        """Partitions that the member holds, and whose topic was created again since."""
         which = {topic: self._which(topic) for topic in {tp[0] for tp in member.held}}
         return frozenset(tp for tp in member.held if state.last_given[tp][1] is not which[tp[0]])
 
@@ -431,11 +431,11 @@ class GroupCoordinator:
 
 
 def _taken(group: str, member: str) -> InstanceTaken:
-    return InstanceTaken(f"a later member of {instance_of(member)!r} has the place of {member} in {group!r}")
+    return InstanceTaken(f"a later member of {instance_of(member)!r} has replaced {member} in {group!r}")
 
 
 def id_of(topic: object) -> int:
-    """Of what ``which`` has told; ``NO_ID`` where there is no topic."""
+    """The id of the topic that ``which`` returned; ``NO_ID`` if there is no topic."""
     return topic.info.topic_id if isinstance(topic, Topic) else NO_ID
 
 

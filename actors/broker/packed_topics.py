@@ -1,8 +1,8 @@
-"""The list of all topics on its way to clients: packed once per change, not once per client.
+"""The list of all topics for clients, packed once per change instead of once per client.
 
-Two hundred clients that start together ask for it two hundred times; 10,000 topics take 50 ms to pack. One
-thread packs, in pieces: a single call of that length would keep the interpreter from the thread that sends
-heartbeats, and sixteen threads that pack the same list would keep it away for most of a second.
+Two hundred clients that start together ask for it two hundred times, and packing 10,000 topics takes 50 ms.
+So one thread packs it, in pieces: one call of that length would keep the thread that sends heartbeats
+waiting for the interpreter, and sixteen threads packing the same list would do so for most of a second.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class PackedTopics:
     """Arrives as a plain list. Only the standard library unpacks it, so earlier clients can, too."""
 
     def __init__(self, topics: Sequence[TopicInfo]) -> None:
-        """``topics`` must not be changed any more."""
+        """``topics`` must not change afterwards."""
         self.topics = topics
         self._pieces: list[_Piece] | None = None
         self._packing = threading.Lock()

@@ -1,7 +1,7 @@
-"""How a broker reaches other replicas through Ray: addresses and files of its own group's, levels of all.
+"""A broker's calls to other replicas through Ray: addresses and files of its own group, levels of all groups.
 
-Used rarely: to dial a Raft link, and to copy a checkpoint. Any failure means "no answer now";
-the caller asks again.
+They are rare: to dial a Raft link, to copy a checkpoint. Any failure means "no answer now", and the caller
+asks again.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class RayPeers:
             return None
 
     def resolve(self, peer: str) -> tuple[str, int] | None:
-        """Where the peer's Raft link listens."""
+        """The address of the peer's Raft link."""
         address: tuple[str, int] | None = self._ask(peer, "raft_address")
         return address
 
@@ -48,7 +48,7 @@ class RayPeers:
         return bool(self._ask(peer, "peer_moved", rid, own.number, own.disk_id))
 
     def group_founded(self) -> bool | None:
-        """Whether the supervisor knows that this group has had a leader; None: it does not say."""
+        """Whether the supervisor knows that this group has had a leader; None: no answer."""
         try:
             supervisor: Any = ray.get_actor(SUPERVISOR, namespace=self._info.namespace)
             answer: bool | None = ray.get(supervisor.group_founded.remote(self._gid), timeout=ASK_S)
@@ -80,8 +80,8 @@ class RayPeers:
 
     def levels(self, own_group: Sequence[int]) -> dict[tuple[int, int], LevelReport | None]:
         """The format level of every replica of every group; None: no answer, or older software.
-        ``own_group``: this group's members; the supervisor knows those of others. As long as it does not
-        tell, those groups count as not answering: the founders may be only some of the members."""
+        ``own_group``: this group's members; the supervisor knows those of the other groups. Until it answers,
+        those groups count as not answering, because the founders may be only some of the members."""
         seated = self._seated() if self._info.groups > 1 else {}
         members = {**seated, self._gid: own_group}
         unknown = [gid for gid in range(self._info.groups) if not members.get(gid)]

@@ -1,9 +1,9 @@
-"""Who runs what a client does beside its callers: a thread for each part, or one caller after the other.
+"""Runs a client's background work: in a thread for each part, or in the threads of its callers.
 
-A part (the router, the fetches of a consumer, its membership) is a function ``step`` that does all that can
-be done now and says when it wants to be called again. ``Threads`` is what clients of a real cluster use. The
-cluster in memory (cluster/testing) has another background without threads, in which whoever calls a client
-runs all parts, and waiting moves a clock.
+A part (the router, a consumer's fetches, its membership) is a function ``step`` that does everything that can
+be done now and returns when it must be called again. Clients of a real cluster use ``Threads``. The cluster
+in memory (cluster/testing) has a background without threads: a caller of any client runs all parts, and
+waiting moves a clock.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Protocol
 from escrowmq.actors.client.observable import ObservableCondition
 from escrowmq.actors.client.wakeup import Wakeup
 
-#: Longest sleep of a part: bounds what a lost wake-up could cost.
+#: Longest sleep of a part: limits the delay after a lost wake-up.
 SLEEP_S_MAX = 1.0
 JOIN_S = 10.0
 
@@ -26,16 +26,16 @@ Step = Callable[[], float | None]
 
 
 class Worker(Protocol):
-    """What runs one part. ``wakeup.set()``, from any thread: there is something to do."""
+    """Runs one part. ``wakeup.set()``, from any thread: there is something to do."""
 
     @property
     def wakeup(self) -> Wakeup: ...
 
     def start(self) -> None:
-        """From now on."""
+        """Begin to run the part."""
 
     def join(self) -> None:
-        """Wait until the part has said that it has ended; not from within."""
+        """Wait until the part has ended. Never call it from within the part."""
 
 
 class Background(Protocol):
@@ -53,14 +53,14 @@ class Background(Protocol):
         *,
         blocks: bool = False,
     ) -> Worker:
-        """For one part. ``waited_for``: whether some caller waits for it now. ``blocks``: its steps wait for
-        other parts."""
+        """A worker for one part. ``waited_for``: whether a caller waits for it now. ``blocks``: its steps
+        wait for other parts."""
 
     def condition(self, lock: threading.Lock | None = None) -> ObservableCondition:
-        """What callers wait at, and what they share with the parts."""
+        """A condition that callers and parts share, and on which callers wait."""
 
     def passed(self, until: float) -> None:
-        """Somebody waited by another clock (an event loop's), for as long as it takes until that time."""
+        """A caller has waited by another clock (an event loop's) for the time that was left to ``until``."""
 
 
 class Threads:
@@ -90,11 +90,11 @@ class Threads:
         return ObservableCondition(lock)
 
     def passed(self, until: float) -> None:
-        """See :class:`Background`: all clocks go on by themselves."""
+        """See :class:`Background`: real clocks move by themselves."""
 
 
 class WorkerThread:
-    """One daemon thread. It sleeps until it is woken, or its part's time has come."""
+    """One daemon thread. It sleeps until it is woken or its part's next step is due."""
 
     def __init__(self, step: Step, name: str, clock: Callable[[], float]) -> None:
         self._step, self._clock = step, clock

@@ -1,7 +1,7 @@
 """Calls to broker actors through Ray.
 
-Blocks nowhere: answers come through ``ref.future()`` callbacks, and names are looked up in a thread of its
-own, since a look-up waits for Ray's control store.
+Never blocks: answers come through ``ref.future()`` callbacks, and separate threads look up names, since a
+look-up waits for Ray's control store.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import ray
 from escrowmq.actors.client.replica_calls import SUPERVISOR_RID, OnAnswer
 from escrowmq.actors.client.topology import SUPERVISOR, ClusterInfo, broker_name
 
-#: The second is what calls to an actor bound to a dead node end in; it is no RayActorError.
+#: A call to an actor that is bound to a dead node raises the second one, which is no RayActorError.
 _LOST = (ray.exceptions.RayActorError, ray.exceptions.ActorUnschedulableError)
 
 
@@ -51,7 +51,7 @@ class RayCalls:
             bound = methods.get(method)
             if bound is None:
                 bound = getattr(methods[""], method, None)
-                if bound is None:  # it runs earlier software, as its handle says: no use to ask again
+                if bound is None:  # its handle says that it runs earlier software: asking again is useless
                     self._methods.pop((gid, rid), None)
                     done(("no_method",), None)
                     return
@@ -67,7 +67,7 @@ class RayCalls:
             if error is None:
                 done(answer.result(), None)
                 return
-            if isinstance(error, _LOST):  # dead, restarting, or its node is gone: ask for it anew
+            if isinstance(error, _LOST):  # dead, restarting, or its node is gone: look it up again
                 self._methods.pop((gid, rid), None)
             done(None, error)
 

@@ -1,7 +1,7 @@
-"""Asks the feedback processes through Ray how they are.
+"""Asks the feedback processes for their reports through Ray.
 
-A look-up waits for Ray's control store, so all of it runs in a thread of its own, one at a time; who asks has
-a clock.
+A look-up waits for Ray's control store, so a separate thread asks, one question at a time; the caller limits
+its own wait.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from escrowmq.feedback.names import shard_name
 
 
 class RayFeedbackProcesses:
-    """Those of one namespace."""
+    """The feedback processes of one namespace."""
 
     def __init__(self, namespace: str) -> None:
         self._namespace = namespace
@@ -25,7 +25,7 @@ class RayFeedbackProcesses:
         self._asked: Future[ShardReports] | None = None
 
     def ask(self, wait_s: float) -> Future[ShardReports]:
-        """See :class:`FeedbackProcesses`. A question that still hangs is not asked a second time."""
+        """See :class:`FeedbackProcesses`. While a question hangs, no second one is asked."""
         if self._asked is None or self._asked.done():
             self._asked = self._thread.submit(self._ask, wait_s)
         return self._asked
@@ -53,7 +53,7 @@ class RayFeedbackProcesses:
 def _start(handle: Any) -> Any | None:
     try:
         return handle.report.remote()
-    except AttributeError:  # of an earlier version, which has no such call
+    except AttributeError:  # an earlier version, which has no such call
         return None
 
 

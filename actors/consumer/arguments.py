@@ -27,7 +27,7 @@ def check_group(group: object) -> None:
 
 
 def check_needs_group(group: object, subscribes: bool, handles: bool) -> None:
-    """What only a member of a group can do needs one."""
+    """Checks that there is a group for arguments that only members can use. Raises ConfigError."""
     if group is None and subscribes:
         raise ConfigError("subscribing to topics needs group=...; without a group, call assign(...)")
     if group is None and handles:

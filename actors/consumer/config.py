@@ -45,8 +45,8 @@ class ConsumerConfig:
     #: A member that does not poll for this long is taken to hang, even though its heartbeats continue: it
     #: leaves the group, so that others read its partitions. Five minutes, as in Kafka.
     poll_interval_max_s: float = 300.0
-    #: How often a subscription to a pattern looks for topics that were created or deleted. The question is
-    #: small, and names come only when there was a change: 200 us of the leader's time for each consumer.
+    #: How often a subscription to a pattern looks for topics that were created or deleted. The request is
+    #: small, and names come only after a change: 200 us of the leader's time for each consumer.
     pattern_interval_s: float = 5.0
     #: From a call to its answer, with all retries and fail-overs.
     call_timeout_s: float = 30.0

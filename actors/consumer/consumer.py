@@ -57,11 +57,11 @@ class Consumer(Closing):
         UnknownTopic.
 
         ``on_assign``, ``on_revoke``, ``on_lost``: see :meth:`subscribe`. ``instance_id`` makes it a *static*
-        member: its partitions wait for the next consumer of that id in the group as long as its session
-        (``session_timeout_s``), also after ``close``. While two live, the one that began first is told so by
-        MemberFenced, raised by its next ``poll`` or ``commit``.
-        ``statistics_callback`` is called with :meth:`statistics` every ``statistics_interval_s``, in a thread
-        of its own, until the consumer is closed. What it raises is logged.
+        member: until its session expires (``session_timeout_s``), also after ``close``, its partitions are
+        kept for the next consumer with that id in the group. If two are alive, the next ``poll`` or
+        ``commit`` of the earlier one raises MemberFenced.
+        ``statistics_callback`` is called with :meth:`statistics` every ``statistics_interval_s``, in a
+        separate thread, until the consumer is closed. Its exceptions are logged.
 
         ``auto_offset_reset`` overrides ``config``'s: "earliest", "latest" or "none" (OffsetOutOfRange).
         ``calls``, ``background``: how replicas are reached, and what runs this consumer; None: Ray, threads.
@@ -108,25 +108,25 @@ class Consumer(Closing):
         """Reads these topics from now on (instead of any others), sharing their partitions with the group.
 
         Returns before partitions are assigned; ``poll`` takes them over. With auto_offset_reset "latest", the
-        ends are committed where the group has no place yet: what is sent after this returns is delivered.
-        Raises UnknownTopic; Unavailable if no leader answers this for ``call_timeout_s``.
+        ends are committed where the group has no place yet, so messages sent after this returns are
+        delivered. Raises UnknownTopic; Unavailable if no leader answers for ``call_timeout_s``.
 
-        ``pattern`` instead of ``topics``: a regular expression that whole names match (``"orders-.*"``).
-        Topics that are created later are read ``pattern_interval_s`` (5) later, and from their beginning,
-        also with "latest"; deleted ones are given up without an error. Names that begin with ``__`` never
-        match. Raises InvalidMessage.
+        ``pattern`` instead of ``topics``: a regular expression that must match the whole name
+        (``"orders-.*"``). Topics that are created later are read within ``pattern_interval_s`` (5), from
+        their beginning, also with "latest"; deleted ones are given up without an error. Names that begin with
+        ``__`` never match. Raises InvalidMessage.
 
-        ``on_assign(partitions)`` is called when ``(topic, partition)`` pairs were added, before the first
-        record of them is returned; it may ``seek``. ``on_revoke(partitions)`` before they are given up: a
-        ``commit`` in it still counts, and nobody else reads on before it returns. ``on_lost(partitions)``
-        when they are gone already (the session expired, or nobody polled for ``poll_interval_max_s``):
-        another member may read them, so a commit raises StaleMember. Without ``on_lost``, ``on_revoke`` is
-        called then, too. Those that are given replace earlier ones.
+        ``on_assign(partitions)`` is called after ``(topic, partition)`` pairs were added, before ``poll``
+        returns the first record of them; it may ``seek``. ``on_revoke(partitions)`` is called before they are
+        given up: a ``commit`` in it still counts, and no other member reads on before it returns.
+        ``on_lost(partitions)`` is called when they are gone already (the session expired, or there was no
+        ``poll`` for ``poll_interval_max_s``): another member may read them, so a commit raises StaleMember.
+        Without ``on_lost``, ``on_revoke`` is called then, too. Handlers given here replace earlier ones.
 
-        They are called by ``poll`` and ``close``, in that thread, one at a time, and without a lock: they may
-        commit, seek and pause, and must not poll. Heartbeats go on meanwhile, but one that takes longer than
-        ``poll_interval_max_s`` has its member leave the group. What one raises, ``poll`` raises; the change
-        is made nevertheless, and the handler is not called for it again.
+        ``poll`` and ``close`` call the handlers in their thread, one at a time, without a lock. A handler may
+        commit, seek and pause, but must not poll. Heartbeats continue meanwhile, but a handler that takes
+        longer than ``poll_interval_max_s`` makes its member leave the group. If a handler raises, ``poll``
+        raises the same; the change is made nevertheless, and the handler is not called for it again.
         """
         handlers = Handlers(on_assign=on_assign, on_revoke=on_revoke, on_lost=on_lost)
         self.core.subscribe(topics, handlers, pattern)
@@ -134,8 +134,8 @@ class Consumer(Closing):
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
         """Reads exactly these ``(topic, partition)`` pairs, without a group. Raises UnknownTopic.
 
-        Partitions that were assigned before continue where they are. With auto_offset_reset "latest", what is
-        sent after this returns is delivered; raises Unavailable if no leader answers with the ends.
+        Partitions that were assigned before continue where they are. With auto_offset_reset "latest",
+        messages sent after this returns are delivered; raises Unavailable if no leader reports the ends.
         """
         self.core.assign(partitions)
 
@@ -148,8 +148,8 @@ class Consumer(Closing):
     def poll(self, max_records: int = 500, timeout_s: float = 1.0) -> list[ConsumerRecord]:
         """The next records, at most ``max_records``; waits for the first for at most ``timeout_s``.
 
-        Also takes over a changed assignment, and calls the handlers of ``subscribe``: process what the
-        previous ``poll`` returned before calling it again, and commit it before that or in ``on_revoke``.
+        Also takes over a changed assignment, and calls the handlers of ``subscribe``. So process the records
+        of the previous ``poll`` before the next one, and commit them before it or in ``on_revoke``.
         Raises OffsetOutOfRange or UnknownTopic for a partition that cannot be read any further; UnknownTopic
         when nothing came and a topic was deleted some seconds ago, until it is created again or other topics
         are subscribed to; Unavailable when no replica has answered for ``call_timeout_s``; MemberFenced when
@@ -212,7 +212,7 @@ class Consumer(Closing):
 
         ``offsets``: (topic, partition) -> *next* offset to read. Without it, stops before records that
         wait after ``nack``. Raises OffsetOutOfRange for a place beyond the partition's end; MemberFenced;
-        StaleMember if a partition has moved to another member (what was not committed is delivered again
+        StaleMember if a partition has moved to another member (uncommitted records are delivered again
         there); OutcomeUnknown if no answer came in time: committing again is safe.
         """
         self.core.commit(offsets)
@@ -233,23 +233,23 @@ class Consumer(Closing):
         self.core.nack(record, delay_s)
 
     def statistics(self) -> ConsumerStatistics:
-        """What it has done so far, and how it stands. Cheap, from any thread, also after ``close``."""
+        """Its counters and present state. Cheap, from any thread, also after ``close``."""
         return self.core.statistics()
 
     # ------------------------------------------------------------ the end
 
     def close(self) -> None:
-        """Calls ``on_revoke``, leaves the group (its partitions move on at once, but those of a static
-        member) and stops. Commits nothing by itself. What a handler raises is raised when everything is
-        closed. Idempotent."""
+        """Calls ``on_revoke``, leaves the group (its partitions move on at once, except those of a static
+        member) and stops. Commits nothing by itself. Raises an error of a handler after everything is closed.
+        Idempotent."""
         try:
             self._say_goodbye()
         finally:
             self.core.close()
 
     def __exit__(self, *exception: object) -> None:
-        """The end of a ``with`` block closes. If an exception leaves it, no handler is called: what ``poll``
-        has returned may not have been dealt with, and an ``on_revoke`` that commits would skip it."""
+        """The end of a ``with`` block closes. If an exception leaves the block, no handler is called: the
+        last records may be unprocessed, and an ``on_revoke`` that commits would skip them."""
         if not any(exception):
             self.close()
         else:

@@ -51,14 +51,14 @@ from escrowmq.replication.errors import (
 from escrowmq.replication.model import ConsumerRecord
 from escrowmq.replication.replica.validation import has_control_characters
 
-#: Name of the router's.
+#: Name of the router's thread.
 THREAD = "escrowmq-consumer"
 
 
 class ConsumerCore:
     """The parts of one consumer. Call methods marked *locked* while holding ``condition``."""
 
-    #: Of a member of a group only.
+    #: Only for a member of a group.
     committer: Committer | None = None
     take_over: TakeOver | None = None
     telling: Telling | None = None
@@ -89,7 +89,7 @@ class ConsumerCore:
         self.background = background = background or Threads()
         self.condition = background.condition()
         self.closed = False
-        #: Of the face that has more to end, however this is closed.
+        #: Set by the interface on top, which has more to stop; called however this is closed.
         self.on_close: Callable[[], None] | None = None
         self._why = "this consumer was closed; create a new one"
         tell_after_fork(self)

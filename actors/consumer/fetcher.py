@@ -33,7 +33,7 @@ PARTITIONS_PER_CALL_MAX = 256
 #: Calls that were given up but whose answers may still be used.
 GIVEN_UP_MAX = 64
 SLEEP_S_MAX = 0.5
-#: Between two steps in which nothing has come.
+#: Shortest pause between two steps while no answer comes.
 PAUSE_S = 0.001
 
 AskedPartition = tuple[TopicPartition, int, int]  # partition, epoch, offset
@@ -207,13 +207,13 @@ class FetchThread:
         self.fetches = Fetches(positions, choice, config, self._start, counted)
         self._answers: deque[tuple[int, Any, BaseException | None]] = deque()  # token, answer, error
         self._closing = False
-        #: The bug that ended this thread; without it, that would look like a topic without messages.
+        #: The bug that ended this thread. Kept to be raised: otherwise the topic would just look empty.
         self.failure: Exception | None = None
         self._worker = background.worker(self._step, "escrowmq-fetch")
         self._worker.start()
 
     def wake(self) -> None:
-        """Something may be fetched that could not before."""
+        """Wakes the thread: there may be more to fetch."""
         self._worker.wakeup.set()
 
     def close(self) -> None:

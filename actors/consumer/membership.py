@@ -1,9 +1,9 @@
 """A consumer's view of its group: the assignment it was offered, the one it took over, and its generation.
 
 State only, without thread, clock or network: ``membership_thread.py`` makes the calls, and ``poll`` takes
-over what they brought. A new assignment waits as an *offer* until ``poll``: by then the application has
-finished what it was given before (and had its chance to commit it), and only then does the coordinator learn
-that partitions were released. An assignment that ``poll`` has not taken over is never confirmed.
+over the results. A new assignment waits as an *offer* until ``poll``: by then the application has processed
+its previous records (and could commit them), and only then does the coordinator learn that partitions were
+released. An assignment that ``poll`` has not taken over is never confirmed.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class Membership:
         self.joined = False
         #: Whether it left because the application stopped polling; the next poll ends this.
         self.idle = False
-        #: Another member of this instance has its place: it never joins again.
+        #: Another member of this instance has replaced it: it never joins again.
         self.fenced: MemberFenced | None = None
         #: The generation under which heartbeats and commits are made.
         self.generation = 0
-        #: Of the topics that it reads, as the coordinator has told with what was taken over last. None: it is
-        #: of an earlier version, and asked without them.
+        #: The ids of the topics that it reads, as of the last assignment that was taken over. None: the
+        #: coordinator runs an earlier version; calls to it contain no ids.
         self.ids: Mapping[str, int] | None = None
         self.offer: Offer | None = None
         #: The coordinator has more partitions for this member once others release them: ask again soon.
@@ -76,7 +76,7 @@ class Membership:
 
     @property
     def static(self) -> bool:
-        """Whether it says who it is, so that its place is kept for a session when it goes."""
+        """Whether it is a static member, whose place is kept for a session when it leaves."""
         return instance_of(self.member) is not None
 
     def check_not_fenced(self) -> None:
@@ -85,19 +85,19 @@ class Membership:
             raise MemberFenced(*self.fenced.args)
 
     def on_fenced(self) -> None:
-        """The coordinator has given its place to a later member of its instance."""
+        """The coordinator has replaced it by a later member of its instance."""
         self.fenced = MemberFenced(self.group, instance_of(self.member) or "")
         self.lose_all()
 
     def take_over(self) -> Offer | None:
-        """The offer, once; from now on its generation is confirmed."""
+        """Returns the offer, once. From now on its generation is confirmed."""
         offer, self.offer = self.offer, None
         if offer is not None and self.joined:
             self.generation, self.ids = offer.generation, offer.ids
         return offer
 
     def claim(self) -> tuple[Any, ...]:
-        """What it says of what it reads when it joins again: ids, and the generation under which it does."""
+        """What it states about its partitions when it joins again: topic ids, and the generation."""
         return () if self.ids is None else (dict(self.ids), self.generation)
 
     def lose_all(self) -> None:
@@ -106,8 +106,8 @@ class Membership:
         self.offer = Offer(0, frozenset(), frozenset(), frozenset())
 
     def still_holds(self, partitions: frozenset[TopicPartition]) -> bool:
-        """Whether, after a join, all these are this member's until it takes over its new assignment, so that
-        it may commit them."""
+        """Whether, after a join, this member still holds all these until it takes over its new assignment, so
+        that it may commit them."""
         if self.offer is None or self.offer.kept is None:
             return True
         return partitions <= (self.offer.kept if self.offer.held is None else self.offer.held)

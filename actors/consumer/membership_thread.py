@@ -66,7 +66,7 @@ class MembershipThread:
         self._membership, self._condition, self._config = membership, condition, config
         self._on_positions, self._clock = on_positions, router.clock
         self._subscribing = subscribing
-        #: The topics of the membership are those that match it; None: those that were named.
+        #: The subscription's pattern, whose matches are the member's topics; None: the topics were named.
         self.pattern: TopicPattern | None = None
         self._next_pattern = float("-inf")
         self._next_heartbeat = float("-inf")
@@ -75,7 +75,7 @@ class MembershipThread:
         self.trouble_since: float | None = None
         self.error: EscrowMQError | None = None
         self.failure: Exception | None = None
-        #: Topics of the subscription that do not exist any more.
+        #: Topics of the subscription that no longer exist.
         self.gone: frozenset[str] = frozenset()
         self._missed: frozenset[str] = frozenset()
         self._next_look = float("-inf")
@@ -89,8 +89,8 @@ class MembershipThread:
         self._worker.wakeup.set()
 
     def close(self) -> None:
-        """Stops the thread and leaves the group. A static member's place waits for the next of its instance,
-        as long as its session."""
+        """Stops the thread and leaves the group. A static member's place is kept for the next member of its
+        instance until its session expires."""
         self._closing = True
         self._worker.wakeup.set()
         member = self._membership
@@ -105,7 +105,7 @@ class MembershipThread:
                 log.info("could not leave group %s (%s); its session will expire", member.group, error)
 
     def join_thread(self) -> None:
-        """Waits for the thread's end, after the router was closed (which ends its calls)."""
+        """Waits for the thread to end; call it after closing the router, which ends the thread's calls."""
         self._worker.join()
 
     def _step(self) -> float | None:
@@ -231,13 +231,13 @@ class MembershipThread:
                 member.topics, member.joined = (
                     pattern.topics,
                     False,
-                )  # joins with these, and keeps what it reads
+                )  # joins with these, and keeps its partitions
                 self._next_heartbeat = float("-inf")
 
     def _look_for_topics(self, now: float) -> None:
         member = self._membership
         if member is None or self._closing or self.pattern is not None:
-            return  # what a pattern does not meet any more is given up, and no error
+            return  # a topic that a pattern no longer finds is given up without an error
         with self._condition:
             read = {topic for topic, _ in self._positions.assigned()}
             unread = [topic for topic in member.topics if topic not in read] if member.joined else []

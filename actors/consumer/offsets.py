@@ -162,7 +162,8 @@ class OffsetReader:
         return [standing.get(look.tp, offset) for look, offset in zip(lookups, chosen, strict=True)]
 
     def begin_at_start(self, group: str, partitions: Iterable[TopicPartition], timeout_s: float) -> None:
-        """The starts become the group's places where it has none. What is deleted meanwhile is left out."""
+        """Commits the starts as the group's places where it has none. Leaves out topics that were deleted
+        meanwhile."""
         bounds = self.bounds(partitions, timeout_s)
         starts = {tp: found[0] for tp, found in bounds.items() if not isinstance(found, UnknownTopic)}
         if starts:
@@ -182,7 +183,7 @@ class OffsetReader:
         gid = coordinator_group(group, self._router.info.groups)
         known = {topic: self._router.places.id_of(topic) for topic in by_topic}
         ids = {topic: topic_id for topic, topic_id in known.items() if topic_id != NO_ID}
-        told = [ids] if ids else []  # who gives ids takes them, too
+        told = [ids] if ids else []  # a leader that gives ids takes them, too
         arguments = group, "", FIRST_PLACES, by_topic, *told
         try:
             answer: MembershipStale | TopicMissing | TopicIsOther | GroupCallRefused | None = result_of(
@@ -194,8 +195,8 @@ class OffsetReader:
             raise InvalidMessage(f"the first places of group {group!r} were refused: {answer.reason}")
         if isinstance(answer, TopicIsOther):  # these ends are another topic's
             raise Unavailable(f"topic {answer.topic!r} was created again while its end was looked up", 0.1)
-        # MembershipStale: an older broker, which commits nothing for those who are no members. TopicMissing:
-        # deleted meanwhile, which is told when it is read.
+        # MembershipStale: an older broker, which commits only for members. TopicMissing: deleted meanwhile;
+        # the reader reports that.
         return self.committed(group, by_topic, timeout_s)
 
 

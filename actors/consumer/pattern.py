@@ -1,6 +1,6 @@
-"""Subscribing to a pattern: which topics match it now, learnt from the changes that group 0's leader reports.
+"""Subscribing to a pattern: the topics that match it now, from the changes that group 0's leader reports.
 
-The question is small, and so is its answer unless topics were created, deleted or altered since the last one:
+The request is small. So is its answer, unless topics were created, deleted or altered since the last one:
 then it contains all names. This module only decides; the membership thread asks, and joins with the result.
 """
 
@@ -26,17 +26,17 @@ class TopicPattern:
             self._expression.fullmatch("")
         except (re.error, TypeError) as error:
             raise InvalidMessage(f"pattern must be a regular expression, not {pattern!r}: {error}") from error
-        #: What the next question states as known: nothing at first, and nothing for a new leader.
+        #: The term and version that the next request states as known: none at first and for a new leader.
         self.known = 0, 0
         self.topics: tuple[str, ...] = ()
 
     def matching(self, names: Iterable[str]) -> tuple[str, ...]:
-        """The names that match as a whole."""
+        """The names that match the pattern from beginning to end."""
         match = self._expression.fullmatch
         return tuple(sorted(name for name in names if not name.startswith(INTERNAL) and match(name)))
 
     def learn(self, answer: TopicNames) -> None:
-        """Takes an answer; the next question asks for changes since then."""
+        """Takes an answer; the next request asks for changes since then."""
         self.known = answer.term, answer.version
         if answer.names is not None:
             self.topics = self.matching(answer.names)

@@ -1,5 +1,4 @@
-"""What a consumer has done so far, and its present state: counted per poll and per fetch, never per
-record."""
+"""A consumer's counters and present state, updated per poll and per fetch, never per record."""
 
 from __future__ import annotations
 
@@ -13,18 +12,18 @@ from escrowmq.actors.consumer.positions import PartitionState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerStatistics:
-    """Statistics of one consumer, for both interfaces together. Counts begin when it was created; they are
-    not all taken at the same moment.
+    """Statistics of one consumer, for both interfaces together. Counters start at its creation. They are not
+    all read at the same moment.
 
     ``records``: returned by ``poll``, including redeliveries. ``bytes``: fetched. ``fetches``: answered.
-    ``fetches_failed``: ended in an error, or given up for another replica. ``commits``: durable.
-    ``assignments``: taken over.
+    ``fetches_failed``: ended in an error, or were abandoned for another replica. ``commits``: durable.
+    ``assignments``: taken over by ``poll``.
 
     ``fetches_in_flight``, ``buffered_bytes`` (of ``buffer_bytes_max``), ``buffer_fill``, ``nacked`` (records
     that wait for redelivery) and ``lag`` describe the present. ``lag``: by partition, the messages between
     ``position`` and the end reported by its last fetch; None before the first. Latencies cover the last one
-    to two minutes, accurate to within a quarter, None where there were none: of fetches that brought
-    something, including the wait for it at the broker, and of commits.
+    to two minutes, accurate to within a quarter; None if there were none. Those of fetches count only fetches
+    that brought messages, and include the wait at the broker.
     """
 
     group: str | None
@@ -57,7 +56,8 @@ class ConsumerStatistics:
 
 
 class Counted:
-    """The counters behind it. Each is written under one lock: the consumer's, or the committer's turn."""
+    """The counters behind ``ConsumerStatistics``. Each is written under one lock: the consumer's, or the
+    committer's turn."""
 
     __slots__ = (
         "assignments",
@@ -86,7 +86,7 @@ class Counted:
         buffer_bytes_max: int,
         nacked: int,
     ) -> ConsumerStatistics:
-        """All statistics, as of now."""
+        """The statistics at this time."""
         fetch = self.fetch_latencies.quantiles(now, 0.5, 0.99)
         commit = self.commit_latencies.quantiles(now, 0.5, 0.99)
         return ConsumerStatistics(
@@ -118,7 +118,7 @@ class Counted:
 
 
 def _lag_of(state: PartitionState) -> int | None:
-    """Messages that exist and were not returned yet; None: not known."""
+    """The number of messages that exist and were not returned yet; None: unknown."""
     if state.position is None or state.log_start < 0:
         return None
     return max(state.log_end - state.position, 0)

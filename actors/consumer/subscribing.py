@@ -1,8 +1,7 @@
-"""Starting to read: what the brokers are asked before a subscription is in force, and while it follows a
-pattern.
+"""Starting to read: the calls to brokers before a subscription is in force, and while it follows a pattern.
 
 With "latest", a place is determined and committed before ``subscribe`` returns, so that nothing sent
-afterwards is skipped. A topic that matches a pattern later was created after that, so its first place is its
+afterwards is skipped. A topic that a pattern finds later was created after that, so its first place is its
 beginning. Blocking calls, each bounded; knows nothing of threads or of callers that wait.
 """
 
@@ -30,7 +29,8 @@ class Subscribing:
         self.catalog = TopicCatalog(router, timeout_s, clock=router.clock)
 
     def topics(self, topics: Sequence[str]) -> tuple[str, ...]:
-        """These topics, each once, with places where needed. Raises UnknownTopic, Unavailable."""
+        """Returns these topics, each once, after committing first places where needed. Raises UnknownTopic,
+        Unavailable."""
         wanted = tuple(dict.fromkeys(topics))
         for topic in wanted:
             self.catalog.forget(topic)
@@ -43,15 +43,16 @@ class Subscribing:
         return wanted
 
     def pattern(self, pattern: TopicPattern) -> None:
-        """Finds what matches now. A topic that is deleted meanwhile is left out, unlike a named topic."""
+        """Finds the topics that match now. A topic that is deleted meanwhile is left out, unlike a named
+        one."""
         pattern.learn(self._names(pattern, self._timeout_s))
         found = self._offsets.hear(pattern.topics, self._timeout_s)
         if self._reset == "latest":
             self.places_now([(info.name, p) for info in found for p in range(info.partitions)])
 
     def follow(self, pattern: TopicPattern, timeout_s: float) -> bool:
-        """Looks for changes since the last answer. Returns whether there are other topics now; the first
-        places of new ones have been committed by then."""
+        """Looks for changes since the last answer. Returns whether the topics have changed; the first places
+        of new ones are then committed."""
         before = pattern.topics
         answer = self._names(pattern, timeout_s)
         if answer.names is None:

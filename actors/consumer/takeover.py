@@ -3,8 +3,7 @@
 A partition is given up in this order: the handler is called while the member still holds the partition and
 may commit in it, then the assignment is applied, and only then does the coordinator learn of it. So a handler
 that commits does so before any other member continues there. A partition that is already gone (the session
-expired, or the member stopped polling, and another member may read it) is *lost*: nothing can be committed
-there any more.
+expired, or the member stopped polling, and another member may read it) is *lost*: it takes no commit.
 
 State only, without thread, clock or network. Every method runs under the consumer's lock; the handlers
 themselves are called by ``poll`` and ``close``, without it, one at a time. A handler is never called twice
@@ -64,9 +63,9 @@ class TakeOver:
         is."""
         self._positions, self._membership, self._apply = positions, membership, apply
         self.handlers = Handlers()
-        #: Given up as far as the application knows, but not yet in fact.
+        #: Partitions that the application has been told are given up, but that are still assigned.
         self._told: frozenset[TopicPartition] = frozenset()
-        #: Assigned, but the application does not know it yet.
+        #: Partitions that are assigned, but that the application has not been told about yet.
         self._fresh: frozenset[TopicPartition] = frozenset()
         #: The caller that is running a handler now.
         self.caller: object | None = None
@@ -111,11 +110,11 @@ class TakeOver:
             self._told |= frozenset(call.partitions)
 
     def _leaving(self, gone: frozenset[TopicPartition]) -> HandlerCall | None:
-        """The first handler to call for partitions that go; lost ones come first."""
+        """The first handler to call for partitions that go away; lost ones come first."""
         gone -= self._told | self._fresh
         offer, handlers = self._membership.offer, self.handlers
         lost = frozenset[TopicPartition]() if offer is None or offer.held is None else gone - offer.held
-        # As in Kafka if on_lost is missing: what on_revoke cleans up must be cleaned up in either case.
+        # As in Kafka if on_lost is missing: the cleaning up in on_revoke is needed in either case.
         for name, handler, partitions in (
             ("on_lost", handlers.on_lost or handlers.on_revoke, lost),
             ("on_revoke", handlers.on_revoke, gone - lost),

@@ -1,8 +1,9 @@
-"""Calling the application's handlers for an assignment: in the application's thread, without a lock, one at a
+"""Calls the application's handlers for an assignment: in the application's thread, without a lock, one at a
 time.
 
-``takeover.py`` decides which; this module ensures the conditions of a call: other threads that poll get no
-record until it has returned, a handler does not poll itself, and however the call ends, it is not repeated.
+``takeover.py`` decides which handler is due. This module makes sure that other threads that poll get no
+record until the handler has returned, that a handler does not poll, and that a call is never repeated,
+however it ends.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from escrowmq.replication.errors import ConfigError, EscrowMQError
 
 
 class Telling:
-    """Calls the handlers of one consumer with a group."""
+    """Calls the handlers of one consumer that has a group."""
 
     def __init__(
         self, take_over: TakeOver, condition: threading.Condition, closed: Callable[[], bool], wait_s: float

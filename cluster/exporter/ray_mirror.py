@@ -1,11 +1,11 @@
-"""The exporter's series among Ray's own metrics, ``ray_escrowmq_...``, for those who collect nothing else.
+"""The exporter's series among Ray's own metrics, ``ray_escrowmq_...``, for sites that collect only those.
 
-Each series is a gauge there with the value that ``/metrics`` has, counters and buckets of histograms, too.
-Ray's counters take what was added since they were made, so they would begin at 0 with each exporter, and its
+Each series is a gauge there, with its value in ``/metrics``; counters and the buckets of histograms are
+gauges, too. Ray's counters take increments, so they would start at 0 with each exporter, and Ray's
 histograms take single values. Prometheus computes rates and quantiles from samples, whatever their type is,
-so the expressions of the alerts and of the dashboard hold with ``ray_`` before the names.
+so the expressions of the alerts and of the dashboard work with ``ray_`` before the names.
 
-Ray passes a gauge on for as long as it is set again and again. What a look did not find ends there by itself.
+Ray exports a gauge only while it is set regularly. A series that is no longer found ends there by itself.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from escrowmq.replication.errors import ConfigError
 
 
 class Gauge(Protocol):
-    """As much of Ray's gauge as is needed."""
+    """The part of Ray's gauge that is needed."""
 
     def set(self, value: float, tags: dict[str, str], /) -> object:
-        """Of the series with these tags."""
+        """Set the series with these tags."""
 
 
 def ray_gauge(name: str, text: str, labels: tuple[str, ...]) -> Gauge:
-    """One of Ray's, in this process."""
+    """Create one of Ray's gauges in this process."""
     return RayGauge(name, text, labels)
 
 
 class RayMirror:
-    """Mirrors looks, in the looking thread."""
+    """Copies the series of each look to Ray, in the thread that looks at the cluster."""
 
     def __init__(self, make: Callable[[str, str, tuple[str, ...]], Gauge] = ray_gauge) -> None:
         """``make(name, help, labels)``: see ``ray_gauge``."""
@@ -44,7 +44,7 @@ class RayMirror:
         self._gauges: dict[str, Gauge] = {}
 
     def take(self, series: Mapping[Key, Value]) -> None:
-        """What a look has found."""
+        """Export the series that a look has found."""
         for (name, values), value in series.items():
             labels = dict(zip(BY_NAME[name].labels, values, strict=True))
             if isinstance(value, HistogramReport):
@@ -61,7 +61,7 @@ class RayMirror:
 
 
 def _parts(histogram: HistogramReport) -> Iterator[tuple[str, dict[str, str], float]]:
-    """As Prometheus has a histogram: what its name ends in, further labels, value."""
+    """A histogram as Prometheus exports it: suffix of the name, additional labels, value."""
     bounds = [*map(str, map(float, histogram.bounds)), "+Inf"]
     for bound, count in zip(bounds, accumulate(histogram.counts), strict=True):
         yield "_bucket", {"le": bound}, count
@@ -70,7 +70,7 @@ def _parts(histogram: HistogramReport) -> Iterator[tuple[str, dict[str, str], fl
 
 
 def check_exported() -> None:
-    """Raises ConfigError where the Ray node of this process exports no metrics."""
+    """Raises ConfigError if the Ray node of this process exports no metrics."""
     here = ray.get_runtime_context().get_node_id()
     nodes = ray.nodes()  # type: ignore[no-untyped-call]
     ports = [node["MetricsExportPort"] for node in nodes if node["NodeID"] == here]

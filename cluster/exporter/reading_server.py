@@ -1,7 +1,7 @@
-"""Answering commands of the same user that only read, from a process that has joined the cluster.
+"""Answers commands of the same user that only read, from a process that has joined the cluster.
 
-A few at a time, each in a thread of its own; one more is told to ask the cluster itself. What they may ask
-stands in reads.py. Never answers for a cluster that the command did not mean.
+It serves a few commands at a time, each in its own thread, and tells any other to ask the cluster itself.
+reads.py lists the questions. It never answers for a cluster that the command did not mean.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from escrowmq.replication.errors import ConfigError, EscrowMQError
 
 log = logging.getLogger(__name__)
 
-#: A command sends its question at once, and takes its answer as it comes.
+#: Limit for each read and write: a command sends its question at once and reads its answer as it arrives.
 TIMEOUT_S = 10.0
-#: Commands at a time: each asks the brokers.
+#: Limit of commands served at a time: each of them asks the brokers.
 AT_A_TIME = 4
 
 
 class ReadingServer:
-    """Listens from the beginning; ``start`` answers, ``close`` ends it and removes the socket."""
+    """Listens from its creation on. ``start`` begins to answer; ``close`` stops and removes the socket."""
 
     def __init__(self, cluster: Cluster, where: Path | None = None) -> None:
-        """``where``: the folder; None: this user's. Raises ConfigError where no socket can be made."""
+        """``where``: the folder; None: this user's. Raises ConfigError if the socket cannot be created."""
         self._cluster = cluster
         where = where or folder()
         self.path = where / f"exporter-{os.getpid()}.sock"
@@ -52,7 +52,7 @@ class ReadingServer:
         try:
             where.mkdir(mode=0o700, parents=True, exist_ok=True)
             if not is_ours(where):
-                raise ConfigError(f"{where} is not a folder of this user alone; remove it, or chmod 700 it")
+                raise ConfigError(f"{where} is open to other users or not yours; remove it, or chmod 700 it")
             _remove_dead(where)
             self._listener.bind(str(self.path))
             self._listener.listen(2 * AT_A_TIME)
@@ -65,17 +65,17 @@ class ReadingServer:
         self._thread = threading.Thread(target=self._run, name="exporter-reading", daemon=True)
 
     def start(self) -> None:
-        """Answer from now on."""
+        """Begin to answer."""
         self._thread.start()
 
     def close(self) -> None:
-        """Answer no more."""
+        """Stop answering, and remove the socket."""
         self._closing = True
         self.path.unlink(missing_ok=True)
         try:
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
         except OSError as error:
-            log.debug("the listener was closed before: %s", error)
+            log.debug("the listener was already closed: %s", error)
         self._listener.close()
         if self._thread.is_alive():
             self._thread.join(TIMEOUT_S)
@@ -86,7 +86,7 @@ class ReadingServer:
                 link, _ = self._listener.accept()
             except OSError as error:
                 if not self._closing:
-                    log.warning("commands are not answered any more: %s", error)
+                    log.warning("the exporter no longer answers commands: %s", error)
                 return
             link.settimeout(TIMEOUT_S)
             if not self._places.acquire(blocking=False):
@@ -98,30 +98,30 @@ class ReadingServer:
         try:
             with link:
                 if not same_user(link):
-                    log.warning("a command of another user was sent away")
+                    log.warning("refused a command of another user")
                     return
                 question = msgspec.msgpack.decode(receive(link, QUESTION_BYTES_MAX), type=Question)
                 send(link, self.answer(question))
         except (OSError, msgspec.MsgspecError) as error:
-            log.debug("a command went away, or sent what is no question: %s", error)
+            log.debug("a command disconnected, or sent an invalid question: %s", error)
         finally:
             self._places.release()
 
     def answer(self, question: Question) -> Answer:
-        """To one question."""
+        """The answer to one question."""
         cluster, read = self._cluster, READS.get(question.read)
         if question.version != __version__ or read is None:
-            return Answer(not_mine=f"the exporter is of version {__version__}")
+            return Answer(not_mine=f"the exporter has version {__version__}")
         if question.namespace != cluster.info.namespace:
-            return Answer(not_mine=f"the exporter looks at namespace {cluster.info.namespace!r}")
+            return Answer(not_mine=f"the exporter serves namespace {cluster.info.namespace!r}")
         try:
             if not self._means_this(question.address):
-                return Answer(not_mine=f"the exporter looks at the cluster at {cluster.address}")
+                return Answer(not_mine=f"the exporter serves the cluster at {cluster.address}")
             value = read.ask(cluster, *question.arguments)
         except EscrowMQError as error:
             return Answer(error=(type(error).__name__, list(error.args)))
         except Exception as error:  # a bug, here or in the question: the command asks the cluster itself
-            log.exception("a question of a command failed")
+            log.exception("answering a command failed")
             return Answer(not_mine=f"the exporter failed: {error!r}")
         return Answer(value=msgspec.Raw(msgspec.msgpack.encode(value)))
 
@@ -137,11 +137,11 @@ def _refuse(link: socket.socket, why: str) -> None:
         with link:
             send(link, Answer(not_mine=why))
     except OSError as error:
-        log.debug("a command went away: %s", error)
+        log.debug("a command disconnected: %s", error)
 
 
 def _remove_dead(where: Path) -> None:
-    """Sockets of exporters that were killed: nobody listens there."""
+    """Remove the sockets of killed exporters: no process listens on them."""
     for path in where.glob("*.sock"):
         with socket.socket(socket.AF_UNIX) as probe:
             probe.settimeout(1.0)

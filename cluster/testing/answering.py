@@ -1,7 +1,7 @@
 """Checks in a cluster in memory: the real feedback process and the real answering side, on one staged loop.
 
-The querier runs in the thread that moves the clock or calls the cluster, when the stage is at rest: so it may
-use the cluster itself. It cannot be slow by the stage's clock, which stands still meanwhile.
+The querier runs in the thread that moves the clock or calls the cluster, when the stage is at rest, so it may
+use the cluster itself. The stage's clock stands still while the querier runs, so a querier is never slow.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from escrowmq.feedback.config import AnswererConfig, FeedbackConfig
 from escrowmq.feedback.states import TxStatusQuerier
 from escrowmq.replication.errors import InvalidMessage
 
-#: How often deadlines are looked at. Rarely, so that a long time passes soon.
+#: Interval between two checks of the deadlines. Long, so that moving the clock far ahead takes few steps.
 TICK_S = 1.0
 
 
@@ -54,15 +54,15 @@ class StagedBrokers:
 
 
 class StagedFeedback:
-    """The feedback process of a cluster in memory, begun by the first producer with a querier."""
+    """The feedback process of a cluster in memory. The first producer with a querier starts it."""
 
     def __init__(self, stage: Stage, network: Network, info: ClusterInfo) -> None:
         self._stage, self._network, self._info = stage, network, info
-        self.loop = StagedLoop(stage)  # type: ignore[abstract]  # what is missing, nothing here asks for
+        self.loop = StagedLoop(stage)  # type: ignore[abstract]  # nothing here calls the missing methods
         self._shard: FeedbackShard | None = None
 
     def shard(self, config: FeedbackConfig) -> FeedbackShard:
-        """It; in the loop."""
+        """The feedback shard, started on the first call. Call it in the loop."""
         if self._shard is None:
             self._shard = FeedbackShard(
                 0,
@@ -84,15 +84,15 @@ class StagedFeedback:
         return answer
 
     def close(self) -> None:
-        """See ``FeedbackProcesses``: nothing to do for who only asks."""
+        """See ``FeedbackProcesses``: a client that only asks has nothing to close."""
 
     def end(self) -> None:
-        """With the cluster."""
+        """Stop the feedback process when the cluster is closed."""
         self.loop.close()
 
 
 class StagedPort:
-    """``FeedbackPort`` of one app. A call that its caller gives up goes on, as in another process."""
+    """``FeedbackPort`` of one app. If the caller abandons a call, the call goes on, as in another process."""
 
     def __init__(self, shard: FeedbackShard, app: str) -> None:
         self._shard, self._app = shard, app
@@ -132,7 +132,7 @@ class StagedPool(QueryPool):
 
 
 class StagedAnswerer:
-    """Stands where a producer's ``CheckAnswerer`` stands; takes the same arguments."""
+    """Replaces a producer's ``CheckAnswerer``, and takes the same arguments."""
 
     def __init__(
         self,

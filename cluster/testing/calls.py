@@ -1,4 +1,4 @@
-"""How clients reach the brokers of a cluster in memory, and the failures on the way that a test plans."""
+"""How clients reach the brokers of a cluster in memory, and the failures that a test plans."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from escrowmq.replication.errors import (
 )
 from escrowmq.replication.format.codec import OpType, decode_ops
 
-#: What a test may have fail -> the operations that are such a thing.
+#: What a test can make fail -> the type of the operations concerned.
 KINDS = {
     "send": OpType.MESSAGE,
     "prepare": OpType.PREPARE,
     "commit": OpType.COMMIT,
     "rollback": OpType.ROLLBACK,
 }
-#: Beside those, by the name of the call.
+#: A test can also make this call fail.
 COMMIT_OFFSETS = "commit_offsets"
-#: What a broker answers, for as long as the client tries: so the client's own time-out ends it.
+#: The broker's answer to each attempt. The client retries until its own time-out.
 ANSWERS: dict[type[EscrowMQError], Reply] = {
     Unavailable: Leadership(False, None, 0).refusal(),
     Overloaded: ("overloaded", 1.0),
@@ -41,8 +41,8 @@ ANSWERS: dict[type[EscrowMQError], Reply] = {
 
 @dataclass(slots=True)
 class PlannedFailure:
-    """The next request of this kind fails. ``request``: which one that is, once it has come: it is sent again
-    and again, and fails each time."""
+    """The next request of this kind fails. ``request``: that request, as soon as it has arrived. The client
+    repeats it, and it fails each time."""
 
     kind: str
     error: type[EscrowMQError]
@@ -52,24 +52,24 @@ class PlannedFailure:
 
 
 class Network:
-    """From all clients of one cluster to its brokers."""
+    """Carries the calls of all clients of one cluster to its brokers."""
 
     def __init__(self, stage: Stage, brokers: Sequence[BrokerCalls]) -> None:
         self._stage, self._brokers = stage, brokers
         self._planned: list[PlannedFailure] = []
-        #: Whether nobody is reached.
+        #: Whether no broker can be reached.
         self.down = False
 
     def plan(self, kind: str, error: type[EscrowMQError], carried_out: bool) -> None:
         """See ``InMemoryCluster.fail_next``."""
         if kind not in (*KINDS, COMMIT_OFFSETS):
-            raise ConfigError(f"what fails is one of {', '.join((*KINDS, COMMIT_OFFSETS))}, not {kind!r}")
+            raise ConfigError(f"what must be one of {', '.join((*KINDS, COMMIT_OFFSETS))}, not {kind!r}")
         if error is not OutcomeUnknown and error not in ANSWERS:
             known: list[type[EscrowMQError]] = [OutcomeUnknown, *ANSWERS]
             names = ", ".join(sorted(error_.__name__ for error_ in known))
-            raise ConfigError(f"the error is one of {names}, not {error!r}")
+            raise ConfigError(f"error must be one of {names}, not {error!r}")
         if carried_out and error is not OutcomeUnknown:
-            raise ConfigError(f"{error.__name__} means that nothing was done, so not carried_out")
+            raise ConfigError(f"{error.__name__} means that nothing was done; leave carried_out out")
         self._planned.append(PlannedFailure(kind, error, carried_out))
 
     def call(
@@ -81,12 +81,12 @@ class Network:
         done: OnAnswer,
         dropped: Callable[[], bool],
     ) -> None:
-        """See ``ReplicaCalls.call``. ``dropped()``: nobody waits for the answer any more."""
+        """See ``ReplicaCalls.call``. ``dropped()``: whether the client no longer waits for the answer."""
         with self._stage.lock:
             if rid == SUPERVISOR_RID:
-                done(None, NotSupported(f"a cluster in memory has no supervisor, so no {method}"))
+                done(None, NotSupported(f"a cluster in memory has no supervisor, so it cannot do {method}"))
             elif self.down:
-                done(None, ConnectionError("the test has taken the brokers away"))
+                done(None, ConnectionError("the test has made the brokers unreachable"))
             elif rid != 0 or not 0 <= gid < len(self._brokers):
                 done(None, ConnectionError(f"there is no replica {rid} of group {gid}"))
             else:

@@ -1,6 +1,7 @@
-"""An event loop on the stage: the coroutines of feedback run as one of its parts, by its clock.
+"""An event loop on the stage: feedback's coroutines run as one of the stage's parts, by the stage's clock.
 
-It has what tasks, futures, time-outs and locks of asyncio need of a loop; sockets and threads are not there.
+It implements the methods that asyncio's tasks, futures, time-outs and locks need. It has no sockets and no
+threads.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ Ts = TypeVarTuple("Ts")
 
 
 class StagedLoop(asyncio.AbstractEventLoop):
-    """See the module's text. ``close`` cancels what still runs."""
+    """See the module's text. ``close`` cancels the tasks that still run."""
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
@@ -76,7 +77,7 @@ class StagedLoop(asyncio.AbstractEventLoop):
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None: ...
 
     def _step(self) -> float | None:
-        """Run what can be run, and what that makes ready."""
+        """Run all callbacks that are ready, and those that become ready meanwhile."""
         if self._closed and not self._ready:
             return None
         outer = asyncio._get_running_loop()
@@ -116,7 +117,7 @@ class StagedLoop(asyncio.AbstractEventLoop):
         self._worker.set()
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """A task that nobody waits for has failed."""
+        """Log the failure of a task whose result nothing awaits."""
         if not self._closed:
             log.error("%s", context.get("message"), exc_info=context.get("exception"))
 

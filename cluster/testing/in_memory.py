@@ -1,4 +1,4 @@
-"""``InMemoryCluster``: a cluster without Ray, disk and threads, for tests of what uses one."""
+"""``InMemoryCluster``: a cluster without Ray, disk and threads, for tests of code that uses a cluster."""
 
 from __future__ import annotations
 
@@ -26,25 +26,26 @@ from escrowmq.cluster.testing.stage import Stage
 from escrowmq.replication.errors import ConfigError, EscrowMQError, NotSupported
 
 ADDRESS = "in-memory"
-#: News come to a parked fetch at once, and brokers do not die: rare ones make a long time pass sooner.
+#: A parked fetch gets news at once and brokers do not die, so a long wait loses nothing. It keeps the number
+#: of steps small when the clock moves far ahead.
 FETCH_WAIT_S = 30.0
 
 
 class Clock:
-    """The time of a cluster in memory. It stands still until somebody moves it."""
+    """The time of a cluster in memory. It stands still until the test moves it."""
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
 
     def advance(self, seconds: float) -> None:
-        """Let so many seconds pass: what is due meanwhile happens, in its order, before this returns."""
+        """Let this many seconds pass. Everything due in that time happens, in order, before this returns."""
         given: object = seconds
         if isinstance(given, bool) or not isinstance(given, int | float) or not given >= 0:
-            raise ConfigError(f"a clock is moved on by a number of seconds from 0, not by {seconds!r}")
+            raise ConfigError(f"seconds must be a number of at least 0, not {seconds!r}")
         self._stage.advance_to(self._stage.now() + seconds)
 
     def time(self) -> float:
-        """Seconds since the epoch, as ``time.time()``; records are stamped with it."""
+        """Seconds since the epoch, as ``time.time()``. The timestamps of records come from it."""
         return self._stage.wall_s()
 
     def now(self) -> datetime:
@@ -53,20 +54,20 @@ class Clock:
 
 
 class InMemoryCluster(Cluster):
-    """A cluster in this process's memory, with the face of a real one. A context manager.
+    """A cluster in this process's memory, with the interface of a real one. A context manager.
 
-    Made of the code of the real one (clients, broker, state machine, log, feedback); there is one replica in
-    its one broker group, no Ray, no disk and no thread. A call has had all its effects when it returns: what
-    was committed can be polled at once. Time stands still but for ``clock.advance``; and a call that waits,
-    such as a poll with nothing to read, moves the clock on instead. Checks are made, and queriers run, in the
-    thread that moves the clock. In other threads than the one that made the cluster, and in event loops,
-    waiting is real.
+    It runs the code of a real cluster (clients, broker, state machine, log, feedback). It has one broker
+    group with one replica, no Ray, no disk and no threads. A call has had all its effects when it returns: a
+    committed message can be polled at once. Time stands still except for ``clock.advance``, and except that a
+    call that waits, such as a poll with nothing to read, moves the clock instead of waiting. Checks are made,
+    and queriers run, in the thread that moves the clock. In threads other than the one that created the
+    cluster, and in event loops, waiting takes real time.
 
-    What needs replicas, nodes, Ray or Spark raises NotSupported.
+    Calls that need replicas, nodes, Ray or Spark raise NotSupported.
     """
 
     def __init__(self, *, start: datetime | None = None, config: Config | None = None) -> None:
-        """``start``: what the clock shows at first; now if not given. ``config``: what clients start from."""
+        """``start``: the clock's first time, by default now. ``config``: the base of clients' settings."""
         if start is not None and start.tzinfo is None:
             raise ConfigError("start must be a datetime with a time zone")
         settings = config or Config()
@@ -74,19 +75,19 @@ class InMemoryCluster(Cluster):
         self._stage = stage = Stage(time.time() if start is None else start.timestamp())
         self._network = Network(stage, [MemoryBroker(stage, info, gid, settings.broker) for gid in range(1)])
         self._feedback = StagedFeedback(stage, self._network, info)
-        #: What the test moves on.
+        #: The test moves it forward.
         self.clock = Clock(stage)
         super().__init__(info, ADDRESS, settings, self._feedback.end)
 
     # ------------------------------------------------------------ failures
 
     def fail_next(self, what: str, error: type[EscrowMQError], *, carried_out: bool = False) -> None:
-        """Have the next request of a kind fail, and it alone.
+        """Make the next request of a kind fail, and only that one.
 
         ``what``: "send" (plain messages), "prepare", "commit", "rollback" (of transactions), or
-        "commit_offsets" (of a consumer). ``error``: Unavailable, Overloaded or DiskFull, with which nothing
-        was done; or OutcomeUnknown, with which the broker has done it only if ``carried_out``. What travels
-        in one request fails together. The client tries until its own time-out, as with a real cluster, so
+        "commit_offsets" (of a consumer). ``error``: with Unavailable, Overloaded or DiskFull, the broker does
+        nothing; with OutcomeUnknown, the broker carries out the request only if ``carried_out``. Everything
+        in one request fails together. The client retries until its own time-out, as with a real cluster, so
         the clock is that much later afterwards (``delivery_timeout_s``, ``call_timeout_s``: 30 s).
         Raises ConfigError.
         """
@@ -111,7 +112,7 @@ class InMemoryCluster(Cluster):
         return Producer(
             info,
             **arguments,
-            # Nothing waits for company that only time could bring.
+            # No batch lingers: the clock stands still, so nothing could join it.
             config=replace(config, linger_ms=0.0, transaction_linger_ms=0.0),
             calls=self._calls(),
             background=self._stage,
@@ -131,7 +132,7 @@ class InMemoryCluster(Cluster):
     def _calls(self) -> MemoryCalls:
         return MemoryCalls(self._network)
 
-    # ------------------------------------------------------------ what it has not
+    # ------------------------------------------------------------ not supported
 
     def health(self) -> dict[str, Any]:
         """Raises NotSupported: there are no nodes."""

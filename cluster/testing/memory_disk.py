@@ -1,4 +1,4 @@
-"""A disk in memory: what the log writes is there until the process ends, or nobody holds it."""
+"""A disk in memory: the log's files exist until the process ends or the disk object is freed."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from escrowmq.replication.log.disk import Disk, File
 
-#: As much as no test fills.
+#: More than any test fills.
 FREE_BYTES = 1 << 40
 
 
 class MemoryFile:
-    """See :class:`escrowmq.replication.log.disk.File`. It is as durable as it gets."""
+    """See :class:`escrowmq.replication.log.disk.File`. ``sync`` has nothing to do."""
 
     def __init__(self) -> None:
         self.data = bytearray()

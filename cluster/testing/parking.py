@@ -1,4 +1,4 @@
-"""Long polls without threads: a call that would wait is put aside, and repeated when there are news."""
+"""Long polls without threads: a call that would wait is put aside, and repeated when there is news."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ T = TypeVar("T")
 
 
 class Parked(Exception):
-    """A call has to wait: for this lot's news, for so long."""
+    """A call must wait for news from ``lot``, for at most ``wait_s`` seconds."""
 
     def __init__(self, lot: StagedLot, wait_s: float) -> None:
-        super().__init__("this call is to be put aside")
+        super().__init__("this call must be put aside")
         self.lot, self.wait_s = lot, wait_s
 
 
 class StagedLot:
-    """Stands where a ``ParkingLot`` stands."""
+    """Replaces a ``ParkingLot``."""
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
@@ -32,14 +32,14 @@ class StagedLot:
         self._started = False
 
     def wait_for(self, attempt: Callable[[], T | None], wait_s: float) -> T | None:
-        """``attempt()`` if that gives something, or there is no time to wait; else raises ``Parked``."""
+        """The result of ``attempt()`` if there is one or no time is left to wait. Else raises ``Parked``."""
         found = attempt()
         if found is None and wait_s > 0 and not self._stage.no_waiting:
             raise Parked(self, min(wait_s, WAIT_S_MAX))
         return found
 
     def park(self, call: PendingCall) -> None:
-        """Until there are news, or its time is over."""
+        """Put the call aside until there is news or its time is over."""
         self._parked.append(call)
         if not self._started:
             self._started = True
@@ -48,7 +48,7 @@ class StagedLot:
             self._worker.set()
 
     def announce(self) -> None:
-        """There are news."""
+        """Repeat the parked calls: there is news."""
         if self._parked:
             self._told = True
             self._worker.set()
@@ -69,7 +69,7 @@ class StagedLot:
 
 
 class PendingCall:
-    """One call of a broker's method. ``dropped()``: nobody waits for the answer any more."""
+    """One call of a broker's method. ``dropped()``: whether the client no longer waits for the answer."""
 
     def __init__(
         self,
@@ -84,12 +84,12 @@ class PendingCall:
         self.until = NEVER
 
     def attempt(self) -> None:
-        """Execute it, in this thread; arguments and answer are copies, as if they had come over a network."""
+        """Execute it in this thread. Arguments and answer are copied, as if they had crossed a network."""
         if self.dropped():
             return
         self._stage.no_waiting = self.until <= self._stage.now()
         try:
-            args = pickle.loads(self._args)  # noqa: S301 - this process's own
+            args = pickle.loads(self._args)  # noqa: S301 - this process packed them
             answer = pickle.dumps(self._method(*args), protocol=5)
         except Parked as parked:
             if self.until == NEVER:

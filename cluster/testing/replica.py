@@ -1,4 +1,4 @@
-"""One replica, the only one of its group, without Raft, threads and disk: it leads from its first moment.
+"""The only replica of its group, without Raft, threads and disk. It leads from the start.
 
 Everything that decides is real: admission, the state machine, the log, snapshots and retention, the parts of
 a broker. An entry is committed and applied when it is proposed. Every call is made under the stage's lock.
@@ -39,14 +39,14 @@ from escrowmq.replication.replica.replica import Limits, Replica
 from escrowmq.replication.state.machine import LEVEL_MAX, StateMachine
 
 T = TypeVar("T")
-#: How long nobody looks for retention while no check comes due.
+#: Seconds between two timer steps (for retention) while no check comes due.
 IDLE_S = 1.0
-#: How a log begins: the first leader's entry without content.
+#: The first entry of a log: the first leader's entry without content.
 NO_OP = b"\x01"
 
 
 class MemoryNode:
-    """Stands where the Raft node stands: what is proposed is applied at once."""
+    """Replaces the Raft node: applies a proposed entry at once."""
 
     ready = is_leader = members_applied = True
     leader_id, term = "0", 1
@@ -76,7 +76,7 @@ class MemoryNode:
 
 
 class MemoryDriver:
-    """Stands where the driver's thread stands: what is handed to it is done before the call returns."""
+    """Replaces the driver's thread: runs each submitted function before the call returns."""
 
     disk_full = False
 
@@ -105,7 +105,7 @@ class MemoryReplica(RunningReplica):
             identity=Identity(info.cluster_id, gid, 0),
             groups=info.groups,
             founders=1,
-            data_dir=Path(os.sep),  # of which only the room is asked, for metrics
+            data_dir=Path(os.sep),  # read only for the free space in the metrics
             listen_host="",
             secret=b"",
             resolve=lambda peer: None,
@@ -151,7 +151,7 @@ class MemoryReplica(RunningReplica):
         self._timer.start()
 
     def _after_tick(self) -> None:
-        """After everything that was done in what stands for the driver's thread."""
+        """Run after each function that the driver's thread would run."""
         self.replica.pump(self.now_ms())
         applied = self.replica.state.applied_index
         if applied != self._last_applied:
@@ -165,7 +165,8 @@ class MemoryReplica(RunningReplica):
         return self._look_again_at()
 
     def _look_again_at(self) -> float:
-        """A real replica looks ten times a second; here only when that can find anything."""
+        """When the timer steps next. A real replica's timer runs ten times a second; this one only when
+        something can be due."""
         now, due_ms = self._stage.now(), self.replica.state.due.next_ms()
         if due_ms is None:
             return now + IDLE_S
@@ -173,7 +174,7 @@ class MemoryReplica(RunningReplica):
 
 
 class MemoryBroker(BrokerCalls):
-    """What stands where a Broker actor stands."""
+    """Replaces a Broker actor."""
 
     def __init__(self, stage: Stage, info: ClusterInfo, gid: int, config: BrokerConfig) -> None:
         super().__init__()

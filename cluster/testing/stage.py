@@ -1,16 +1,16 @@
 """Runs the parts of all clients and brokers of a cluster in memory, and keeps its time.
 
-There are no threads. Whoever calls something runs all parts until none has anything left to do, so that a
-call has had all its effects when it returns. Time stands still meanwhile. It goes on
+There are no threads. A caller's thread runs all parts until none has anything left to do, so a call has had
+all its effects when it returns. Time stands still meanwhile. It moves on
 
 - when the test moves it (``advance``),
-- when the thread that made the cluster waits (``poll`` with nothing to read): then it jumps to the next time
-  at which something happens, or to the end of the wait,
-- when a request gets no answer, as in a planned failure: then it jumps to the next attempt, or the deadline,
-- while another thread or an event loop waits: as fast as outside.
+- when the thread that created the cluster waits (``poll`` with nothing to read): time jumps to the next
+  event, or to the end of the wait,
+- when a request gets no answer, as in a planned failure: time jumps to the next attempt, or to the deadline,
+- while another thread or an event loop waits: at the speed of real time.
 
-One thread at a time runs parts. Application code (queriers) is run with no lock held, when the parts are at
-rest.
+One thread at a time runs parts. Application code (queriers) runs when the parts are at rest, with no lock
+held.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from escrowmq.actors.client.background import Step
 from escrowmq.actors.client.observable import ObservableCondition
 from escrowmq.actors.client.wakeup import Wakeup
 
-#: Steps at one point in time, beyond which a part surely goes round in circles.
+#: Limit of steps at one point in time. More than that is an endless loop.
 STEPS_MAX = 1_000_000
 NEVER = float("inf")
 
 
 class Stage:
-    """See the module's text. A ``Background`` of clients. Thread-safe."""
+    """See the module's text. The ``Background`` of all clients. Thread-safe."""
 
     def __init__(self, start_s: float) -> None:
-        """``start_s``: seconds since the epoch at which its time begins."""
+        """``start_s``: the time at which it begins, in seconds since the epoch."""
         self._start_s, self._now = start_s, 0.0
         #: Held while parts run.
         self.lock = threading.RLock()
@@ -84,12 +84,12 @@ class Stage:
         return self._start_s + self._now
 
     def wall_ms(self) -> int:
-        """Milliseconds since the epoch. (Rounded: a sum of two floats may be a hair below the time that was
-        meant, and would be a millisecond early.)"""
+        """Milliseconds since the epoch. (Rounded: the sum of two floats may be slightly too low, and would
+        then be a millisecond early.)"""
         return round(self.wall_s() * 1000)
 
     def advance_to(self, target: float) -> None:
-        """Let everything happen that is due until then, in its order."""
+        """Run everything that is due until ``target``, in order."""
         self.run()
         while (due := self._next_due()) <= target:
             self._move_to(due)
@@ -98,7 +98,8 @@ class Stage:
         self.run()
 
     def wait(self, news: Callable[[], bool], timeout_s: float) -> bool:
-        """Until there is ``news``, for at most so long; whether there is. The caller holds no lock."""
+        """Wait until ``news()`` is true, for at most ``timeout_s``. Returns whether it is. The caller must
+        hold no lock."""
         self.run()
         deadline = self._now + timeout_s
         if threading.get_ident() != self._owner:
@@ -135,14 +136,14 @@ class Stage:
         self._jobs.append(job)
 
     def run(self) -> None:
-        """Run parts until none has anything to do. A caller who holds a condition runs nothing: that comes
-        when it lets go."""
+        """Run parts until none has anything to do. While the caller holds a condition, nothing runs; the
+        parts run when it is released."""
         if self._held.depth:
             return
         with self.lock:
             below = self._stepping
             if below is not None and not below.blocks:
-                return  # called by a part: whoever runs that one runs all others afterwards
+                return  # called by a part: the loop that runs this part runs the others afterwards
             self._depth += 1
             try:
                 self._run_parts()
@@ -176,12 +177,12 @@ class Stage:
             self._move_to(due)
 
     def add(self, worker: StagedWorker) -> None:
-        """From now on it is run."""
+        """Run this worker from now on."""
         with self.lock:
             self._workers.append(worker)
 
     def remove(self, worker: StagedWorker) -> None:
-        """It has ended."""
+        """Stop running this worker: it has ended."""
         with self.lock:
             if worker in self._workers:
                 self._workers.remove(worker)
@@ -214,7 +215,7 @@ class StagedWorker(Wakeup):
         self._stage, self._step, self.name, self.blocks = stage, step, name, blocks
         self._part_waited_for = waited_for
         self._woken, self._stepping = True, False
-        #: When it is to be stepped at the latest.
+        #: When its next step is due at the latest.
         self.wake = NEVER
 
     @property
@@ -232,7 +233,7 @@ class StagedWorker(Wakeup):
         self._stage.run()
 
     def set(self) -> None:
-        """See ``Wakeup``: it is done when this returns, unless the caller holds a condition."""
+        """See ``Wakeup``: the part has run when this returns, unless the caller holds a condition."""
         self._woken = True
         self._stage.run()
 
@@ -241,15 +242,15 @@ class StagedWorker(Wakeup):
         self._woken = False
 
     def ready(self, now: float) -> bool:
-        """Whether it has something to do, and is not at it already, below in this stack of calls."""
+        """Whether it has something to do and is not running already, further down this call stack."""
         return (self._woken or self.wake <= now) and not self._stepping
 
     def waited_for(self) -> bool:
-        """Whether a caller waits for what only time brings."""
+        """Whether a caller waits for something that happens only when time moves on."""
         return not self._stepping and self._part_waited_for is not None and self._part_waited_for()
 
     def go(self) -> None:
-        """One step."""
+        """Run one step."""
         self._woken, self._stepping, self.wake = False, True, NEVER
         try:
             wake = self._step()
@@ -265,7 +266,7 @@ class StagedWorker(Wakeup):
 
 
 class StagedCondition(ObservableCondition):
-    """Who lets go of it runs what was woken meanwhile; who waits at it lets time pass."""
+    """Releasing it runs the parts that were woken meanwhile. Waiting on it lets time pass."""
 
     def __init__(self, stage: Stage, lock: threading.Lock | None = None) -> None:
         super().__init__(lock)
@@ -288,7 +289,7 @@ class StagedCondition(ObservableCondition):
         super().notify_all()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Until somebody notifies; whether somebody has."""
+        """Wait for a notification. Returns whether there was one."""
         told = self._told
         saved = self._release_save()  # type: ignore[attr-defined]
         held, self._stage.held.depth = self._stage.held.depth, 0

@@ -122,10 +122,10 @@ def test_every_answer_has_a_type_that_can_be_read() -> None:
 @pytest.mark.parametrize(
     ("options", "here", "why"),
     [
-        ({"namespace": "other"}, [ADDRESS], "looks at namespace 'escrowmq'"),
-        ({"address": "10.0.0.2:6379"}, [ADDRESS], "looks at the cluster at"),
-        ({}, [ADDRESS, "10.0.0.1:6380"], "looks at the cluster at"),
-        ({}, [], "looks at the cluster at"),
+        ({"namespace": "other"}, [ADDRESS], "serves namespace 'escrowmq'"),
+        ({"address": "10.0.0.2:6379"}, [ADDRESS], "serves the cluster at"),
+        ({}, [ADDRESS, "10.0.0.1:6380"], "serves the cluster at"),
+        ({}, [], "serves the cluster at"),
     ],
     ids=["another namespace", "another address", "two clusters here", "its cluster is elsewhere"],
 )
@@ -141,7 +141,7 @@ def test_the_address_comes_from_where_connect_takes_it(
     server: ReadingServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.2:6379")
-    with pytest.raises(NoExporter, match="looks at the cluster"):
+    with pytest.raises(NoExporter, match="serves the cluster"):
         asked("topics")
     monkeypatch.setenv("ESCROWMQ_RAY__ADDRESS", ADDRESS)
     assert asked("topics")
