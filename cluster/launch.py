@@ -109,7 +109,7 @@ def ask_about(supervisor: Any) -> Any:
     """The call that a supervisor answers with the fields of ClusterInfo, as far as its version knows them."""
     try:
         return supervisor.about.remote()
-    except AttributeError:  # of an earlier version
+    except AttributeError:  # an earlier version
         return supervisor.info.remote()
 
 

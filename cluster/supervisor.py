@@ -147,7 +147,7 @@ class Supervisor:
         return {**self.info(), "log_format": self._plan.broker.log_format}
 
     def info(self) -> dict[str, Any]:
-        """The cluster's id and shape, for clients of earlier versions, which can take nothing more."""
+        """The cluster's id and shape, for clients of earlier versions, which accept nothing more."""
         if self._dir is None:
             raise Unavailable("the supervisor is starting", 0.5)
         record = self._dir.record

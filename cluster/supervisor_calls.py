@@ -1,4 +1,4 @@
-"""What a ``Cluster`` asks the supervisor, through Ray. Imported at the first question, as Ray is."""
+"""The calls of a ``Cluster`` to the supervisor, through Ray. Imported at the first call, as Ray is."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from escrowmq.cluster.discovery import reconnect_waits, within
 from escrowmq.cluster.launch import ANSWER_TIMEOUT_S, find_supervisor
 from escrowmq.replication.errors import Unavailable
 
-#: Every node is searched, which takes seconds where no worker process is there yet.
+#: Limit for a search of every node, which takes seconds on a node without a worker process.
 LEFTOVERS_TIMEOUT_S = 120.0
 
 

@@ -79,15 +79,15 @@ class UnknownTopic(EscrowMQError):
 
 
 class TopicRecreated(UnknownTopic):
-    """The topic was deleted, and there is another one of its name. Nothing was done to that one.
+    """The topic was deleted and created again. Nothing was done to the new topic.
 
-    Of a message or a transaction: it was sent more than once, and may have been stored in the earlier topic.
+    For a message or a transaction: it was sent more than once, and may be stored in the earlier topic.
     """
 
     def __str__(self) -> str:
         return (
             f"topic {self.topic!r} was deleted and created again: nothing was done to the new one; "
-            "do it again if that is the one that is meant"
+            "repeat the call if you mean the new one"
         )
 
 
@@ -103,8 +103,8 @@ class UnknownGroup(EscrowMQError):
 
 
 class GroupNotEmpty(EscrowMQError):
-    """A consumer group has live members, which would go on where they are. Nothing was done. ``members``: who
-    they are, as far as that was told."""
+    """A consumer group has live members, which would continue where they are. Nothing was done. ``members``:
+    their names, as far as known."""
 
     def __init__(self, group: str, members: Sequence[str] = ()) -> None:
         super().__init__(group, members)
@@ -274,7 +274,7 @@ class MemberFenced(EscrowMQError):
     def __str__(self) -> str:
         return (
             f"another member of group {self.group!r} began with instance_id {self.instance_id!r} and reads "
-            "the partitions of this one; close this consumer, and give each live member an id of its own"
+            "the partitions of this one; close this consumer, and give each live member its own id"
         )
 
 

@@ -48,8 +48,8 @@ class ResultCode(enum.IntEnum):
         15  # of PREPARE: so long under way that its id may be forgotten; nothing was done: see ``heard_ms``
     )
     TOO_MANY_IDS = 16  # of PREPARE: no more ids given by applications can be remembered; info = the limit
-    NOT_PREPARED = 17  # refused to who is not the producer: not all of it is prepared, or nobody has looked
-    OTHER_TOPIC = 18  # of that name there is another topic than the one that is meant; info ends with its id
+    NOT_PREPARED = 17  # only its producer may: not all of it is prepared, or nothing has checked that
+    OTHER_TOPIC = 18  # the name now belongs to another topic than the one meant; info ends with its id
     OUT_OF_RANGE = 20  # of fetch: the offset is before the log's start or after its end
 
 
@@ -135,7 +135,7 @@ class OpenTransaction:
 
 #: In place of a topic's first group: its creator stored none, so it follows from the name.
 BY_NAME = -1
-#: In place of a topic's id: nobody has given it one.
+#: Stands for the id of a topic that has none.
 NO_ID = 0
 
 
@@ -152,8 +152,8 @@ class TopicInfo:
     retention_ms: int  # -1: unlimited
     retention_bytes: int  # per partition; -1: unlimited
     first_group: int = BY_NAME  # broker group of partition 0
-    #: Tells topics of one name apart: one that is created again has a higher one. ``NO_ID``: it was created
-    #: below format level 6, or by a client of an earlier version.
+    #: Distinguishes topics of the same name: a topic that is created again has a higher id. ``NO_ID``: it was
+    #: created below format level 6, or by a client of an earlier version.
     topic_id: int = field(default=NO_ID, compare=False)
 
     def __getstate__(self) -> list[Any]:
@@ -169,7 +169,7 @@ class TopicInfo:
             write(self, value)
 
     def settings(self) -> dict[str, Any]:
-        """Without place and id, as earlier versions know and store them."""
+        """The settings without first group and id, as earlier versions know and store them."""
         values = asdict(self)
         del values["first_group"], values["topic_id"]
         return values

@@ -51,4 +51,4 @@ def delete_group(router: Router, group: str, timeout_s: float) -> None:
             raise GroupNotEmpty(group, answer.members)
         if isinstance(answer, GroupCallRefused):
             raise InvalidMessage(f"deleting group {group!r} was refused: {answer.reason}")
-    raise Overloaded(f"other clients keep setting places of group {group!r}", 1.0)
+    raise Overloaded(f"the places of group {group!r} keep changing", 1.0)

@@ -35,10 +35,11 @@ from escrowmq.replication.host.running import RunningReplica
 from escrowmq.replication.model import NO_ID, ResultCode
 
 TOPICS_MAX = 10_000
-#: What waits for something that is on its way to the log is tried again after this: it has been applied then.
+#: A call that must wait for an operation on its way to the log is tried again after this time, within which
+#: the operation is usually applied.
 AGAIN_S = 0.02
 AGAIN: Reply = ("overloaded", AGAIN_S)
-#: Deleting a group is tried again with a newer generation so often.
+#: Limit of attempts to delete a group, each with a newer generation.
 DELETIONS_MAX = 5
 
 T = TypeVar("T")
@@ -99,7 +100,7 @@ class GroupService:
         ids: Mapping[str, int] | None = None,
         generation: int = -1,
     ) -> Reply:
-        """See :meth:`GroupCoordinator.join`. Topics that do not exist (yet, any more) give nothing."""
+        """See :meth:`GroupCoordinator.join`. Topics that do not exist (yet, or any longer) are left out."""
         problem = _group_problem(group) or _member_problem(member, topics, owned) or _ids_problem(ids)
         if problem is not None:
             return "ok", GroupCallRefused(problem)
@@ -145,7 +146,7 @@ class GroupService:
         ids: Mapping[str, int] | None = None,
     ) -> Reply:
         """``("ok", None)`` once replicated; ``("ok", MembershipStale | TopicMissing | TopicIsOther |
-        GroupCallRefused)``; any other status as submit. ``ids``: of the topics that are meant."""
+        GroupCallRefused)``; any other status as submit. ``ids``: those of the topics that are meant."""
         if (refused := _ids_problem(ids)) is not None:
             return "ok", GroupCallRefused(refused)
         if member == "" and generation == FIRST_PLACES:
@@ -177,8 +178,8 @@ class GroupService:
     def _commit_first(
         self, group: str, offsets: Mapping[str, Mapping[int, int]], ids: Mapping[str, int]
     ) -> Reply:
-        """Places only where the group has none. What it has is what is applied, and what is under way to the
-        log: while any of these is under way, nobody knows, and the caller is to try again."""
+        """Commits places only where the group has none. Its places are those that were applied and those on
+        their way to the log; as long as one of these is on its way, the caller must try again."""
         known = self._committed(group)
         if self._led(lambda coordinator, now: coordinator.is_being_deleted(group)) == ("ok", True):
             return AGAIN
@@ -213,9 +214,9 @@ class GroupService:
         return self._log(group, left, check)
 
     def delete(self, group: str, places: Mapping[str, Mapping[int, int]]) -> Reply:
-        """``("ok", None)`` once it is gone, or was; ``("ok", GroupLives | PlacesMoved | GroupCallRefused)``;
-        any other status as submit. ``places``: all that the caller has seen; a deletion that arrives late
-        does nothing to a group that is used again."""
+        """``("ok", None)`` once it is deleted, or if it did not exist; ``("ok", GroupLives | PlacesMoved |
+        GroupCallRefused)``; any other status as submit. ``places``: all that the caller has seen, so that a
+        deletion that arrives late does nothing to a group that is in use again."""
         if (refused := _group_problem(group)) is not None:
             return "ok", GroupCallRefused(refused)
         for _ in range(DELETIONS_MAX):
@@ -239,7 +240,7 @@ class GroupService:
                 if (known := self._committed(group)) and known != places:
                     return PlacesMoved()
                 if coordinator.newest_of(group) > generation:
-                    return False  # somebody has joined since
+                    return False  # a member has joined since
                 queue()
                 coordinator.delete(group, generation)
                 return None
@@ -257,8 +258,8 @@ class GroupService:
         return ("ok", None) if answer[0] == "ok" else answer
 
     def _other(self, topics: Iterable[str], ids: Mapping[str, int]) -> TopicIsOther | None:
-        """The first of these topics that is another one than ``ids`` tell. Looked at in turn: what changes
-        later is seen when the places are written."""
+        """The first of these topics whose id differs from ``ids``. A topic that changes later is noticed when
+        the places are written."""
         for topic in topics:
             if ids.get(topic, NO_ID) != NO_ID and ids[topic] != id_of(self._which(topic)):
                 return TopicIsOther(topic)
@@ -374,7 +375,7 @@ def _group_problem(group: str) -> str | None:
 def _ids_problem(ids: Any) -> str | None:
     if ids is None or all(isinstance(t, str) and type(n) is int for t, n in dict(ids).items()):
         return None
-    return "ids of topics are numbers, by the names of the topics"
+    return "ids must be a dict of topic names and numbers"
 
 
 def _member_problem(member: Any, topics: Any, owned: Any) -> str | None:

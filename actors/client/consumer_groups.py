@@ -31,9 +31,9 @@ def coordinator_group(group: str, groups: int) -> int:
 class GroupAssignment(Carried, frozen=True):
     """What a member may read, in answer to a heartbeat.
 
-    The member confirms it by a heartbeat of ``generation``, once it has let go of all other partitions.
-    ``pending``: more is coming when others have let go of it, so ask again soon. ``ids``: of the topics of
-    these partitions, so that a member can say which topic it reads; None: of a coordinator below level 6.
+    The member confirms it by a heartbeat of ``generation``, once it has released all other partitions.
+    ``pending``: it will get more when other members release them, so ask again soon. ``ids``: those of the
+    topics, so that a member can state which topic it reads; None: the coordinator is below level 6.
     """
 
     generation: int

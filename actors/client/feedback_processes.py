@@ -1,4 +1,4 @@
-"""How ``status`` asks the feedback processes how they are: the seam between operators and Ray.
+"""How ``status`` asks the feedback processes for their reports: the interface between operators and Ray.
 
 Nothing is started here: without a producer that answers checks there is no feedback process, and that is
 well.
@@ -22,4 +22,4 @@ class FeedbackProcesses(Protocol):
         """Ask all of them. The caller decides how long to wait."""
 
     def close(self) -> None:
-        """Ask no more."""
+        """Stop asking."""

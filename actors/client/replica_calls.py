@@ -13,7 +13,7 @@ from typing import Any, Protocol
 #: process that has died may be answered late or never; callers have their own clock.
 OnAnswer = Callable[[Any, BaseException | None], None]
 
-#: In the place of a replica's number: the supervisor, which knows where all of them are.
+#: Stands for the supervisor in place of a replica's number. The supervisor knows where all replicas are.
 SUPERVISOR_RID = -1
 
 

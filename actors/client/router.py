@@ -2,8 +2,8 @@
 
 Callers post work and get futures; answers come in from Ray's threads; everything else happens in this
 thread, so channels and batchers need no locks. It sleeps until something is posted, an answer comes, or
-a deadline, probe or linger is due. It must never block on anything else, and never run user code. What it
-does in a turn stands in turns.py, and who runs it in background.py.
+a deadline, probe or linger is due. It must never block on anything else, and never run user code. turns.py
+has the work of one turn, and background.py runs the turns.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _CLOSED = "this client was closed; create a new one"
 class Router(Turns):
     """Channels to every group of a cluster, run by a thread. Thread-safe; closed by :meth:`close`.
 
-    ``background``: what runs it instead of a thread of its own.
+    ``background``: runs it; None: a thread.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class Router(Turns):
 
 
 def over_ray(info: ClusterInfo) -> ReplicaCalls:
-    """Calls through Ray, which is imported only here: whoever passes other calls needs no Ray."""
+    """Calls through Ray, which is imported only here, so that clients with other calls need no Ray."""
     from escrowmq.actors.client.ray_calls import RayCalls
 
     return RayCalls(info)

@@ -1,11 +1,10 @@
-"""Which broker group hosts a partition, and which topic of its name a topic is: as topics say that were heard
-of, for all of a client's parts.
+"""The broker group of each partition and the id of each topic, as last reported, for all of a client's parts.
 
-A topic tells where it begins (``TopicInfo.first_group``), so a client has to have heard of it before it can
-send or read anything of it. What was heard last stays, also when a topic is asked for again: a topic moves
-only if it is deleted and created again, and whoever asks the wrong group is told that there is no such
-partition. Then it has another id, too, which what is sent to it names: what arrives late is not taken for
-something that was meant for the new one.
+A topic's description says in which group it begins (``TopicInfo.first_group``), so a client must get the
+description before it sends or reads. The last description stays in force while a new one is requested: a
+topic moves only if it is deleted and created again, and the wrong group answers that it has no such
+partition. A topic that was created again also has another id. Requests name the id, so one that arrives late
+has no effect on the new topic.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from escrowmq.replication.model import NO_ID, TopicInfo, first_group, group_of
 
 
 class TopicPlaces:
-    """Of one client. Thread-safe: the dicts are changed by single operations only. They hold two numbers for
-    each topic that the client has heard of."""
+    """The topics of one client. Thread-safe: the dicts are changed by single operations only. They hold two
+    numbers for each topic that the client has heard of."""
 
     def __init__(self, groups: int) -> None:
         self._groups = groups
@@ -26,17 +25,17 @@ class TopicPlaces:
         self._ids: dict[str, int] = {}
 
     def hear(self, topics: Iterable[TopicInfo]) -> None:
-        """These topics are as a leader has told."""
+        """Takes descriptions of topics from a leader."""
         topics = list(topics)
         self._firsts.update({topic.name: first_group(topic) for topic in topics})
         self._ids.update({topic.name: topic.topic_id for topic in topics})
 
     def hear_id(self, topic: str, topic_id: int) -> None:
-        """A broker has told that the topic has this id by now."""
+        """Takes a topic's present id from a broker's answer."""
         self._ids[topic] = topic_id
 
     def id_of(self, topic: str) -> int:
-        """The topic's id, as last heard of; ``NO_ID`` where nobody has told one."""
+        """The topic's id as last reported; ``NO_ID`` if none was."""
         return self._ids.get(topic, NO_ID)
 
     def unheard(self, topics: Iterable[str]) -> set[str]:

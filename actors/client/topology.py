@@ -23,6 +23,6 @@ class ClusterInfo:
     namespace: str
     groups: int
     replicas: int
-    #: How the cluster's own processes log (``broker.log_format``): the feedback processes, too, although it
-    #: is producers that start them.
+    #: Log format of the cluster's own processes (``broker.log_format``). The feedback processes use it, too,
+    #: although producers start them.
     log_format: str = "text"

@@ -35,10 +35,10 @@ class Source(Protocol):
 
 @runtime_checkable
 class Waited(Protocol):
-    """A source for which callers may wait though none of its requests is under way."""
+    """A source whose callers may be waiting although none of its requests is under way."""
 
     def waited_for(self) -> bool:
-        """Whether one does now."""
+        """Whether a caller is waiting now."""
 
 
 class Turns:
@@ -112,7 +112,7 @@ class Turns:
         self.channels[gid].submit(request, self.clock())
 
     def attach(self, source: Source) -> None:
-        """Have ``source`` pumped in every turn."""
+        """Pump ``source`` in every turn from now on."""
         if isinstance(source, Waited):
             self._waited.append(source)
         self.post(lambda: self._sources.append(source))

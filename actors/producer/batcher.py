@@ -82,7 +82,7 @@ class GroupBatcher:
         counted: Counted | None = None,
         places: TopicPlaces | None = None,
     ) -> None:
-        """``places``: the ids of topics, which are told with what is sent to them; None: they are not."""
+        """``places``: the ids of topics, which requests name; None: requests name no ids."""
         self._app, self._config, self._instance = app, config, instance
         self._counted, self._places = counted or Counted(), places or TopicPlaces(1)
         self._speech = GroupSpeech()
@@ -411,7 +411,7 @@ class GroupBatcher:
             for block in finish_prepared(blocks, outcome, self._speech.heard_ms, repeated):
                 self.prepare(block, float("-inf"))
         elif outcome[0] == ResultCode.OTHER_TOPIC and not (repeated or blocks[0].is_further):
-            # It was sent once, so it is open nowhere: it goes to the topic that there is now.
+            # It was sent only once, and refused, so it is open nowhere: send it to the present topic.
             topic, _, topic_id = outcome[1]
             self._places.hear_id(topic, topic_id)
             for block in blocks:

@@ -29,7 +29,7 @@ Column = tuple[list[int], list[int], list[bytes]]
 #: Operations with more ids than this are split (brokers accept 20,000; a request has room for far fewer).
 IDS_PER_OPERATION = 5_000
 _ALL_DONE = (ResultCode.OK, ResultCode.DUPLICATE)
-#: What a whole operation is refused for because of one topic, which the answer names.
+#: Refusals of a whole operation because of one topic, which the answer names.
 _OF_A_TOPIC = (ResultCode.UNKNOWN_TOPIC, ResultCode.BAD_PARTITION, ResultCode.OTHER_TOPIC)
 
 
@@ -231,10 +231,10 @@ def encode_prepare(
 ) -> bytes:
     """PREPARE and its PRE_MESSAGEs for all transactions of ``blocks``, which have the same key.
 
-    ``id_of`` a topic: it is told, so that nothing is prepared in another topic of that name.
-    ``instance``: the producer, told in version 2; None: as version 1. ``heard_ms``: the newest time that was
-    heard from the group. It must have been heard before, so a PREPARE is never encoded anew with a later one
-    once a broker has said that one of its transactions is prepared.
+    ``id_of(topic)``: the id that the PREPARE names, so that nothing is prepared in another topic of that
+    name. ``instance``: the producer, named in version 2; None: version 1. ``heard_ms``: the newest time that
+    the client has heard from the group. It must be from before: after a broker has reported one of its
+    transactions as prepared, a PREPARE is never encoded again with a later time.
     """
     first = blocks[0]
     tx_ids, query_ids, digests = first.tx_ids, first.query_ids, first.digests

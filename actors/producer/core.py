@@ -53,9 +53,9 @@ class ProducerCore:
         instance: str | None = None,
         background: Background | None = None,
     ) -> None:
-        """``turns``: what somebody else runs, instead of a thread of this producer's own. ``answers_checks``:
-        it can be asked whether it runs a local transaction, and so it owns what it prepares. ``instance``:
-        its name, which is made if there is none. ``background``: what runs it, with a clock of its own."""
+        """``turns``: turns that the caller runs, in place of a thread of this producer. ``answers_checks``:
+        it can be asked whether a local transaction runs, so it owns its open transactions. ``instance``: its
+        name; by default a new one. ``background``: what runs it, with its own clock."""
         background = background or Threads(clock)
         self.app, self.config, self.info, self.clock = check_app(app), config, info, background.clock
         self.instance = instance or instance_id(client_version())
@@ -258,7 +258,7 @@ class ProducerCore:
         return self._look_again(now, wake)
 
     def waited_for(self) -> bool:
-        """See :class:`escrowmq.actors.client.turns.Waited`: something is to be tried again."""
+        """See :class:`escrowmq.actors.client.turns.Waited`: something must be tried again."""
         return bool(self._timers)
 
     def _look_again(self, now: float, wake: float) -> float:

@@ -49,7 +49,7 @@ class Batch:
     def __init__(self, pending: list[Pending], size: int, deadline: float) -> None:
         self.pending, self.size, self.deadline = pending, size, deadline
         self.tries = 0
-        #: Of the topic that it is made for, once it has been the first one of an epoch.
+        #: The id of its topic; set when it is first encoded as the first batch of an epoch.
         self.topic_id: int | None = None
 
 
@@ -107,8 +107,8 @@ class PartitionStream:
 
     def take(self, bytes_max: int, heard_ms: int | None = None, topic_id: int = NO_ID) -> tuple[bytes, Batch]:
         """The next batch of at most ``bytes_max`` bytes, but at least one message, as a frame. ``heard_ms``:
-        what was heard of the group, for the first one of an epoch; None: it does not tell. ``topic_id``: of
-        the topic as it is known now, for the same."""
+        the newest time heard from the group, for the first batch of an epoch; None: it states none.
+        ``topic_id``: the topic's present id, for the same."""
         assert self.waits
         batch, self._again = self._again, None
         if batch is None:
@@ -160,7 +160,7 @@ class PartitionStream:
         elif code == ResultCode.STALE:
             self._stale(batch, info, repeated)
         elif code == ResultCode.OTHER_TOPIC and not repeated:
-            # It was sent once, and is stored nowhere: it goes to the topic that there is now.
+            # It was sent only once, and is stored nowhere: send it to the present topic.
             self._refused(self.topic)
             batch.topic_id = info
             self._again = batch

@@ -37,13 +37,13 @@ LocalTransaction = Callable[..., Any]
 
 
 class Answerer(Protocol):
-    """What answers checks for a producer: see ``feedback.edges.answerer.CheckAnswerer``."""
+    """Answers checks for a producer: see ``feedback.edges.answerer.CheckAnswerer``."""
 
     def start(self) -> None: ...
     def close(self) -> None: ...
 
 
-#: Makes it, with the arguments of ``CheckAnswerer``.
+#: Creates the answerer, with the arguments of ``CheckAnswerer``.
 MakeAnswerer = Callable[..., Answerer]
 
 
@@ -73,11 +73,11 @@ class Producer(Closing):
     ) -> None:
         """``answerer``: how checks are answered here; ``feedback``: settings of the processes that ask.
 
-        The latter count where those are started, by the first producer with a querier. ``calls``,
+        The first producer with a querier starts those processes, and its ``feedback`` counts. ``calls``,
         ``background``, ``answered_by``: how replicas are reached, what runs this producer, and what answers
         its checks; None: Ray and threads.
-        ``statistics_callback`` is called with :meth:`statistics` every ``statistics_interval_s``, in a thread
-        of its own, until the producer is closed. What it raises is logged.
+        ``statistics_callback`` is called with :meth:`statistics` every ``statistics_interval_s``, in a
+        separate thread, until the producer is closed. Its exceptions are logged.
         """
         self._config = config or ProducerConfig()
         self._core = ProducerCore(

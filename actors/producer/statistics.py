@@ -1,5 +1,4 @@
-"""What a producer has done so far, and its present state: counted per request and per batch, never per
-message."""
+"""A producer's counters and present state, updated per request and per batch, never per message."""
 
 from __future__ import annotations
 
@@ -10,20 +9,20 @@ from escrowmq.actors.client.latencies import RecentLatencies
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerStatistics:
-    """Statistics of one producer, for both interfaces together. Counts begin when it was created; they are
-    not all taken at the same moment.
+    """Statistics of one producer, for both interfaces together. Counters start at its creation. They are not
+    all read at the same moment.
 
     ``messages``: plain messages that were stored. ``message_bytes``: their size as encoded.
     ``messages_failed``: those whose future has an error. ``transactions_prepared``, ``_committed``,
-    ``_rolled_back``: as their home group answered; what checks decide is not counted. ``requests``: calls
+    ``_rolled_back``: as their home group answered; decisions by checks are not counted. ``requests``: calls
     that were answered or given up. ``request_bytes``: their contents. ``requests_repeated``: those that may
-    have been carried out more than once. ``retries``: the sendings beyond the first, after a fail-over, a
+    have been carried out more than once. ``retries``: attempts after the first, because of a fail-over, a
     refusal or a lost answer.
 
-    ``requests_in_flight``, ``buffered_bytes`` (of ``buffer_bytes_max``, which adapts to what is answered in
-    time) and ``buffer_fill`` (their ratio) describe the present. ``latency_p50_s``, ``latency_p99_s``: from
-    handing over the oldest part of a request to its answer, including linger, over the last one to two
-    minutes, accurate to within a quarter; None where there was none.
+    ``requests_in_flight``, ``buffered_bytes`` (of ``buffer_bytes_max``, which adapts to the amount that is
+    answered in time) and ``buffer_fill`` (their ratio) describe the present. ``latency_p50_s``,
+    ``latency_p99_s``: from accepting the oldest part of a request to its answer, including linger, over the
+    last one to two minutes, accurate to within a quarter; None if there was no request.
     """
 
     app: str
@@ -45,12 +44,13 @@ class ProducerStatistics:
 
     @property
     def buffer_fill(self) -> float:
-        """0 to 1, and slightly above while something large is sent."""
+        """0 to 1, or slightly above while something large is sent."""
         return self.buffered_bytes / self.buffer_bytes_max
 
 
 class Counted:
-    """The counters behind it. Written only by the router's thread; any thread may read them."""
+    """The counters behind ``ProducerStatistics``. Written only by the router's thread; any thread may read
+    them."""
 
     __slots__ = (
         "committed",

@@ -98,7 +98,7 @@ def delete(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     shown: Shown = Format.table,
 ) -> None:
-    """Delete a group without live members: all of its places. Shows them, and asks."""
+    """Delete a group without live members, with all its places. Shows them and asks for confirmation."""
     with connection.joined() as cluster:
         if not yes:
             places = [plain(place) for place in cluster.admin.describe_group(name).partitions]

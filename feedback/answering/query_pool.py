@@ -241,7 +241,7 @@ class QueryPool:
             self._threads.all -= 1
 
     def _serve(self) -> bool:
-        """One call of the querier; whether the thread is to end."""
+        """Make one call of the querier. Returns whether the thread must end."""
         jobs, ended = self._take()
         if not jobs:
             return ended

@@ -26,11 +26,10 @@ def message(
     """MESSAGE ``[topic, partition, producer, epoch, seq, count]`` + rows: plain messages of one partition.
 
     ``seq`` numbers the batches of this producer and partition from 0 (idempotence; -1: none).
-    Result info: ``[base_offset, timestamp_ms]``. With ``heard_ms`` it is version 2, which only groups of
-    level 3 take: the newest time of an entry of this group that the client had heard of before it sent this
-    batch for the first time (-1: none). It may be refused as STALE then, with the time of the entry. With the
-    ``topic_id`` that it was made for it is version 3, for groups of level 6, and nothing is stored in another
-    topic of that name.
+    Result info: ``[base_offset, timestamp_ms]``. With ``heard_ms`` it is version 2, for groups of level 3:
+    the newest time of an entry of this group that the client had heard of before it first sent this batch
+    (-1: none). It may then be refused as STALE, with the time of the entry. With ``topic_id`` it is version
+    3, for groups of level 6: the id of its topic; nothing is stored in another topic of that name.
     """
     meta = (topic, partition, producer, epoch, seq, len(rows))
     if heard_ms is None:
@@ -79,8 +78,8 @@ def pre_message(
 ) -> bytes:
     """PRE_MESSAGE ``[topic, partition, txs, sizes]`` + rows: held-back messages of one partition.
 
-    ``txs[i]`` is the place of message i's transaction in the PREPARE before; ``sizes[i]`` its bytes. With the
-    ``topic_id`` that they were made for it is version 2, for groups of level 6: the PREPARE opens nothing if
+    ``txs[i]`` is the place of message i's transaction in the PREPARE before; ``sizes[i]`` its bytes. With
+    ``topic_id`` it is version 2, for groups of level 6: the id of their topic; the PREPARE opens nothing if
     there is another topic of that name.
     """
     if topic_id == NO_ID:
@@ -171,8 +170,8 @@ def create_topic(
     level 4; settings are the fields of ``TopicInfo`` without the name.
 
     ``first_group``: where partition 0 lies; None: where the name says, see ``model.first_group``.
-    ``topic_id``: version 3, for groups of level 6: the id that group 0 has given; ``NO_ID`` asks group 0 for
-    one. Result info is the id then.
+    ``topic_id``: version 3, for groups of level 6: the id that group 0 has assigned; ``NO_ID`` asks group 0
+    for one. Then the result info is the id.
     """
     if topic_id is not None:
         first = BY_NAME if first_group is None else first_group
@@ -190,7 +189,7 @@ def delete_topic(name: str, topic_id: int | None = None) -> bytes:
     return encode_op(OpType.DELETE_TOPIC, (name, topic_id), version=2)
 
 
-#: In place of the id of the topic that an alteration without settings asks about: whichever there is.
+#: Stands for the id of any topic of that name, in an alteration without settings, which only asks.
 ANY_ID = -1
 
 
@@ -200,10 +199,10 @@ def alter_topic(
     """ALTER_TOPIC ``[name, settings]`` or, version 2, ``[name, settings, number]``, for groups of level 3:
     other values from this entry on.
 
-    Settings are those of CREATE_TOPIC but ``partitions``. ``number``: see ``TopicTable.alter``; None: in any
-    case. Result info: all settings in force, with a number ``[settings, number of the newest alteration]``.
-    ``topic_id``: version 3, for groups of level 6: of the topic that is meant; the result has its id behind
-    the number.
+    Settings are those of CREATE_TOPIC except ``partitions``. ``number``: see ``TopicTable.alter``; None:
+    unconditional. Result info: all settings in force, or with a number ``[settings, number of the newest
+    alteration]``. ``topic_id``: version 3, for groups of level 6: the id of the topic that is meant; the
+    result has the id after the number.
     """
     if topic_id is not None:
         number = -1 if number is None else number
@@ -220,8 +219,8 @@ def group_offsets(group: str, topic: str, offsets: Mapping[int, int]) -> bytes:
 
 
 def delete_group(group: str, generation: int) -> bytes:
-    """DELETE_GROUP ``[group, generation]``, for groups of level 6: its places are forgotten, and whoever was
-    a member up to that generation of the coordinator has none any more."""
+    """DELETE_GROUP ``[group, generation]``, for groups of level 6: its places are deleted, and memberships up
+    to that generation of the coordinator are void."""
     return encode_op(OpType.DELETE_GROUP, (group, generation))
 
 
@@ -236,8 +235,9 @@ def retain(first_index: int) -> bytes:
 
 
 def trim(topic: str, starts: Mapping[int, int], topic_id: int | None = None) -> bytes:
-    """TRIM ``[topic, [partition, first offset, ...]]`` or, version 2, with ``topic_id`` behind it, for groups
-    of level 6: retention by time or size; offsets below are gone, of this topic and no later one."""
+    """TRIM ``[topic, [partition, first offset, ...]]`` or, version 2, with ``topic_id`` at the end, for
+    groups of level 6: retention by time or size. Lower offsets of this topic, and of no later one, are
+    gone."""
     flat = [n for pair in starts.items() for n in pair]
     if topic_id is None:
         return encode_op(OpType.TRIM, (topic, flat))

@@ -150,7 +150,7 @@ class Reads:
         return self._replica.state.deleted_groups.last_void(group)
 
     def tells_ids(self) -> bool:
-        """Whether clients are told the ids of topics: every broker of the cluster knows what they mean."""
+        """Whether clients are told the ids of topics, as every broker of the cluster understands them."""
         return self._replica.state.level >= LEVEL_OF_IDS
 
     def committed(self, group: str, topics: Sequence[str] | None = None) -> Reply:

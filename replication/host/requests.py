@@ -24,7 +24,7 @@ Turn = Callable[[Callable[[], None]], Reply | None]
 
 
 def topics_of_places(ops: Sequence[Op], topics: Mapping[str, Topic]) -> dict[str, Topic | None]:
-    """The topics that places of consumer groups are about, as they are now."""
+    """The present topics of the consumer groups' places in ``ops``, by name."""
     return {op.meta[1]: topics.get(op.meta[1]) for op in ops if op.type == OpType.GROUP_OFFSETS}
 
 
@@ -51,9 +51,9 @@ class Requests:
         return self._submit(request, from_broker=True)
 
     def submit_in_turn(self, request: bytes, turn: Turn) -> Reply:
-        """As ``submit``. ``turn`` is given what queues the request, and calls it at the moment from which on
-        later ones come after it in the log; everything slow comes before or after that. All of the request
-        are places of consumer groups, or delete one."""
+        """As ``submit``. ``turn`` gets a function that queues the request, and calls it at the moment that
+        fixes its order in the log; everything slow comes before or after that call. The request contains only
+        places of consumer groups, or deletes a group."""
         return self._submit(request, from_broker=False, turn=turn)
 
     def _submit(self, request: bytes, *, from_broker: bool, turn: Turn | None = None) -> Reply:

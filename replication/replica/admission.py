@@ -81,7 +81,7 @@ class Admission:
         self._deciding: dict[str, set[str]] = {}  # app -> ids
         self._opening: dict[tuple[str, str], int] = {}  # (app, topic) -> in entries not yet applied
         self._topics = TopicsUnderWay(state)
-        #: What is decided and deleted in entries that were given up, and may be applied yet.
+        #: Decisions and deletions in entries that were given up, but may still be applied.
         self._unsure: list[tuple[Sequence[tuple[str, Sequence[str]]], Sequence[int | Topic]]] = []
         self._last_ms = 0
         #: PREPAREs refused by the limit of open transactions.
@@ -225,7 +225,7 @@ class Admission:
         writer.copy_budget = budget
         slots, frames = self._state.topics.slots, []
         for slot, runs in runs_by_slot.items():
-            if slot in slots and slot not in self._topics.deleting:  # else the topic is gone: they go nowhere
+            if slot in slots and slot not in self._topics.deleting:  # else the topic is gone: drop them
                 topic, number = slots[slot].topic, slots[slot].number
                 for copied, flat in runs:
                     build_one = self._copied if copied else build.reference

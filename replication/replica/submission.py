@@ -21,8 +21,8 @@ class Unit:
 
 
 class LeftOut(NamedTuple):
-    """A decision of which not all went into the entry. ``included``: what did; ``refused``: why not, for what
-    is open and stays so."""
+    """A decision that went into the entry only in part. ``included``: the transactions that did;
+    ``refused``: the reason for each other one that is open and stays open."""
 
     app: str
     outcome: int
@@ -59,8 +59,8 @@ class Submission:
 
 
 class AboutTopics(Submission):
-    """A request about ``topics``, as they were when it was found right, and about no later ones of their
-    names: of the leader's own, or a consumer group's place, which is one in a topic that was read before."""
+    """A request about ``topics`` as they were when it was checked, and about no later topics of these names:
+    a request of the leader itself, or a consumer group's place, which belongs to the topic that was read."""
 
     __slots__ = ("topics",)
 

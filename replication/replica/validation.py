@@ -43,8 +43,8 @@ _LEVEL_2 = frozenset((OpType.TX_DONE, OpType.INQUIRE, OpType.SETTINGS))
 _LEVEL_3 = frozenset((OpType.ALTER_TOPIC,))
 #: Number of columns of the second version of CREATE_TOPIC, which level 4 added.
 _PLACED = 3
-#: And with level 6, with which what names topics has a version that says which one of that name is meant: so
-#: many columns.
+#: From level 6 on, operations that name topics have a version with the topic's id. Value: its number of
+#: columns.
 _LEVEL_6 = frozenset((OpType.DELETE_GROUP,))
 _WITH_ID: Mapping[int, int] = {
     OpType.MESSAGE: 8,
@@ -54,7 +54,7 @@ _WITH_ID: Mapping[int, int] = {
     OpType.ALTER_TOPIC: 4,
     OpType.TRIM: 3,
 }
-#: In which column of these, where they have it, the topic's id is. (PRE_MESSAGE's is looked at with its
+#: The column with the topic's id in these operations, if they have it. (PRE_MESSAGE's is checked with its
 #: PREPARE.)
 _ID_AT: Mapping[int, int] = {kind: columns - 1 for kind, columns in _WITH_ID.items()}
 NAME_BYTES_MAX = 512
@@ -208,7 +208,7 @@ def _creates(op: Op, name: str) -> bool:
 
 
 def _asks_only(op: Op) -> bool:
-    """An alteration of nothing, of whichever topic has the name."""
+    """An alteration without settings, of any topic that has the name."""
     return op.type == OpType.ALTER_TOPIC and op.meta[3] == ANY_ID and not op.meta[1]
 
 

@@ -106,8 +106,8 @@ def release_steps(state: StateMachine, snapshot: Snapshot) -> Iterator[None]:
 
 
 def _meta(state: StateMachine, run_files: Iterable[str]) -> dict[str, Any]:
-    """The file's first chunk; topics, their first groups and ids, and group offsets, which are large, are put
-    in when it is written."""
+    """The file's first chunk. Topics, their first groups and ids, and group offsets are large, so they are
+    added when it is written."""
     meta = {
         "gid": state.gid,
         "groups": state.groups,

@@ -1,13 +1,13 @@
-"""Consumer groups that an operator has deleted: who was a member before is none any more.
+"""Consumer groups that an operator has deleted, and from which generation on a membership counts again.
 
-A group's places are all that the log has of it. A member that slept while its group was deleted would join
-again, claim what it read, and commit it: the group would be back with the places of that one member, and
-the partitions of the others would be read from their beginning. So a deletion notes the coordinator's
-generation at that moment. What is claimed or committed under one up to it is void.
+The log has only the places of a group. A member that was paused while its group was deleted would join again,
+claim its partitions and commit: the group would come back with this member's places only, and its other
+partitions would be read from their beginning. So a deletion records the coordinator's newest generation.
+Claims and commits under that generation or an earlier one are void.
 
-Bounded: beyond that the groups that were deleted longest ago are told apart no more, and what is claimed
-under a generation up to theirs is void in every group. That costs a member that has slept for so long what it
-has read since its last commit, which it reads again.
+Bounded: beyond the limit, the groups that were deleted longest ago share one generation (``floor``), up to
+which claims and commits are void in every group. A member that was paused for that long then loses its
+uncommitted progress and reads those records again.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ DELETED_GROUPS_MAX = 10_000
 
 
 class DeletedGroups:
-    """Changed in the applying thread only; any thread may ask meanwhile. ``floor``: the highest generation of
-    the deletions that are told apart no more."""
+    """Changed only in the applying thread; any thread may read. ``floor``: the highest generation of the
+    deletions that are no longer kept by group."""
 
     def __init__(self) -> None:
         self.generations: OrderedDict[str, int] = OrderedDict()
         self.floor = -1
 
     def add(self, group: str, generation: int) -> None:
-        """A deletion. One that comes behind a later one changes nothing."""
+        """Records a deletion. One that is older than the recorded one changes nothing."""
         if generation > self.generations.get(group, self.floor):
             self.generations[group] = generation
             self.generations.move_to_end(group)
@@ -35,5 +35,5 @@ class DeletedGroups:
             self.floor = max(self.floor, self.generations.popitem(last=False)[1])
 
     def last_void(self, group: str) -> int:
-        """The generation up to which nothing counts in this group; -1: all does."""
+        """The generation up to which nothing counts in this group; -1: everything counts."""
         return max(self.generations.get(group, -1), self.floor)

@@ -217,7 +217,7 @@ class DueQueue:
         return moved
 
     def next_ms(self) -> int | None:
-        """When ``advance`` has something to do next, at the earliest; None: not before more is scheduled."""
+        """The earliest time at which ``advance`` has something to do; None: nothing is scheduled."""
         return self._order[0] * BUCKET_MS if self._order else None
 
     def check_again(self, app: str, tx_id: str, now_ms: int) -> bool:

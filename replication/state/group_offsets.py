@@ -27,7 +27,7 @@ class GroupOffsets(OrderedDict[str, ByTopic]):
         self.move_to_end(group)  # in one step: other threads look groups up meanwhile
 
     def drop_group(self, group: str) -> bool:
-        """An operator has deleted it; whether it had any places."""
+        """Deletes a group for an operator. Returns whether it had any places."""
         return self.pop(group, None) is not None
 
     def keep(self, most: int) -> None:

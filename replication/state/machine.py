@@ -41,7 +41,7 @@ from escrowmq.replication.state.transactions import (
 Result = list[Any]
 OK: Result = [int(ResultCode.OK)]
 
-#: The highest format level that this software knows: what the log may hold from there on, it can read.
+#: The highest format level whose log entries this software can read.
 LEVEL_MAX = 6
 
 
@@ -64,8 +64,8 @@ class StateMachine:
         self.producers = ProducerMemory(self.settings.producers_generation)
         self.group_offsets = GroupOffsets()
         self.deleted_groups = DeletedGroups()
-        #: Held while a commit's messages become readable, and by readers while they look where partitions
-        #: end: so a call that asks for several partitions sees all of a transaction or nothing.
+        #: Held while a commit's messages become readable, and by readers while they look up the ends of
+        #: partitions: so a call for several partitions sees all of a transaction or nothing.
         self.cut = threading.Lock()
         self.applied_index = 0
         self.now_ms = 0

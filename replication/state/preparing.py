@@ -44,8 +44,8 @@ def is_overtaken(record: OpenTx, extra: PrepareExtra) -> bool:
 def places(
     topics: TopicTable, index: int, attached: Sequence[Op], count: int
 ) -> tuple[list[tuple[int, ...] | None], list[object] | None]:
-    """Where the messages of a PREPARE of ``count`` transactions lie, which follow it in entry ``index``: one
-    ``OpenTx.refs`` for each transaction; and why they cannot be taken, or None."""
+    """The places of the messages that follow a PREPARE of ``count`` transactions in entry ``index``: one
+    ``OpenTx.refs`` for each transaction; and the reason to refuse them, or None."""
     refs: list[tuple[int, ...] | None] = [None] * count
     for pre in attached:
         meta = pre.meta

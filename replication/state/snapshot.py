@@ -128,8 +128,8 @@ def _chunks_of_tables(snapshot: Snapshot) -> Iterator[list[Any]]:
 
 
 def _packed_meta(snapshot: Snapshot) -> bytes:
-    """As ``pack(["meta", index, term, meta])`` with topics, their first groups and ids, and consumer groups
-    in their places, piece by piece."""
+    """The bytes of ``pack(["meta", index, term, meta])``, piece by piece, with topics, their first groups and
+    ids, and consumer groups filled in."""
     parts = [b"\x94", pack("meta"), pack(snapshot.index), pack(snapshot.term), _map_head(len(snapshot.meta))]
     for name, value in snapshot.meta.items():
         parts.append(pack(name))

@@ -1,6 +1,6 @@
-"""Operations on topics, as they are applied: created, altered, deleted, trimmed.
+"""Applies operations on topics: creation, alteration, deletion, trimming.
 
-Those that name an id do nothing to another topic of that name, and say so: ``OTHER_TOPIC``.
+An operation that names an id does nothing to another topic of that name; its result is ``OTHER_TOPIC``.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ Result = list[Any]
 
 
 class TopicOperations:
-    """Over the tables of one group's state."""
+    """Changes the tables of one group's state."""
 
     def __init__(self, topics: TopicTable, producers: ProducerMemory, group_offsets: GroupOffsets) -> None:
         self._topics, self._producers, self._group_offsets = topics, producers, group_offsets
 
     def create(self, index: int, op: Op) -> Result:
-        """CREATE_TOPIC: also in the place of an earlier topic, whose deletion was cut short in this group."""
+        """CREATE_TOPIC. Replaces an earlier topic whose deletion was interrupted in this group."""
         if len(op.meta) > 3 and self._topics.is_left_over(op.meta[0], op.meta[3]):
             self._delete(op.meta[0])
         return self._topics.create(*op.meta)
@@ -33,7 +33,7 @@ class TopicOperations:
         return self._topics.alter(index, *op.meta)
 
     def delete(self, index: int, op: Op) -> Result:
-        """DELETE_TOPIC: with all that is kept of its partitions and of groups' places in it."""
+        """DELETE_TOPIC: also deletes everything kept about its partitions, and the groups' places in it."""
         name = op.meta[0]
         if len(op.meta) > 1 and (refusal := self._topics.refusal_of_deletion(name, op.meta[1])) is not None:
             return refusal
@@ -48,7 +48,7 @@ class TopicOperations:
         return self._topics.delete(name)
 
     def trim(self, index: int, op: Op) -> Result:
-        """TRIM: of those of its partitions that lie here."""
+        """TRIM: trims the partitions that this group hosts."""
         name, flat = op.meta[:2]
         topic = self._topics.topics.get(name)
         if topic is None:

@@ -4,8 +4,8 @@ Every hosted partition of a topic gets a *slot*, a small integer that is never r
 References of open transactions name slots, so a topic that was deleted and created again
 under the same name can never receive messages prepared for the old one.
 
-Clients and operators name topics, and what they send may arrive late. So from level 6 on each topic has an
-id, which group 0 gives to it and the other groups are told, and what is sent names the id that was meant.
+Clients and operators name topics, and their requests may arrive late. So from level 6 on each topic has an
+id, which group 0 assigns and the other groups receive, and requests name the id of the topic that they mean.
 Later topics have higher ids.
 """
 
@@ -20,10 +20,11 @@ from escrowmq.replication.state.cuts import Cuts
 from escrowmq.replication.state.index import PartitionIndex
 
 PARTITIONS_MAX = 10_000
-#: Format level from which on topics that are created get ids.
+#: Format level from which on new topics get ids.
 LEVEL_OF_IDS = 6
-#: What an entry means that does not state a setting. Part of the log's format: entries of old clients are
-#: redone with these for ever, so they never change. Clients state every setting, with defaults of their own.
+#: The settings that an entry means if it does not state them. Part of the log's format: they never change,
+#: because entries of old clients are always applied with them. Clients state every setting, with their own
+#: defaults.
 UNSTATED: Mapping[str, int | str] = {
     "partitions": 1,
     "on_check_exhausted": "hold",
@@ -61,8 +62,8 @@ class Topic:
 
 class TopicTable:
     """All topics by name, all live partitions by slot. ``version`` rises with every change of a topic;
-    ``altered`` is the highest number of an alteration that was heard of, of whatever topic; ``last_id``, in
-    group 0, the id that was given last."""
+    ``altered`` is the highest known number of an alteration of any topic; ``last_id``, in group 0, the id
+    that was assigned last."""
 
     def __init__(self, gid: int, groups: int) -> None:
         self.gid, self.groups = gid, groups
@@ -82,8 +83,8 @@ class TopicTable:
     ) -> list[object]:
         """Apply CREATE_TOPIC; the same settings again are no error. ``first``: the group of partition 0.
 
-        ``topic_id`` (frame version 3): the id that group 0 has given, which gives one by itself; the result
-        tells the id. ``is_left_over`` is to be asked before.
+        ``topic_id`` (frame version 3): the id that group 0 has assigned; group 0 itself assigns one. The
+        result contains the id. Call ``is_left_over`` before.
         """
         problem = settings_problem(name, settings)
         if problem is not None:
@@ -112,19 +113,19 @@ class TopicTable:
         if topic_id is not None and self.gid > 0 and topic_id != known.topic_id:
             return [int(ResultCode.OTHER_TOPIC), known.topic_id]
         if topic_id is None and known.topic_id != NO_ID and self.groups > 1:
-            # To a client of an earlier version, which would create one without an id in the groups that do
-            # not have it yet.
+            # A client of an earlier version would create it without an id in the groups that do not have it
+            # yet.
             return [int(ResultCode.MALFORMED), f"topic {known.name!r} exists, with an id: {_EARLIER}"]
         if known == info:
             return [int(ResultCode.DUPLICATE), *([] if topic_id is None else [known.topic_id])]
         if info.first_group == BY_NAME != known.first_group:
-            # To one that would look for it elsewhere, and would create it elsewhere in these groups.
+            # This client would look for it elsewhere, and would create it elsewhere in the other groups.
             return [int(ResultCode.MALFORMED), f"topic {known.name!r} exists, and not where {_EARLIER}"]
-        return [int(ResultCode.TOPIC_EXISTS), asdict(known)]  # earlier versions pass new names over
+        return [int(ResultCode.TOPIC_EXISTS), asdict(known)]  # earlier versions ignore new names
 
     def is_left_over(self, name: str, topic_id: int) -> bool:
-        """Whether the topic of this name is an earlier one than that of ``topic_id``, of which group 0 has
-        told: its deletion was cut short here."""
+        """Whether the topic of this name is older than the one with ``topic_id``, which group 0 has reported:
+        then its deletion was interrupted here."""
         topic = self.topics.get(name)
         return topic is not None and self.gid > 0 and topic.info.topic_id < topic_id
 
@@ -138,14 +139,14 @@ class TopicTable:
     ) -> list[object]:
         """Apply ALTER_TOPIC of entry ``index``; the result has the settings in force.
 
-        ``topic_id`` (frame version 3): of the topic that is meant, and nothing is done to another one; -1:
-        whichever there is. The result tells the id, too.
+        ``topic_id`` (frame version 3): the id of the topic that is meant; any other topic is left unchanged.
+        -1: any topic of that name. The result contains the id, too.
 
-        ``number`` orders the alterations of a topic alike in all groups, however late one arrives. In group
-        0, which decides, it is that of the newest alteration that the sender knows: if there is another one,
-        the result is RETRY; else this one gets the entry's index as its number. In the other groups it is the
-        number that group 0 gave: what is not newer than what is in force is answered DUPLICATE. None (frame
-        version 1): it is done in any case.
+        ``number`` puts the alterations of a topic into the same order in all groups, however late one
+        arrives. In group 0, which decides, it is the number of the newest alteration that the sender knows:
+        if there is a newer one, the result is RETRY; otherwise this one gets the entry's index as its number.
+        In the other groups it is the number that group 0 assigned: an alteration that is not newer than the
+        one in force is answered DUPLICATE. None (frame version 1): unconditional.
 
         Admission has checked the values: a bound that were checked here too could never be changed, since
         replicas with older software would keep the old one. Raises UnknownVersion for a name that this
@@ -172,7 +173,7 @@ class TopicTable:
             if number is not None:
                 topic.altered = number
                 self.altered = max(self.altered, number)
-        info = topic.info.settings()  # earlier versions of clients take no other names
+        info = topic.info.settings()  # clients of earlier versions accept no other names
         if number is None:
             return [int(code), info]
         return [int(code), [info, topic.altered, *([] if topic_id is None else [topic.info.topic_id])]]
@@ -186,16 +187,16 @@ class TopicTable:
         return partition
 
     def is_meant(self, name: str, topic_id: int) -> bool:
-        """Whether a deletion of the topic of that id is one of the topic that has this name now. In groups
-        other than group 0 earlier ones may be left, whose deletions were cut short: of these, too."""
+        """Whether a deletion of the topic with that id applies to the topic that has this name now. In groups
+        other than group 0 it also applies to earlier topics that an interrupted deletion left there."""
         topic = self.topics.get(name)
         if topic is None:
             return False
         return topic.info.topic_id == topic_id if self.gid == 0 else topic.info.topic_id <= topic_id
 
     def refusal_of_deletion(self, name: str, topic_id: int) -> list[object] | None:
-        """Of a deletion that names an id: why it does nothing, or None. With the id of what there is, or, in
-        group 0 where there is nothing, the id that was given last: those of later topics are higher."""
+        """Why a deletion that names an id does nothing, or None. Contains the id of the present topic or, in
+        group 0 if there is none, the id that was assigned last: later topics get higher ones."""
         topic = self.topics.get(name)
         if topic is None:
             return [int(ResultCode.UNKNOWN_TOPIC), self.last_id]

@@ -77,8 +77,8 @@ class _PendingRows:
         home_index: int | None = None,
         id_of: Callable[[str], int] = lambda topic: NO_ID,
     ) -> bytes:
-        """PREPARE of this chunk as one transaction; ``home_index``: of a branch that its home sees to.
-        ``id_of`` a topic: another one of its name gets nothing of this."""
+        """PREPARE of this chunk as one transaction. ``home_index``: for a branch that its home group tracks.
+        ``id_of(topic)``: the topic's id; another topic of that name gets nothing."""
         columns = {place: (sizes, b"".join(bodies)) for place, (sizes, bodies) in self.columns.items()}
         digest = 0
         for _, body in columns.values():
