@@ -1,11 +1,11 @@
-"""An order service with FastAPI: each order is a row and a message, and both happen or neither does.
+"""An order service with FastAPI: each order is a row and a message, and both are stored or neither is.
 
-``AsyncFence`` ties the session of SQLAlchemy to the producer's transaction, and answers the broker's checks
-after a crash. An order's id comes from the client and is the row's primary key, so that a client may repeat
-its request whatever the answer was.
+``AsyncFence`` ties SQLAlchemy's session to the producer's transaction, and answers the broker's checks after
+a crash. The client chooses the order's id, which is the row's primary key, so it may repeat its request
+after any answer.
 
-Run it: ``python examples/fastapi_orders.py`` starts a cluster of its own. With RAY_ADDRESS it connects to the
-cluster there, as ``uvicorn examples.fastapi_orders:app --workers 4`` should.
+Run it: ``python examples/fastapi_orders.py`` starts its own cluster. With RAY_ADDRESS it connects to the
+cluster there; use that with ``uvicorn examples.fastapi_orders:app --workers 4``.
 
     curl -i -d '{"id": "7", "item": "teapot"}' -H 'content-type: application/json' localhost:8000/orders
 """
@@ -32,7 +32,7 @@ from escrowmq.integrations import AsyncFence, FenceLost, fence_table
 APP = os.environ.get("ORDERS_APP", "shop")
 TOPIC = os.environ.get("ORDERS_TOPIC", "orders")
 DATABASE = os.environ.get("ORDERS_DATABASE", "sqlite+aiosqlite:///shop.db")
-#: Nothing was done: try the same again.
+#: Errors after which nothing was done: repeat the request.
 AGAIN = (escrowmq.Unavailable, escrowmq.Overloaded, escrowmq.DiskFull, escrowmq.TooManyOpenTransactions)
 
 
@@ -40,11 +40,11 @@ class Base(DeclarativeBase):
     """The service's tables."""
 
 
-fence_table(Base.metadata)  # one table more; in earnest a migration makes both
+fence_table(Base.metadata)  # in production, create both tables in a migration
 
 
 class Order(Base):
-    """A row."""
+    """An order as a row."""
 
     __tablename__ = "orders"
     id: Mapped[str] = mapped_column(primary_key=True)
@@ -52,7 +52,7 @@ class Order(Base):
 
 
 class NewOrder(BaseModel):
-    """What a client posts."""
+    """The body of a client's request."""
 
     id: Annotated[str, Field(min_length=1, max_length=100)]
     item: Annotated[str, Field(min_length=1, max_length=1000)]
@@ -60,7 +60,7 @@ class NewOrder(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Shop:
-    """What requests share: one producer and one engine for the whole process."""
+    """The objects that all requests share: one producer and one engine for the whole process."""
 
     producer: AsyncProducer
     sessions: async_sessionmaker[AsyncSession]
@@ -68,13 +68,13 @@ class Shop:
 
 
 def open_cluster() -> Cluster:
-    """The cluster at RAY_ADDRESS, or one of its own."""
+    """Connects to the cluster at RAY_ADDRESS, or starts one."""
     return escrowmq.connect() if "RAY_ADDRESS" in os.environ else escrowmq.start_local()
 
 
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-    """Connects when the process serves its first request, and not on import: a fork would not survive it."""
+    """Connects at start-up instead of on import, because a connection does not survive a fork."""
     engine = create_async_engine(DATABASE)
     try:
         async with engine.begin() as db:
@@ -94,14 +94,14 @@ app = FastAPI(lifespan=lifespan)
 
 
 async def the_shop(request: Request) -> Shop:
-    """Of this process."""
+    """The shop of this process."""
     found: Shop = request.app.state.shop
     return found
 
 
 @app.post("/orders", status_code=status.HTTP_201_CREATED)
 async def place(order: NewOrder, shop: Annotated[Shop, Depends(the_shop)], response: Response) -> NewOrder:
-    """201: stored now; 200: it was there before; 202: ask for it, or post it again; 503: post it again."""
+    """201: stored now; 200: stored before; 202: unknown, ask for it or post it again; 503: post it again."""
     message = Message(TOPIC, order.model_dump_json().encode(), key=order.id.encode())
     try:
         async with shop.fence.transaction(shop.producer, message, query_id=order.id) as (_, db):
@@ -110,14 +110,14 @@ async def place(order: NewOrder, shop: Annotated[Shop, Depends(the_shop)], respo
     except IntegrityError:
         response.status_code = status.HTTP_200_OK
         return await look_up(order.id, shop)
-    except OutcomeUnknown:  # the answer to one of the two commits was lost; the check settles it
+    except OutcomeUnknown:  # the answer to one of the two commits was lost; the check decides
         response.status_code = status.HTTP_202_ACCEPTED
-    except FenceLost as error:  # this process stood still for long, and both are rolled back
+    except FenceLost as error:  # this process was paused for long; both are rolled back
         raise HTTPException(status.HTTP_503_SERVICE_UNAVAILABLE, str(error)) from error
     except AGAIN as error:
         wait = {"Retry-After": str(max(round(error.retry_after_s), 1))}
         raise HTTPException(status.HTTP_503_SERVICE_UNAVAILABLE, str(error), wait) from error
-    except DBAPIError as error:  # the database refused it or cannot be reached, and both are rolled back
+    except DBAPIError as error:  # the database refused it or is unreachable; both are rolled back
         raise HTTPException(status.HTTP_503_SERVICE_UNAVAILABLE, "the database is away") from error
     return order
 

@@ -118,7 +118,7 @@ def test_a_refusal_is_told_once_its_roll_back_has_ended_and_as_unknown_if_nobody
     groups.refusing = {other: refusal}
     told: list[Outcome] = []
     prepare(groups, plan(True), told.append)
-    assert not told, "the roll-back is under way"
+    assert not told, "the rollback is under way"
     groups.deliver()
     assert told == [refusal] and groups.open[home] == set()
     told.clear()
