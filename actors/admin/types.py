@@ -199,7 +199,7 @@ class GroupStatus:
     @property
     def problems(self) -> tuple[str, ...]:
         """Why it is not well, in words: problems of the group, and of each replica."""
-        nobody = ("nobody leads",) if self.leader is None else ()
+        nobody = ("no leader",) if self.leader is None else ()
         return nobody + tuple(f"replica {r.replica}: {text}" for r in self.replicas for text in r.problems)
 
 

@@ -279,7 +279,7 @@ class GroupCoordinator:
         last = max(self._last_void(group), self._deleting.get(group, -1))
         return last >= 0 and generation <= last
 
-    # -------------------------------------------------------------- who is there
+    # -------------------------------------------------------------- live members
 
     def expire(self, now: float) -> None:
         """Drops members whose session has expired, in every group. Call it every second or so."""

@@ -18,8 +18,8 @@ TopicPartition: TypeAlias = tuple[str, int]
 #: Maximum length of a group's name: it is part of every offset commit.
 GROUP_NAME_BYTES_MAX = 255
 
-#: In place of a generation, with ``""`` for the member: a commit of *first* places, which changes none that
-#: the group has. Older brokers know the call too: they do it while the group has no members, else refuse it.
+#: Stands for a generation, with ``""`` for the member, in a commit of *first* places, which changes no place
+#: that the group has. Older brokers accept the call while the group has no members, and refuse it otherwise.
 FIRST_PLACES = -1
 
 
@@ -46,9 +46,9 @@ class GroupJoined(Carried, frozen=True):
     """What a member may read, in answer to its joining.
 
     It works and commits under generation ``base`` until it confirms ``assignment``. ``kept``: the part of
-    the assignment that the member said it still reads, and that no other member was given since. ``held``:
-    what of its claims it may commit under ``base``; a superset of ``kept``, since some may have to be let go.
-    None from brokers of earlier versions.
+    the assignment that the member has claimed, and that no other member was given since. ``held``: the
+    claims that it may commit under ``base``; a superset of ``kept``, since it may have to release some. None
+    from brokers of earlier versions.
     """
 
     assignment: GroupAssignment
@@ -64,7 +64,7 @@ class MembershipStale(Carried, frozen=True):
 
 
 class InstanceTaken(Carried, frozen=True):
-    """Another member of the same instance id has taken this static member's place. It must stop."""
+    """Another member with the same instance id has replaced this static member, which must stop."""
 
     reason: str
 

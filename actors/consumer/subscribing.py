@@ -69,8 +69,8 @@ class Subscribing:
 
     def places_now(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
         """Where reading starts with "latest": the group's places (committed now if it had none), or the ends
-        without a group. Known before the caller continues, so that what is sent afterwards is delivered,
-        whoever reads it."""
+        without a group. Known before the caller continues, so that messages sent afterwards are delivered,
+        whichever member reads them."""
         lookups = [Lookup(tp, 0, "committed", 0) for tp in partitions]
         if not lookups:
             return {}

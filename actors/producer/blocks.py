@@ -377,13 +377,14 @@ def finish_prepared(
     """As ``finish_blocks``, from the whole answer; returns what must be prepared again, with the time heard
     since then.
 
-    A PREPARE that was refused as stale opened nothing, and its client, which was not told of a success, has
-    run nothing: so it may be sent again. For a branch this is not certain: home has said that the transaction
-    is open, and may have settled it by now. The branch gets ``heard_ms``, the group's time from this answer:
-    a client that then still finds the transaction open at home may repeat the branch with that time.
+    A PREPARE that was refused as stale opened nothing, and its client has not run the local transaction,
+    because it was told of no success: so it may be sent again. For a branch this is not certain: home has
+    reported the transaction as open, and may have settled it by now. The branch gets ``heard_ms``, the
+    group's time from this answer: a client that then still finds the transaction open at home may repeat the
+    branch with that time.
 
-    ``repeated``: an earlier sending was left without an answer, and may have opened it. Then an operator, or
-    a check, may have committed it before it was forgotten: it comes again no more, and its caller is told so.
+    ``repeated``: an earlier attempt got no answer, and may have opened it. Then an operator or a check may
+    have committed it before it was forgotten, so it is not sent again, and its caller is told.
     """
     count = sum(len(block.tx_ids) for block in blocks)
     problems = problems_of(result, count)

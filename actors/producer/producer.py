@@ -232,7 +232,7 @@ class Producer(Closing):
         return bulk.send_transactions(self._core, batch, local_transaction, transaction_timeout_s)
 
     def statistics(self) -> ProducerStatistics:
-        """What it has done so far, and how it stands. Cheap, from any thread, also after ``close``."""
+        """Its counters and present state. Cheap, from any thread, also after ``close``."""
         return self._core.statistics()
 
     # ------------------------------------------------------------ end

@@ -35,7 +35,7 @@ def _reading(cluster: Cluster) -> ReadingServer | None:
 def exporter(
     connection: ConnectionOptions,
     listen: Annotated[
-        str, typer.Option(help="host:port. There is no login: whoever can connect sees topic and app names.")
+        str, typer.Option(help="host:port. No login: anyone who can connect sees topic and app names.")
     ] = "127.0.0.1:9644",
     every: Annotated[float, typer.Option(help="Seconds between two looks at the cluster.", min=0.5)] = 5.0,
     ray_metrics: Annotated[

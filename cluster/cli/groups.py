@@ -87,7 +87,7 @@ def reset(
         if not yes:
             typer.confirm(f"Set the offsets of group {name} as shown?", abort=True, err=True)
         cluster.admin.reset_group(name, plan)
-    note(f"group {name} reads on from there")
+    note(f"group {name} continues from there")
 
 
 @app.command()

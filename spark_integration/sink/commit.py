@@ -60,7 +60,7 @@ class EpochReplanned(EpochConflict):
     """An epoch's intent belongs to another batch than the one that Spark now plans under the same number."""
 
     def __init__(self, epoch_id: str, intent: str, planned: str, checkpoint: str) -> None:
-        super().__init__(epoch_id, epoch_id, "planned anew")
+        super().__init__(epoch_id, epoch_id, "planned again")
         self.args = (epoch_id, intent, planned, checkpoint)
 
     def __str__(self) -> str:

@@ -67,7 +67,7 @@ def test_a_replica_is_shown_with_its_disk_and_all_that_is_wrong() -> None:
     found = ClusterStatus("c", (GroupStatus(0, 1, 5, (replica,)),))
     assert not found.healthy and found.problems == ("group 0: replica 2: its disk is full",)
     lone = ClusterStatus("c", (GroupStatus(4, None, 5, ()),))
-    assert not lone.healthy and lone.problems == ("group 4: nobody leads",)
+    assert not lone.healthy and lone.problems == ("group 4: no leader",)
 
 
 def test_as_json_the_figures_are_numbers() -> None:
