@@ -48,7 +48,7 @@ class ResultCode(enum.IntEnum):
         15  # of PREPARE: so long under way that its id may be forgotten; nothing was done: see ``heard_ms``
     )
     TOO_MANY_IDS = 16  # of PREPARE: no more ids given by applications can be remembered; info = the limit
-    NOT_PREPARED = 17  # only its producer may: not all of it is prepared, or nothing has checked that
+    NOT_PREPARED = 17  # of a COMMIT not by the producer: parts are not prepared, or that was not checked
     OTHER_TOPIC = 18  # the name now belongs to another topic than the one meant; info ends with its id
     OUT_OF_RANGE = 20  # of fetch: the offset is before the log's start or after its end
 

@@ -1,7 +1,7 @@
 """How ``status`` asks the feedback processes for their reports: the interface between operators and Ray.
 
-Nothing is started here: without a producer that answers checks there is no feedback process, and that is
-well.
+Nothing is started here: without a producer that answers checks there is no feedback process, and none is
+missing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Names of a group's members, and what they contain: a static member's name begins with its instance id.
 
 The id is part of the name, so that ``group_join`` needs no further argument: a broker of an earlier version
-takes a static member for an ordinary one. Each consumer object gets a new name, so two processes of one
-instance can be told apart; the last part of a name begins with the time, which shows which of them began
+treats a static member as an ordinary one. Each consumer object gets a new name, which distinguishes two
+processes of one instance; the last part of a name begins with the time, which shows which process began
 later.
 """
 

@@ -41,7 +41,7 @@ class Clock:
         """Let this many seconds pass. Everything due in that time happens, in order, before this returns."""
         given: object = seconds
         if isinstance(given, bool) or not isinstance(given, int | float) or not given >= 0:
-            raise ConfigError(f"seconds must be a number of at least 0, not {seconds!r}")
+            raise ConfigError(f"advance needs a number of seconds from 0 on, not {seconds!r}")
         self._stage.advance_to(self._stage.now() + seconds)
 
     def time(self) -> float:

@@ -148,7 +148,7 @@ class TopicTable:
         In the other groups it is the number that group 0 assigned: an alteration that is not newer than the
         one in force is answered DUPLICATE. None (frame version 1): unconditional.
 
-        Admission has checked the values: a bound that were checked here too could never be changed, since
+        Admission has checked the values: a limit that is checked here, too, could never change, because
         replicas with older software would keep the old one. Raises UnknownVersion for a name that this
         software does not know, as for an unknown operation.
         """
@@ -205,7 +205,7 @@ class TopicTable:
         return None
 
     def delete(self, name: str) -> list[object]:
-        """Apply DELETE_TOPIC: its partitions' slots die; whatever still refers to them is dropped."""
+        """Apply DELETE_TOPIC: deletes its partitions' slots; references to these are dropped later."""
         topic = self.topics.pop(name, None)
         if topic is None:
             return [int(ResultCode.UNKNOWN_TOPIC)]
