@@ -118,7 +118,7 @@ def _discover(namespace: str, address: str, known: ClusterInfo | None, deadline:
 def _ask_seated(supervisor: Any) -> Any | None:
     try:
         return supervisor.seated.remote()
-    except AttributeError:  # of an earlier version, whose replicas never change
+    except AttributeError:  # an earlier version, whose replicas never change
         return None
 
 
@@ -159,7 +159,7 @@ def _brokers(
 def _asked(broker: Any) -> Any | None:
     try:
         return broker.about.remote()
-    except AttributeError:  # of an earlier version, which has no such call
+    except AttributeError:  # an earlier version, which has no such call
         return None
 
 

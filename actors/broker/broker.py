@@ -50,7 +50,7 @@ for _method, _group in marked(BrokerCalls):
 
 
 class Broker(BrokerCalls):
-    """See the module's text. One instance per process."""
+    """See the module's docstring. One instance per process."""
 
     def __init__(
         self,

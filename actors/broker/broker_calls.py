@@ -18,7 +18,7 @@ from escrowmq.replication.errors import Unavailable
 from escrowmq.replication.host.running import NOT_RUNNING
 from escrowmq.replication.replica.fetching import FetchRequest
 
-#: Memory for large answers to fetches, 32 MiB in total; a fetch that finds none free is answered, too.
+#: Memory for large fetch answers, 32 MiB in total; a fetch that finds none free is answered without it.
 FETCH_BUFFERS, FETCH_BUFFER_BYTES = 4, 8 << 20
 
 M = TypeVar("M", bound=Callable[..., Any])
@@ -55,12 +55,12 @@ class BrokerCalls:
         return Unavailable("the replica is not open", 1.0)
 
     def _led(self, ask: Callable[[Parts], Reply]) -> Reply:
-        """A call that only a leader answers."""
+        """A call that only a leader serves."""
         parts = self._parts
         return NOT_RUNNING if parts is None else ask(parts)
 
     def _running(self) -> Parts:
-        """For calls that every replica answers. Raises Unavailable until it is open."""
+        """For calls that every replica serves. Raises Unavailable until it is open."""
         parts = self._parts
         if parts is None:
             raise self._not_open()
@@ -187,7 +187,7 @@ class BrokerCalls:
 
     @concurrency("peer")
     def members(self) -> MembersReport:
-        """The members of this group, according to this replica's log."""
+        """The members of this group according to this replica's log."""
         return self._running().members.members()
 
     @concurrency("control")
@@ -200,7 +200,7 @@ class BrokerCalls:
 
     @concurrency("control")
     def hand_over(self, to: int) -> Reply:
-        """Let another voter lead."""
+        """Make another voter the leader."""
         return self._led(lambda parts: parts.members.hand_over(to))
 
     # -------------------------------------------------------------- consumer groups

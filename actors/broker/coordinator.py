@@ -137,7 +137,7 @@ class GroupCoordinator:
 
         ``owned``: the partitions that the member still reads, from before a fail-over or an expiry. ``ids``:
         the ids of their topics, and ``generation``: the one under which it reads them, if it was told.
-        ``had_offsets``: the replicated state knows the group.
+        ``had_offsets``: whether the replicated state knows the group.
         """
         if self.is_void(group, generation):
             owned = ()

@@ -22,4 +22,4 @@ class FeedbackProcesses(Protocol):
         """Ask all of them. The caller decides how long to wait."""
 
     def close(self) -> None:
-        """Stop asking."""
+        """Stops asking."""

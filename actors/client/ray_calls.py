@@ -20,7 +20,7 @@ _LOST = (ray.exceptions.RayActorError, ray.exceptions.ActorUnschedulableError)
 
 
 class RayCalls:
-    """Calls to named Ray actors, with their handles cached until they turn out dead."""
+    """Calls to named Ray actors, whose handles are cached until they turn out dead."""
 
     def __init__(self, info: ClusterInfo) -> None:
         self._namespace = info.namespace

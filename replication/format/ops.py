@@ -169,7 +169,7 @@ def create_topic(
     """CREATE_TOPIC ``[name, settings]`` or, version 2, ``[name, settings, first_group]``, for groups of
     level 4; settings are the fields of ``TopicInfo`` without the name.
 
-    ``first_group``: where partition 0 lies; None: where the name says, see ``model.first_group``.
+    ``first_group``: where partition 0 is; None: derived from the name, see ``model.first_group``.
     ``topic_id``: version 3, for groups of level 6: the id that group 0 has assigned; ``NO_ID`` asks group 0
     for one. Then the result info is the id.
     """

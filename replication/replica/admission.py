@@ -5,9 +5,9 @@ go in unchanged; only COMMIT and ROLLBACK are rewritten. For a COMMIT the leader
 transactions' messages are and writes REF_MESSAGEs (or TX_MESSAGEs, where the body is in another segment than
 the one being written) and the COMMIT into the same entry, so that it is all or nothing.
 
-A decision is only taken over transactions that are open in the applied state and have no other
-decision in flight, so an entry that is applied never meets one that is already settled. Ids that do not
-qualify are answered after the entry was applied, when the state holds what became of them.
+A decision is taken only on transactions that are open in the applied state and have no other
+decision in flight, so an applied entry never meets a transaction that is already settled. Ids that do not
+qualify are answered after the entry was applied, when the state holds their outcome.
 """
 
 from __future__ import annotations
