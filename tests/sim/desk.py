@@ -60,7 +60,7 @@ class Desk:
         hears: Callable[[int], None] = lambda time_ms: None,
         unsupported: Callable[[], None] | None = None,
     ) -> Call:
-        """Send a request until it is answered. ``alive``: whether the client still lives and wants the answer;
+        """Send a request until it is answered. ``alive``: whether the client lives and still wants an answer;
         ``once``: one attempt, with no wait for an answer (a one-way commit); ``hears``: gets the group's time
         from the answer; ``unsupported``: called if the group's format level is too low, instead of another
         attempt."""
