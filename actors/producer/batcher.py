@@ -410,8 +410,13 @@ class GroupBatcher:
                 self._counted.prepared += count - len(problems_of(outcome, count))
             for block in finish_prepared(blocks, outcome, self._speech.heard_ms, repeated):
                 self.prepare(block, float("-inf"))
-        elif outcome[0] == ResultCode.OTHER_TOPIC and not (repeated or blocks[0].is_further):
-            # It was sent only once, and refused, so it is open nowhere: send it to the present topic.
+        elif (
+            outcome[0] == ResultCode.OTHER_TOPIC
+            and not (repeated or blocks[0].is_further)
+            and outcome[1][2] >= self._places.id_of(outcome[1][0])
+        ):
+            # It was sent only once, and refused, so it is open nowhere: send it to the present topic. A lower
+            # id is an earlier topic, left over where its deletion and the new creation have not arrived.
             topic, _, topic_id = outcome[1]
             self._places.hear_id(topic, topic_id)
             for block in blocks:

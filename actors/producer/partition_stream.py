@@ -159,8 +159,9 @@ class PartitionStream:
             self._succeed(batch, info[0], info[1])
         elif code == ResultCode.STALE:
             self._stale(batch, info, repeated)
-        elif code == ResultCode.OTHER_TOPIC and not repeated:
-            # It was sent only once, and is stored nowhere: send it to the present topic.
+        elif code == ResultCode.OTHER_TOPIC and not repeated and info > (batch.topic_id or NO_ID):
+            # It was sent only once, and is stored nowhere: send it to the present topic. A lower id is an
+            # earlier topic, left over in a group that its deletion and the new creation have not reached.
             self._refused(self.topic)
             batch.topic_id = info
             self._again = batch

@@ -101,6 +101,19 @@ def test_a_batch_that_was_sent_once_goes_to_the_topic_that_there_is_now() -> Non
     assert future.result(0).offset == 7
 
 
+def test_nothing_goes_back_to_an_earlier_topic() -> None:
+    """A deletion and the creation behind it have reached group 0 alone. What another group still has would
+    go with its topic when they arrive, although it was acknowledged."""
+    producing = Producing(NEW)
+    future, outcomes = producing.send(), producing.prepare()
+    for _ in range(2):
+        shown, request = producing.build()
+        told: list[Any] = [OTHER, OLD] if len(shown[0]) == 3 else [OTHER, ["t", 0, OLD]]
+        producing.answer(request, told)
+    assert isinstance(future.exception(0), TopicRecreated)
+    assert outcomes == [{0: (OTHER, ["t", 0, OLD])}] and producing.places.id_of("t") == NEW
+
+
 def test_a_batch_that_was_sent_twice_may_be_in_the_topic_before() -> None:
     producing = Producing()
     future = producing.send()
