@@ -10,6 +10,7 @@ import logging
 import os
 import socket
 import threading
+import time
 from pathlib import Path
 
 import msgspec
@@ -28,7 +29,7 @@ from escrowmq.cluster.reading_socket import (
     send,
 )
 from escrowmq.cluster.reads import READS
-from escrowmq.replication.errors import ConfigError, EscrowMQError
+from escrowmq.replication.errors import Closed, ConfigError, EscrowMQError
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +37,7 @@ log = logging.getLogger(__name__)
 TIMEOUT_S = 10.0
 #: Limit of commands served at a time: each of them asks the brokers.
 AT_A_TIME = 4
+RETRY_S = 0.1  # after a command that could not be taken
 
 
 class ReadingServer:
@@ -84,15 +86,21 @@ class ReadingServer:
         while not self._closing:
             try:
                 link, _ = self._listener.accept()
-            except OSError as error:
+            except OSError as error:  # such as no free file descriptor: commands would wait for an answer
                 if not self._closing:
-                    log.warning("the exporter no longer answers commands: %s", error)
-                return
+                    log.warning("the exporter could not take a command: %s", error)
+                    time.sleep(RETRY_S)
+                continue
             link.settimeout(TIMEOUT_S)
             if not self._places.acquire(blocking=False):
                 _refuse(link, "the exporter is busy")
                 continue
-            threading.Thread(target=self._serve, args=(link,), name="exporter-answer", daemon=True).start()
+            thread = threading.Thread(target=self._serve, args=(link,), name="exporter-answer", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # the process may have no more threads
+                self._places.release()
+                _refuse(link, f"the exporter has no thread for this: {error}")
 
     def _serve(self, link: socket.socket) -> None:
         try:
@@ -118,6 +126,8 @@ class ReadingServer:
             if not self._means_this(question.address):
                 return Answer(not_mine=f"the exporter serves the cluster at {cluster.address}")
             value = read.ask(cluster, *question.arguments)
+        except Closed:  # the exporter's own client: it is about to end
+            return Answer(not_mine="the exporter is being ended")
         except EscrowMQError as error:
             return Answer(error=(type(error).__name__, list(error.args)))
         except Exception as error:  # a bug, here or in the question: the command asks the cluster itself

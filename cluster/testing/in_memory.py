@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 import uuid
 from collections.abc import Iterator
@@ -40,7 +41,7 @@ class Clock:
     def advance(self, seconds: float) -> None:
         """Let this many seconds pass. Everything due in that time happens, in order, before this returns."""
         given: object = seconds
-        if isinstance(given, bool) or not isinstance(given, int | float) or not given >= 0:
+        if isinstance(given, bool) or not isinstance(given, int | float) or not 0 <= given < math.inf:
             raise ConfigError(f"advance needs a number of seconds from 0 on, not {seconds!r}")
         self._stage.advance_to(self._stage.now() + seconds)
 
@@ -96,11 +97,11 @@ class InMemoryCluster(Cluster):
     @contextlib.contextmanager
     def outage(self) -> Iterator[None]:
         """In this block no broker answers: calls raise Unavailable or OutcomeUnknown at their time-outs."""
-        self._network.down = True
+        before, self._network.down = self._network.down, True
         try:
             yield
         finally:
-            self._network.down = False
+            self._network.down = before  # a block may stand in another one
 
     # ------------------------------------------------------------ clients
 

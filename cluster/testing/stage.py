@@ -15,10 +15,12 @@ held.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 from escrowmq.actors.client.background import Step
 from escrowmq.actors.client.observable import ObservableCondition
@@ -152,7 +154,7 @@ class Stage:
             outermost = self._depth == 0
         if outermost:
             while self._jobs:
-                self._jobs.popleft()()
+                _carry_out(self._jobs.popleft())
             with self._moved:
                 self._moved.notify_all()
 
@@ -298,3 +300,15 @@ class StagedCondition(ObservableCondition):
         finally:
             self._stage.held.depth = held
             self._acquire_restore(saved)  # type: ignore[attr-defined]
+
+
+def _carry_out(job: Callable[[], None]) -> None:
+    """Application code meets no running event loop, as in the threads of a real client: it may call
+    ``asyncio.run``, as the querier of an ``AsyncFence`` does."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        job()
+        return
+    with ThreadPoolExecutor(1, "escrowmq-querier") as pool:
+        pool.submit(job).result()

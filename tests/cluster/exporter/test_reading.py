@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import threading
@@ -24,7 +25,7 @@ from escrowmq.cluster.reading_client import NoExporter, ask
 from escrowmq.cluster.reading_socket import Answer, Question, is_ours, receive, send
 from escrowmq.cluster.reads import READS
 from escrowmq.cluster.settings import ClusterSettings, RaySettings
-from escrowmq.replication.errors import ConfigError, Unavailable, UnknownGroup
+from escrowmq.replication.errors import Closed, ConfigError, Unavailable, UnknownGroup
 from escrowmq.replication.model import OpenTransaction, TopicInfo
 from tests.support.places import info
 
@@ -264,6 +265,47 @@ def test_more_than_a_few_at_a_time_are_sent_away(
     hold.set()
     for thread in threads:
         thread.join(10)
+
+
+def test_one_that_cannot_take_a_command_takes_the_next(where: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A moment without free file descriptors ended the thread, and every command waited for its time-out."""
+    monkeypatch.setattr(reading_server, "RETRY_S", 0.01)
+    made = ReadingServer(FakeCluster())  # type: ignore[arg-type]
+    listener, failures = made._listener, [OSError(errno.EMFILE, "too many open files")]
+
+    class Failing:
+        def accept(self) -> tuple[socket.socket, Any]:
+            if failures:
+                raise failures.pop()
+            return listener.accept()
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(listener, name)
+
+    made._listener = Failing()  # type: ignore[assignment]
+    made.start()
+    try:
+        assert asked("topics") == [info("orders", 2)]
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", _no_thread)
+            with pytest.raises(NoExporter, match="no thread"):
+                asked("topics")
+        assert asked("topics") == [info("orders", 2)], "its place is free again"
+    finally:
+        made.close()
+
+
+def _no_thread(thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def test_one_that_is_being_ended_leaves_the_command_to_itself(server: ReadingServer) -> None:
+    def closed() -> None:
+        raise Closed
+
+    server._cluster.admin.topics = closed  # type: ignore[method-assign, assignment]
+    with pytest.raises(NoExporter, match="being ended"):
+        asked("topics")
 
 
 def test_a_socket_that_was_left_behind_is_removed(where: Path) -> None:

@@ -3,6 +3,7 @@ its failures, what it has not, and that it needs neither Ray nor threads."""
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import re
@@ -378,6 +379,45 @@ def test_an_outage(cluster: InMemoryCluster) -> None:
     found = [record.value for _ in range(5) for record in consumer.poll(timeout_s=5)]
     assert found[-1:] == [b"back"]
     assert cluster.status().healthy
+
+
+def test_an_outage_in_an_outage_does_not_end_it(cluster: InMemoryCluster) -> None:
+    with cluster.outage():
+        with cluster.outage():
+            pass
+        with pytest.raises(Unavailable):
+            cluster.admin.topics()
+    assert cluster.admin.topics() is not None
+
+
+@pytest.mark.parametrize("seconds", [float("inf"), float("nan"), -1, True, "1"])
+def test_time_goes_on_by_a_number(cluster: InMemoryCluster, seconds: Any) -> None:
+    with pytest.raises(ConfigError, match="advance needs a number of seconds"):
+        cluster.clock.advance(seconds)
+
+
+async def _settled(cluster: InMemoryCluster) -> list[str]:
+    """Checks in the thread of a running event loop; the querier needs a loop of its own."""
+    answers: list[str] = []
+
+    async def look_up() -> TransactionState:
+        answers.append("asked")
+        return COMMITTED
+
+    producer = cluster.producer(
+        app="shop", tx_status_querier=Calls(cluster, lambda _: asyncio.run(look_up()))
+    )
+    cluster.fail_next("commit", OutcomeUnknown)
+    with pytest.raises(OutcomeUnknown), producer.transaction() as tx:
+        tx.send(Message("orders", b"x"))
+    cluster.clock.advance(60)
+    return answers
+
+
+def test_a_querier_may_run_an_event_loop_in_an_asynchronous_test(cluster: InMemoryCluster) -> None:
+    """As that of an AsyncFence does; clients of a real cluster ask it in threads of their own."""
+    assert asyncio.run(_settled(cluster)) == ["asked"]
+    assert not cluster.admin.list_transactions()
 
 
 def test_a_failure_that_makes_no_sense_is_refused(cluster: InMemoryCluster) -> None:
