@@ -177,6 +177,9 @@ class GroupCoordinator:
         self._assign(state, partitions)
         base = known.generation = known.confirmed = self._next_generation(state)
         self._reconcile(state, member, known, now)
+        if known.generation == base and known.current - known.granted:
+            # It has yet to release some, and heartbeats before the release confirm ``base``.
+            known.generation = self._next_generation(state)
         assignment = self._assignment(state, member, known)
         return GroupJoined(assignment, known.granted & claims, base, known.held & claims)
 

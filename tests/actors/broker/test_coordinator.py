@@ -101,6 +101,22 @@ def test_leaving_frees_partitions_at_once_and_twice_is_fine():
     assert group.beat("b", generation).partitions == orders(0, 1, 2, 3)
 
 
+def test_a_second_join_confirms_no_release():
+    """A heartbeat in the background repeats the join's generation before the application has polled."""
+    group = Group()
+    first = group.join("a").assignment.generation
+    waiting = group.join("b").assignment.generation
+    group.beat("a", first)  # is told to let go of 2 and 3
+    for _ in range(2):  # the answer of one may be lost
+        joined = group.join("a", owned=orders(0, 1, 2, 3))
+        assert joined.assignment.partitions == orders(0, 1)
+        told = group.beat("a", joined.base)
+        assert not group.beat("b", waiting).partitions, "a still reads them"
+        assert group.may_commit("a", joined.base, 2, 3)
+    group.beat("a", told.generation)
+    assert group.beat("b", waiting).partitions == orders(2, 3)
+
+
 def test_a_lost_answer_is_given_again():
     group = Group()
     first = group.join("a").assignment.generation
