@@ -158,7 +158,9 @@ class MembershipThread:
 
     def _join(self, member: Membership, topics: tuple[str, ...]) -> None:
         with self._condition:
-            owned, claim = self._positions.assigned(), member.claim()
+            claim = member.claim()
+            # Others may have read since what an earlier join, not taken over yet, told it was lost.
+            owned = [tp for tp in self._positions.assigned() if member.still_holds(frozenset((tp,)))]
         session_s = self._config.session_timeout_s
         answer: GroupJoined | GroupCallRefused | InstanceTaken = self._call(
             "group_join", member.group, member.member, list(topics), session_s, owned, *claim

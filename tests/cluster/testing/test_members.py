@@ -1,0 +1,58 @@
+"""Members of consumer groups that were cut off, and what they do when they are back: real consumers, under a
+clock that the test moves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from escrowmq import Message
+from escrowmq.testing import InMemoryCluster
+
+
+@pytest.fixture
+def cluster() -> Iterator[InMemoryCluster]:
+    with InMemoryCluster() as made:
+        made.admin.create_topic("orders")
+        yield made
+
+
+def member(cluster: InMemoryCluster, **options: Any) -> Any:
+    return cluster.consumer("g", ["orders"], auto_offset_reset="earliest", **options)
+
+
+def send(cluster: InMemoryCluster, *values: bytes) -> None:
+    with cluster.producer("shop") as producer:
+        for value in values:
+            producer.send(Message("orders", value)).result(0)
+
+
+def drain(consumer: Any) -> list[bytes]:
+    return [record.value for _ in range(12) for record in consumer.poll(timeout_s=1)]
+
+
+def test_what_a_join_said_was_lost_is_not_claimed_by_the_next(cluster: InMemoryCluster) -> None:
+    """Between both joins the application does not poll, so it has not heard of the loss."""
+    first = member(cluster)
+    send(cluster, b"0")
+    assert drain(first) == [b"0"]
+    first.commit()
+    calls = first.core._calls
+    calls.call = lambda *args: None  # cut off
+    cluster.clock.advance(40)
+    second = member(cluster)
+    send(cluster, b"1", b"2")
+    assert drain(second) == [b"1", b"2"]
+    second.commit()
+    del calls.call
+    cluster.clock.advance(8)
+    second.close()
+    cluster.clock.advance(8)
+    first.subscribe(["orders"])
+    cluster.clock.advance(8)
+    assert drain(first) == []
+    first.commit()
+    (place,) = cluster.admin.describe_group("g").partitions
+    assert place.committed == 3, "it is not set back"
