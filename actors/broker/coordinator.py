@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from escrowmq.actors.broker.assignment import balance
 from escrowmq.actors.client.consumer_groups import (
@@ -50,6 +50,7 @@ MEMBERS_MAX = 1024
 GROUPS_MAX = 10_000
 
 Topics = Callable[[str], "int | None"]
+V = TypeVar("V")
 
 
 @dataclass(slots=True)
@@ -86,6 +87,8 @@ class _Group:
     last_given: dict[TopicPartition, tuple[str, object]] = field(default_factory=dict)
     #: Static members that a later member of their instance has replaced in this term, the newest last.
     replaced: dict[str, None] = field(default_factory=dict)
+    #: For each instance the static member that left or expired in this term, until one of it joins.
+    gone: dict[str, str] = field(default_factory=dict)
     #: The newest generation that a member was given.
     newest: int = -1
 
@@ -165,6 +168,7 @@ class GroupCoordinator:
         if known is None:
             known = _MemberState(frozenset(topics), session_timeout_s, 0.0, 0, 0, claims, claims)
             state.members[member] = known
+            self._follow_one_that_is_gone(state, member)
             state.last_given.update((tp, (member, self._which(tp[0]))) for tp in claims)
         elif renewed := self._renewed(state, known) | known.anew:
             # Whatever it claims, its places there may be in an earlier topic: give them again under a later
@@ -215,6 +219,7 @@ class GroupCoordinator:
         """Returns all its partitions at once. Leaving twice is harmless."""
         state = self._groups.get(group)
         if state is not None and state.members.pop(member, None) is not None:
+            self._note_gone(state, member)
             self._reassign(state)
 
     def check_commit(
@@ -309,40 +314,47 @@ class GroupCoordinator:
         )
 
     def _may_stand_for_its_instance(self, state: _Group, member: str, claims: bool) -> bool:
-        """Whether a static member may join; if so, it has replaced an earlier one. Of two members of an
-        instance, the one that joins first in this term is the earlier. After a fail-over both may come back
-        with claims, and then their clocks decide."""
+        """Whether a static member may join; if so, it has replaced an earlier one that lives. Of two members
+        of an instance, the one that joins first in this term is the earlier. After a fail-over both may come
+        back with claims, and then their clocks decide."""
         instance = instance_of(member)
         if instance is None:
             return True
         if member in state.replaced:
             return False
         other = next((n for n in state.members if n != member and instance_of(n) == instance), None)
-        if other is None:
-            return True
-        if claims and began_after(other, member):
-            self._note_replaced(state, member)
+        seen = other or state.gone.get(instance, member)
+        if claims and seen != member and began_after(seen, member):
+            _note(state.replaced, member, None)
             return False
-        self._succeed(state, other, member)
+        if other is not None:
+            self._succeed(state, other, member)
         return True
+
+    @staticmethod
+    def _note_gone(state: _Group, member: str) -> None:
+        """Otherwise one that comes back would be taken for the successor of its own successor."""
+        instance = instance_of(member)
+        if instance is not None:
+            _note(state.gone, instance, member)
+
+    @staticmethod
+    def _follow_one_that_is_gone(state: _Group, member: str) -> None:
+        earlier = state.gone.pop(instance_of(member) or "", member)
+        if earlier != member:
+            _note(state.replaced, earlier, None)
 
     def _succeed(self, state: _Group, earlier: str, member: str) -> None:
         """``member`` replaces ``earlier`` and gets its partitions. Partitions that ``earlier`` still had to
         release are free, because its commits no longer count."""
         gone = state.members.pop(earlier)
-        self._note_replaced(state, earlier)
+        _note(state.replaced, earlier, None)
         given = gone.granted - self._renewed(state, gone)
         state.members[member] = _MemberState(
             gone.topics, gone.session_timeout_s, gone.expires, 0, 0, given, given
         )
         state.last_given.update((tp, (member, self._which(tp[0]))) for tp in given)
         state.target = {tp: member if who == earlier else who for tp, who in state.target.items()}
-
-    @staticmethod
-    def _note_replaced(state: _Group, member: str) -> None:
-        state.replaced[member] = None
-        if len(state.replaced) > MEMBERS_MAX:
-            del state.replaced[next(iter(state.replaced))]
 
     @property
     def newest_generation(self) -> int:
@@ -358,6 +370,7 @@ class GroupCoordinator:
         dead = [name for name, member in state.members.items() if member.expires <= now]
         for name in dead:
             del state.members[name]
+            self._note_gone(state, name)
         if dead:
             self._reassign(state)
 
@@ -431,6 +444,13 @@ class GroupCoordinator:
         for name in [name for name, state in self._groups.items() if not state.members]:
             del self._groups[name]
         return len(self._groups) < GROUPS_MAX
+
+
+def _note(notes: dict[str, V], name: str, value: V) -> None:
+    """Bounded: the oldest note is dropped."""
+    notes[name] = value
+    if len(notes) > MEMBERS_MAX:
+        del notes[next(iter(notes))]
 
 
 def _taken(group: str, member: str) -> InstanceTaken:

@@ -98,6 +98,40 @@ def test_the_first_of_two_that_live_is_told_so_and_counts_no_more():
     assert group.given == {later: {0, 1, 2, 3}}
 
 
+@pytest.mark.parametrize("ends", ["left as idle", "session ended"])
+@pytest.mark.parametrize("claims", [(), orders(0, 1, 2, 3)], ids=["no claims", "claims"])
+def test_one_that_was_gone_does_not_replace_its_successor(ends, claims):
+    """This leader saw which was first, whatever their clocks say."""
+    group, a, later = Group(), static_name("a", 2), static_name("a", 1)
+    group.settle(a)
+    if ends == "left as idle":
+        group.coordinator.leave("g", a)
+    group.now += 7.0
+    assert group.settle(later) == {later: {0, 1, 2, 3}}
+    assert isinstance(group.join(a, claims), InstanceTaken)
+    assert group.given == {later: {0, 1, 2, 3}}
+    group.now += 7.0
+    assert isinstance(group.join(a, claims), InstanceTaken), "also once the successor is gone"
+
+
+def test_one_that_was_gone_comes_back_if_nobody_took_its_place():
+    group, a = Group(), static_name("a", 1)
+    for _ in range(2):
+        group.settle(a)
+        group.coordinator.leave("g", a)
+    group.settle(a)
+    assert group.given == {a: {0, 1, 2, 3}}
+
+
+def test_after_a_fail_over_one_that_hung_does_not_replace_a_later_one_that_was_gone():
+    group, names = Group(), (static_name("a", 1), static_name("a", 2))
+    group.fail_over()
+    group.join(names[1], orders(0, 1, 2, 3))
+    group.coordinator.leave("g", names[1])
+    assert isinstance(group.join(names[0], orders(0, 1, 2, 3)), InstanceTaken)
+    assert isinstance(group.join(names[1], orders(0, 1, 2, 3)), GroupJoined)
+
+
 @pytest.mark.parametrize("first", [0, 1], ids=["the earlier one first", "the later one first"])
 def test_after_a_fail_over_the_earlier_one_of_two_does_not_come_back(first):
     """It hung when its place was taken; the new leader has never heard of that."""
