@@ -44,6 +44,8 @@ SESSION_S_MIN, SESSION_S_MAX = 0.5, 1800.0
 #: live member still reads. Half a session is the longest interval of heartbeats that ``ConsumerConfig``
 #: allows; the rest is for finding the new leader. The longest session of the joined members counts.
 REJOIN_GRACE_S = 2.0
+#: The session assumed of members that this leader has not heard of yet: the default of ``ConsumerConfig``.
+SESSION_S_USUAL = 10.0
 #: Members of one group: bounds memory and the cost of one assignment.
 MEMBERS_MAX = 1024
 #: Groups with members on one leader.
@@ -259,6 +261,14 @@ class GroupCoordinator:
             return ()
         self._expire(state, now)
         return tuple(sorted(state.members))
+
+    def awaits_members(self, group: str, now: float) -> bool:
+        """Whether members of an earlier leader may be about to join this one, if the group has places: an
+        empty list of members means little as long as they may. Term 1 has no earlier leader."""
+        state = self._groups.get(group)
+        if state is not None:
+            return state.older and now < state.grace_until
+        return self._term > 1 and now < self._since + SESSION_S_USUAL / 2 + REJOIN_GRACE_S
 
     def newest_of(self, group: str) -> int:
         """The newest generation that a member of the group was given in this term; -1: none."""

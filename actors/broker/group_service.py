@@ -156,12 +156,14 @@ class GroupService:
         def check(queue: Callable[[], None]) -> Reply | None:
             def check_and_queue(
                 coordinator: GroupCoordinator, now: float
-            ) -> MembershipStale | TopicIsOther | GroupCallRefused | None:
+            ) -> MembershipStale | TopicIsOther | GroupCallRefused | bool | None:
                 if member == "" and generation > 0 and coordinator.is_void(group, generation):
                     return GroupCallRefused("the group was deleted meanwhile")
                 problem = coordinator.check_commit(group, member, generation, wanted, now)
                 if problem is not None:
                     return MembershipStale(problem)
+                if member == "" and self._committed(group) and coordinator.awaits_members(group, now):
+                    return False
                 if (other := self._other(offsets, ids or {})) is not None:
                     return other
                 queue()
@@ -169,7 +171,7 @@ class GroupService:
                 return None
 
             checked = self._led(check_and_queue)
-            return None if checked == ("ok", None) else checked
+            return None if checked == ("ok", None) else AGAIN if checked == ("ok", False) else checked
 
         if not offsets:
             return check(lambda: None) or ("ok", None)
@@ -239,6 +241,8 @@ class GroupService:
                     return GroupLives(members)
                 if (known := self._committed(group)) and known != places:
                     return PlacesMoved()
+                if known and coordinator.awaits_members(group, now):
+                    return False
                 if coordinator.newest_of(group) > generation:
                     return False  # a member has joined since
                 queue()

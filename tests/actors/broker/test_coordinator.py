@@ -10,6 +10,7 @@ from escrowmq.actors.broker.coordinator import (
     GENERATION_BITS,
     MEMBERS_MAX,
     REJOIN_GRACE_S,
+    SESSION_S_USUAL,
     GroupCoordinator,
 )
 from escrowmq.actors.client.consumer_groups import (
@@ -18,6 +19,7 @@ from escrowmq.actors.client.consumer_groups import (
     MembershipStale,
     coordinator_group,
 )
+from escrowmq.actors.consumer.config import ConsumerConfig
 from escrowmq.replication.model import TopicInfo
 from escrowmq.replication.state.topics import Topic
 
@@ -395,6 +397,21 @@ def test_what_is_claimed_from_before_the_group_was_deleted_is_void(void, kept):
 
 def test_a_client_that_tells_no_generation_claims_nothing_in_a_group_that_was_deleted():
     assert not claim(led_anew(2, 5), None, -1).kept
+
+
+def test_a_new_leader_waits_for_members_before_a_group_counts_as_empty():
+    assert ConsumerConfig().session_timeout_s == SESSION_S_USUAL
+    unheard = Group(term=2, had_offsets=True)
+    assert unheard.coordinator.awaits_members("g", unheard.now + 6.9)
+    assert not unheard.coordinator.awaits_members("g", unheard.now + 7.0)
+    assert not Group(term=1, had_offsets=True).coordinator.awaits_members("g", 100.0)
+    unheard.join("a", session_s=20.0)
+    unheard.coordinator.leave("g", "a")
+    assert unheard.coordinator.awaits_members("g", unheard.now + 11.9), "its longest session is known"
+    begun = Group(term=2)
+    begun.join("a")
+    begun.coordinator.leave("g", "a")
+    assert not begun.coordinator.awaits_members("g", begun.now)
 
 
 def test_a_deletion_counts_from_the_moment_it_is_queued():

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from escrowmq import Message
+from escrowmq import GroupNotEmpty, Message
+from escrowmq.actors.broker.group_service import AGAIN, GroupService
 from escrowmq.testing import InMemoryCluster
 
 
@@ -56,3 +57,44 @@ def test_what_a_join_said_was_lost_is_not_claimed_by_the_next(cluster: InMemoryC
     first.commit()
     (place,) = cluster.admin.describe_group("g").partitions
     assert place.committed == 3, "it is not set back"
+
+
+def test_a_group_that_lives_is_not_changed_because_its_leader_is_new(cluster: InMemoryCluster) -> None:
+    """Its members join the new leader with their next heartbeats; until then it knows of none."""
+    consumer = member(cluster)
+    send(cluster, b"0", b"1", b"2")
+    assert len(drain(consumer)) == 3
+    consumer.commit()
+    groups = fail_over(cluster)
+    places = {"orders": {0: 3}}
+    assert groups.delete("g", places) == AGAIN
+    assert groups.commit("g", "", 1, places) == AGAIN, "a reset by an operator"
+    cluster.clock.advance(5)
+    for change in (cluster.admin.delete_group, lambda group: cluster.admin.reset_group(group, "earliest")):
+        with pytest.raises(GroupNotEmpty):
+            change("g")
+    consumer.commit()
+    (place,) = cluster.admin.describe_group("g").partitions
+    assert place.committed == 3
+
+
+def test_a_group_without_members_is_deleted_once_a_new_leader_has_waited_for_them(
+    cluster: InMemoryCluster,
+) -> None:
+    with member(cluster) as consumer:
+        send(cluster, b"0")
+        drain(consumer)
+        consumer.commit()
+    fail_over(cluster)
+    cluster.admin.reset_group("g", "earliest")
+    cluster.admin.delete_group("g")
+    assert "g" not in cluster.admin.groups()
+
+
+def fail_over(cluster: InMemoryCluster) -> GroupService:
+    """The broker leads in a new term, with an empty memory of members."""
+    network: Any = cluster._network
+    parts = network._brokers[0]._parts
+    parts.running.node.term = 2
+    groups: GroupService = parts.groups
+    return groups
