@@ -161,13 +161,24 @@ class OffsetReader:
         standing = self._commit_first(group, first, timeout_s) if first else {}
         return [standing.get(look.tp, offset) for look, offset in zip(lookups, chosen, strict=True)]
 
-    def begin_at_start(self, group: str, partitions: Iterable[TopicPartition], timeout_s: float) -> None:
-        """Commits the starts as the group's places where it has none. Leaves out topics that were deleted
-        meanwhile."""
-        bounds = self.bounds(partitions, timeout_s)
-        starts = {tp: found[0] for tp, found in bounds.items() if not isinstance(found, UnknownTopic)}
-        if starts:
-            self._commit_first(group, starts, timeout_s)
+    def begin_at_start(
+        self, group: str, partitions: Iterable[TopicPartition], timeout_s: float
+    ) -> frozenset[str]:
+        """Commits the starts as the group's places where it has none. Returns the topics that may lack places
+        afterwards, because a broker group does not know them yet, or no longer: try these again."""
+        starts: dict[TopicPartition, int] = {}
+        late: set[str] = set()
+        for tp, found in self.bounds(partitions, timeout_s).items():
+            if isinstance(found, UnknownTopic):
+                late.add(tp[0])
+            else:
+                starts[tp] = found[0]
+        while starts := {tp: start for tp, start in starts.items() if tp[0] not in late}:
+            answer = self._send_first(group, starts, timeout_s)
+            if not isinstance(answer, TopicMissing | TopicIsOther):
+                break
+            late.add(answer.topic)  # one such topic must not hold up the others
+        return frozenset(late)
 
     def _commit_first(
         self, group: str, ends: Mapping[TopicPartition, int], timeout_s: float
@@ -177,6 +188,17 @@ class OffsetReader:
         A place known only to this consumer would be lost with it, and so would all messages until the next
         consumer of the group finds a place.
         """
+        answer = self._send_first(group, ends, timeout_s)
+        if isinstance(answer, TopicIsOther):  # these ends are another topic's
+            raise Unavailable(f"topic {answer.topic!r} was created again while its end was looked up", 0.1)
+        # MembershipStale: an older broker, which commits only for members. TopicMissing: deleted meanwhile;
+        # the reader reports that.
+        return self.committed(group, {topic for topic, _ in ends}, timeout_s)
+
+    def _send_first(
+        self, group: str, ends: Mapping[TopicPartition, int], timeout_s: float
+    ) -> MembershipStale | TopicMissing | TopicIsOther | None:
+        """Asks the group's coordinator to commit first places; returns its answer."""
         by_topic: dict[str, dict[int, int]] = {}
         for (topic, partition), offset in ends.items():
             by_topic.setdefault(topic, {})[partition] = offset
@@ -193,11 +215,7 @@ class OffsetReader:
             raise Unavailable(f"the first places of group {group!r} may not be committed", 1.0) from error
         if isinstance(answer, GroupCallRefused):
             raise InvalidMessage(f"the first places of group {group!r} were refused: {answer.reason}")
-        if isinstance(answer, TopicIsOther):  # these ends are another topic's
-            raise Unavailable(f"topic {answer.topic!r} was created again while its end was looked up", 0.1)
-        # MembershipStale: an older broker, which commits only for members. TopicMissing: deleted meanwhile;
-        # the reader reports that.
-        return self.committed(group, by_topic, timeout_s)
+        return answer
 
 
 def _choose(look: Lookup, bounds: tuple[int, int] | UnknownTopic, reset: str) -> int | EscrowMQError:

@@ -52,19 +52,18 @@ class Subscribing:
 
     def follow(self, pattern: TopicPattern, timeout_s: float) -> bool:
         """Looks for changes since the last answer. Returns whether the topics have changed; the first places
-        of new ones are then committed."""
+        of new ones are then committed. A new topic that a broker group has not created yet is tried again
+        next time: a member that read it without a place would begin at its end."""
         before = pattern.topics
         answer = self._names(pattern, timeout_s)
-        if answer.names is None:
-            pattern.learn(answer)
-            return False
         known = frozenset(before)
         # Their broker groups must be known before any member is given their partitions.
-        new = self._offsets.hear([t for t in pattern.matching(answer.names) if t not in known], timeout_s)
-        if self._group is not None and self._reset == "latest":
+        new = self._offsets.hear([t for t in pattern.found(answer) if t not in known], timeout_s)
+        late: frozenset[str] = frozenset()
+        if new and self._group is not None and self._reset == "latest":
             partitions = [(info.name, p) for info in new for p in range(info.partitions)]
-            self._offsets.begin_at_start(self._group, partitions, timeout_s)
-        pattern.learn(answer)  # only now, so that new ones are new again if anything above has failed
+            late = self._offsets.begin_at_start(self._group, partitions, timeout_s)
+        pattern.learn(answer, late)  # only now, so that new ones are new again if anything above has failed
         return pattern.topics != before
 
     def places_now(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:

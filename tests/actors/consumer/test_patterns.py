@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from escrowmq.actors.client.consumer_groups import coordinator_group
 from escrowmq.actors.consumer.pattern import TopicPattern
 from escrowmq.replication.calling.answers import TopicNames
 from escrowmq.replication.errors import ConfigError, InvalidMessage
@@ -63,7 +64,7 @@ def test_names_come_only_when_topics_have_changed(brokers, unique, consumer_of):
     thread = consumer.core.membership_thread
     told = []
     learn = thread.pattern.learn
-    thread.pattern.learn = lambda answer: (told.append(answer.names), learn(answer))
+    thread.pattern.learn = lambda answer, *late: (told.append(answer.names), learn(answer, *late))
     settle([consumer], lambda: len(told) >= 3)
     assert set(told) == {None}
     assert consumer.assignment() == [], "nothing matches yet, which is no error"
@@ -86,6 +87,27 @@ def test_several_members_and_several_groups_of_brokers(tmp_path, consumer_of):
         while len(got) < 6 and time.monotonic() < deadline:
             got += [record for member in members for record in member.poll(timeout_s=0.05)]
         assert sorted(values(got)) == numbered(0, 6)
+    finally:
+        brokers.close()
+
+
+@pytest.mark.parametrize("coordinator", [0, 1])
+def test_a_topic_is_found_while_a_group_of_brokers_has_not_created_it_yet(tmp_path, consumer_of, coordinator):
+    """Its places cannot all be committed then, wherever offsets are kept. Other new topics need not wait."""
+    name = next(f"g{i}" for i in range(99) if coordinator_group(f"g{i}", 2) == coordinator)
+    brokers = Brokers(tmp_path, groups=2)
+    try:
+        consumer = consumer_of(
+            brokers, group=name, pattern="a-.*", auto_offset_reset="latest", config=QUICK
+        )  # fmt: skip
+        brokers.groups[0].topic("a-1", 2)
+        brokers.topic("a-2", 2)
+        settle([consumer], lambda: ("a-2", 1) in consumer.assignment())
+        brokers.groups[1].topic("a-1", 2)
+        brokers.produce("a-1", 0, numbered(0, 2))
+        brokers.produce("a-1", 1, numbered(2, 4))
+        got = settle([consumer], lambda: len(consumer.assignment()) == 4)
+        assert sorted(values(got + read(consumer, 4 - len(got)))) == numbered(0, 4)
     finally:
         brokers.close()
 
