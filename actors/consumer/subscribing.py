@@ -2,7 +2,8 @@
 
 With "latest", a place is determined and committed before ``subscribe`` returns, so that nothing sent
 afterwards is skipped. A topic that a pattern finds later was created after that, so its first place is its
-beginning. Blocking calls, each bounded; knows nothing of threads or of callers that wait.
+beginning, whichever member of the group finds it first. Blocking calls, each bounded; knows nothing of
+threads or of callers that wait.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from escrowmq.actors.consumer.offsets import Lookup, OffsetReader
 from escrowmq.actors.consumer.pattern import TopicPattern
 from escrowmq.replication.calling.answers import TopicNames
 from escrowmq.replication.errors import EscrowMQError, NotSupported, UnknownTopic
+from escrowmq.replication.model import TopicInfo
 
 
 class Subscribing:
@@ -45,10 +47,27 @@ class Subscribing:
     def pattern(self, pattern: TopicPattern) -> None:
         """Finds the topics that match now. A topic that is deleted meanwhile is left out, unlike a named
         one."""
-        pattern.learn(self._names(pattern, self._timeout_s))
+        answer = self._names(pattern, self._timeout_s)
+        pattern.learn(answer)
         found = self._offsets.hear(pattern.topics, self._timeout_s)
-        if self._reset == "latest":
-            self.places_now([(info.name, p) for info in found for p in range(info.partitions)])
+        if self._group is not None and self._reset == "latest":
+            pattern.learn(answer, self._first_places(self._group, found))
+
+    def _first_places(self, group: str, found: Sequence[TopicInfo]) -> frozenset[str]:
+        """Commits the group's first places in the topics that a pattern has found. If it has places in some
+        of them, it began earlier, and its members have not found the others yet: these begin at their start.
+        Returns the topics that a broker group has not created yet."""
+        if not found:
+            return frozenset()
+        names = [info.name for info in found]
+        begun = {topic for topic, _ in self._offsets.committed(group, names, self._timeout_s)}
+        now: list[TopicPartition] = []
+        later: list[TopicPartition] = []
+        for info in found:
+            partitions = [(info.name, p) for p in range(info.partitions)]
+            (later if begun and info.name not in begun else now).extend(partitions)
+        self.places_now(now)
+        return self._offsets.begin_at_start(group, later, self._timeout_s) if later else frozenset()
 
     def follow(self, pattern: TopicPattern, timeout_s: float) -> bool:
         """Looks for changes since the last answer. Returns whether the topics have changed; the first places

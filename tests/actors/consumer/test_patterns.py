@@ -112,6 +112,27 @@ def test_a_topic_is_found_while_a_group_of_brokers_has_not_created_it_yet(tmp_pa
         brokers.close()
 
 
+def test_a_member_that_joins_before_the_others_have_found_a_topic_begins_at_its_start(
+    brokers, unique, consumer_of
+):
+    """Otherwise it would set the group's place behind what the others would have read. Only a new group has
+    its first places at the ends."""
+    kind, group = unique("shop"), unique("g")
+    slow = {"pattern_interval_s": 3600.0}
+    pattern = {"pattern": f"{kind}-.*", "auto_offset_reset": "latest", "config": slow}
+    brokers.topic(f"{kind}-a")
+    brokers.produce(f"{kind}-a", 0, [b"old"])
+    members = [consumer_of(brokers, group=group, **pattern)]
+    settle(members, lambda: members[0].assignment() == [(f"{kind}-a", 0)])
+    brokers.topic(f"{kind}-b")
+    brokers.produce(f"{kind}-b", 0, [b"new"])
+    members.append(consumer_of(brokers, group=group, **pattern))
+    assert members[1].committed(f"{kind}-b", 0) == 0
+    assert consumer_of(brokers, group=unique("g"), **pattern).committed(f"{kind}-b", 0) == 1
+    got = settle(members, lambda: (f"{kind}-b", 0) in members[1].assignment())
+    assert values(got or read(members[1], 1)) == [b"new"]
+
+
 def test_misuse(brokers, topic, unique, consumer_of):
     with pytest.raises(InvalidMessage, match="not to both"):
         consumer_of(brokers, group=unique("g"), topics=[topic], pattern="a")
