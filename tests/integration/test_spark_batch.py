@@ -189,7 +189,7 @@ def test_a_schema_of_one_s_own_is_refused(spark: SparkSession) -> None:
 
 
 def test_a_second_session_is_refused_while_one_runs(spark: SparkSession) -> None:
-    with pytest.raises(ConfigError, match=r"already \(test-batch\)"):
+    with pytest.raises(ConfigError, match=r"already has a Spark session \(test-batch\)"):
         spark_session("second", mode="raydp")
 
 
