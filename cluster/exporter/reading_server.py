@@ -83,14 +83,17 @@ class ReadingServer:
             self._thread.join(TIMEOUT_S)
 
     def _run(self) -> None:
+        failing = False
         while not self._closing:
             try:
                 link, _ = self._listener.accept()
             except OSError as error:  # such as no free file descriptor: commands would wait for an answer
-                if not self._closing:
-                    log.warning("the exporter could not take a command: %s", error)
-                    time.sleep(RETRY_S)
+                if not (self._closing or failing):  # said once, and not ten times a second
+                    log.warning("the exporter cannot take commands; it keeps trying: %s", error)
+                failing = True
+                time.sleep(RETRY_S)
                 continue
+            failing = False
             link.settimeout(TIMEOUT_S)
             if not self._places.acquire(blocking=False):
                 _refuse(link, "the exporter is busy")
