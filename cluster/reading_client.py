@@ -6,6 +6,7 @@ the cluster itself. An answer or an error of the cluster is final.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
@@ -84,7 +85,9 @@ def _ask(path: Path, question: Question) -> Answer:
         link.connect(str(path))
         if not same_user(link):
             raise OSError("another user listens there")
-        send(link, question)
+        # A busy exporter refuses at once and disconnects; its answer can still be read.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            send(link, question)
         return msgspec.msgpack.decode(receive(link, ANSWER_BYTES_MAX), type=Answer)
 
 

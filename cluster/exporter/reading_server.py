@@ -84,11 +84,13 @@ class ReadingServer:
 
     def _run(self) -> None:
         failing = False
-        while not self._closing:
+        while not self._is_closing():
             try:
                 link, _ = self._listener.accept()
             except OSError as error:  # such as no free file descriptor: commands would wait for an answer
-                if not (self._closing or failing):  # said once, and not ten times a second
+                if self._is_closing():
+                    return
+                if not failing:  # said once, and not ten times a second
                     log.warning("the exporter cannot take commands; it keeps trying: %s", error)
                 failing = True
                 time.sleep(RETRY_S)
@@ -104,6 +106,9 @@ class ReadingServer:
             except RuntimeError as error:  # the process may have no more threads
                 self._places.release()
                 _refuse(link, f"the exporter has no thread for this: {error}")
+
+    def _is_closing(self) -> bool:
+        return self._closing
 
     def _serve(self, link: socket.socket) -> None:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import select
 import socket
 import threading
 from collections.abc import Iterator
@@ -288,11 +289,18 @@ def test_one_that_cannot_take_a_command_takes_the_next(where: Path, monkeypatch:
         assert asked("topics") == [info("orders", 2)]
         with monkeypatch.context() as patch:
             patch.setattr(threading.Thread, "start", _no_thread)
+            patch.setattr(reading_client, "send", _send_late)
             with pytest.raises(NoExporter, match="no thread"):
                 asked("topics")
         assert asked("topics") == [info("orders", 2)], "its place is free again"
     finally:
         made.close()
+
+
+def _send_late(link: socket.socket, message: msgspec.Struct) -> None:
+    """Only once the exporter has refused and disconnected."""
+    select.select([link], [], [], 5.0)
+    send(link, message)
 
 
 def _no_thread(thread: threading.Thread) -> None:
