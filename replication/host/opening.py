@@ -11,12 +11,14 @@ import gc
 import socket
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from escrowmq.replication.errors import CorruptLog, DiskFull, ReadFailed, Superseded, Unavailable
 from escrowmq.replication.host.mending import BEYOND_MENDING, mend_before_start
 from escrowmq.replication.host.repair import (
     ASK_INTERVAL_S,
+    Look,
     copy_from_leader,
     has_history,
     knows_its_end,
@@ -42,6 +44,14 @@ MEND_PATIENCE_S = 5.0  # peers that are also starting answer from their first mo
 T = TypeVar("T")
 #: Waits for this many seconds, or raises because the opening must be aborted.
 Pause = Callable[[float], None]
+
+
+def in_a_thread(look: Look) -> Look:
+    """Looks at a copied file in a thread of its own, while the caller copies the next one."""
+    pool = ThreadPoolExecutor(1, thread_name_prefix="copy-look")
+    found = pool.submit(look)
+    pool.shutdown(wait=False)
+    return found.result
 
 
 def open_in(directory: DataDir, setup: ReplicaSetup, pause: Pause, patience_s: float) -> RunningReplica:
@@ -238,7 +248,9 @@ class _Opening:
         if lost_log:
             self._marks.write(LEARNER, mark)
         setup = self._setup
-        copy_from_leader(self._disk, self._peers, setup.source, self._pause, patience_s, setup.report)
+        copy_from_leader(
+            self._disk, self._peers, setup.source, self._pause, patience_s, setup.report, in_a_thread
+        )
 
     # -------------------------------------------------------------- the log and the address
 

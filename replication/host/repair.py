@@ -13,14 +13,16 @@ that they are new form a majority, nothing can have been acknowledged.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from escrowmq.replication.errors import CorruptLog, ReadFailed, Unavailable, UnknownVersion
 from escrowmq.replication.format.entry import HEADER_SIZE, scan
 from escrowmq.replication.format.segment_format import FILE_HEADER_SIZE, first_of_name, log_name
 from escrowmq.replication.host.mending import EntrySource, end_is_known
-from escrowmq.replication.log.disk import Disk
+from escrowmq.replication.log.disk import Disk, File
 from escrowmq.replication.log.install import (
     MARKER,
     finish_install,
@@ -36,6 +38,17 @@ from escrowmq.replication.replica.damage import damage_in
 
 READ_BYTES = 4 << 20
 ASK_INTERVAL_S = 0.2
+
+#: Looks at a file that was copied: what is wrong with it; None: nothing. It syncs the file first.
+Look = Callable[[], str | None]
+#: Begins a look and returns what waits for its result: a thread looks while the next file is read.
+Begin = Callable[[Look], Look]
+
+
+def at_once(look: Look) -> Look:
+    """Looks before it returns: one file is copied after the other."""
+    found = look()
+    return lambda: found
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +147,7 @@ def copy_from_leader(
     sleep: Callable[[float], None],
     patience_s: float,
     report: Callable[[str], None],
+    begin: Begin = at_once,
 ) -> None:
     """Replace the log, snapshots and run files by the leader's, all or nothing. Retries other leaders.
 
@@ -152,7 +166,7 @@ def copy_from_leader(
             if offer is None or offer.term < known_term:
                 continue  # not a leader, or a deposed one that does not know it yet
             try:
-                _copy(disk, peer, offer, source)
+                _copy(disk, peer, offer, source, begin)
             except (Unavailable, FileNotFoundError) as error:  # retention or a crash came first
                 report(f"copying from replica {peer} failed: {error}; trying again")
                 continue
@@ -164,30 +178,16 @@ def copy_from_leader(
         waited += ASK_INTERVAL_S
 
 
-def _copy(disk: Disk, peer: str, offer: Manifest, source: PeerSource) -> None:
+def _copy(disk: Disk, peer: str, offer: Manifest, source: PeerSource, begin: Begin) -> None:
     # Segments last: they are the largest part, and while they are read the leader supersedes the snapshot
     # that it offered each time it takes one. It keeps segments until retention.
-    for name, size in sorted(offer.files, key=lambda offered: offered[0].endswith(".log")):
-        if not _may_be_taken(name):
-            raise Unavailable(f"replica {peer} offers a file named {name!r}", ASK_INTERVAL_S)
-        disk.remove(staged_name(name))
-        file = disk.open(staged_name(name), create=True)
-        try:
-            at = 0
-            while at < size:
-                part = source.read(peer, name, at, min(READ_BYTES, size - at))
-                if not part:
-                    raise Unavailable(f"{name} ended at byte {at} of {size}", ASK_INTERVAL_S)
-                file.append([part])
-                at += len(part)
-            file.sync()
-        finally:
-            file.close()
-        if (damage := damage_in(name, disk.read_all(staged_name(name)))) is not None:
-            # Not switched in: our own log, if there is one, may be the only sound one. The leader is told,
-            # since its cold segments are never read: it leaves for repair itself, and another replica leads.
-            source.suspect(peer, name, size)
-            raise Unavailable(f"replica {peer} offers a damaged file: {damage}", ASK_INTERVAL_S)
+    looks = _Looks(peer, source, begin)
+    with closing(looks):
+        for name, size in sorted(offer.files, key=lambda offered: offered[0].endswith(".log")):
+            if not _may_be_taken(name):
+                raise Unavailable(f"replica {peer} offers a file named {name!r}", ASK_INTERVAL_S)
+            file = _stage(disk, peer, name, size, source)
+            looks.after(name, size, partial(_look, disk, file, name))
     theirs = _end_of(disk, [name for name, _ in offer.files], STAGED_PREFIX)
     own = _own_end(disk)
     if theirs < own:
@@ -201,6 +201,59 @@ def _copy(disk: Disk, peer: str, offer: Manifest, source: PeerSource) -> None:
     ours = [name for name in disk.names() if not name.startswith(STAGED_PREFIX)]
     old = [name for name in ours if name.endswith((".log", ".pos", ".snap", ".runs"))]
     switch_files(disk, [name for name, _ in offer.files], remove=old)
+
+
+def _stage(disk: Disk, peer: str, name: str, size: int, source: PeerSource) -> File:
+    """Write a file of the peer under its staged name. It is not synced yet, and open."""
+    disk.remove(staged_name(name))
+    file = disk.open(staged_name(name), create=True)
+    try:
+        at = 0
+        while at < size:
+            part = source.read(peer, name, at, min(READ_BYTES, size - at))
+            if not part:
+                raise Unavailable(f"{name} ended at byte {at} of {size}", ASK_INTERVAL_S)
+            file.append([part])
+            at += len(part)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def _look(disk: Disk, file: File, name: str) -> str | None:
+    try:
+        file.sync()
+    finally:
+        file.close()
+    return damage_in(name, disk.read_all(staged_name(name)))
+
+
+class _Looks:
+    """The look at the file before the one that is being copied: one at most."""
+
+    def __init__(self, peer: str, source: PeerSource, begin: Begin) -> None:
+        self._peer, self._source, self._begin = peer, source, begin
+        self._last: tuple[str, int, Look] | None = None
+
+    def after(self, name: str, size: int, look: Look) -> None:
+        """Begin to look at this file, once the one before has been found sound."""
+        try:
+            self.close()
+        finally:
+            self._last = name, size, self._begin(look)
+
+    def close(self) -> None:
+        """Wait for the last look. Raises Unavailable if the file is damaged."""
+        last, self._last = self._last, None
+        if last is None:
+            return
+        name, size, found = last
+        if (damage := found()) is not None:
+            # Not switched in: our own log, if there is one, may be the only sound one. The leader is told,
+            # since its cold segments are never read: it leaves for repair itself, and another replica leads.
+            self._source.suspect(self._peer, name, size)
+            raise Unavailable(f"replica {self._peer} offers a damaged file: {damage}", ASK_INTERVAL_S)
 
 
 def _may_be_taken(name: str) -> bool:

@@ -8,7 +8,15 @@ from collections.abc import Sequence
 import pytest
 
 from escrowmq.replication.errors import Unavailable
-from escrowmq.replication.host.repair import copy_from_leader, damage_offered, has_history
+from escrowmq.replication.host.opening import in_a_thread
+from escrowmq.replication.host.repair import (
+    Begin,
+    Look,
+    at_once,
+    copy_from_leader,
+    damage_offered,
+    has_history,
+)
 from escrowmq.replication.log.disk import Disk
 from escrowmq.replication.log.install import MARKER, staged_name, switch_files
 from escrowmq.replication.log.journal import SegmentJournal
@@ -20,13 +28,15 @@ from tests.support.offered_files import KINDS, RUNS_NAME, SNAP_NAME, Offering, d
 from tests.support.storage import NEWEST, indexes, sim_disk
 
 
-def refused_copy(content: dict[str, bytes], names: Sequence[str]) -> tuple[list[str], list[str]]:
+def refused_copy(
+    content: dict[str, bytes], names: Sequence[str], begin: Begin = at_once
+) -> tuple[list[str], list[str]]:
     """What the leader was told to check, and the reports; asserts that nothing of our own has changed."""
     own = disk_with(files())
     before = {name: own.read_all(name) for name in own.names()}
     source, reports = Offering(disk_with(content), names), list[str]()
     with pytest.raises(Unavailable, match="no leader to copy the log from"):
-        copy_from_leader(own, ["r0"], source, lambda s: None, 0.0, reports.append)
+        copy_from_leader(own, ["r0"], source, lambda s: None, 0.0, reports.append, begin)
     assert {name: own.read_all(name) for name in own.names() if not name.startswith("incoming-")} == before
     return source.suspected, reports
 
@@ -36,6 +46,51 @@ def test_sound_files_are_taken() -> None:
     copy_from_leader(own, ["r0"], source, lambda s: None, 0.0, lambda text: None)
     assert {name: own.read_all(name) for name in KINDS} == files()
     assert source.suspected == []
+
+
+class Reads(Offering):
+    """Notes which files are read."""
+
+    def __init__(self, disk: Disk, names: Sequence[str], told: list[str]) -> None:
+        super().__init__(disk, names)
+        self._told = told
+
+    def read(self, peer: str, name: str, pos: int, size: int) -> bytes:
+        self._told.append(f"read {name}")
+        return super().read(peer, name, pos, size)
+
+
+def test_a_file_is_synced_and_checked_while_the_next_one_is_read() -> None:
+    """A gigabyte waited for the disk at the end of each of its sixteen segments."""
+    own, told = sim_disk(), list[str]()
+
+    def begin(look: Look) -> Look:
+        number = told.count("begin")
+        told.append("begin")
+
+        def wait() -> str | None:
+            told.append(f"end {number}")
+            return look()
+
+        return wait
+
+    copy_from_leader(
+        own, ["r0"], Reads(disk_with(files()), KINDS, told), lambda s: None, 0.0, lambda text: None, begin
+    )
+    assert {name: own.read_all(name) for name in KINDS} == files()
+    assert len(KINDS) == 3
+    steps = [step for step in told if not step.startswith("read")]
+    assert steps == ["begin", "end 0", "begin", "end 1", "begin", "end 2"], "one look at a time"
+    assert any(step.startswith("read") for step in told[told.index("begin") : told.index("end 0")]), told
+
+
+@pytest.mark.parametrize("begin", [at_once, in_a_thread, lambda look: look])
+@pytest.mark.parametrize("name", KINDS)
+def test_a_damaged_file_ends_the_copy_whenever_it_is_looked_at(name: str, begin: Begin) -> None:
+    content = files()
+    content[name] = content[name][:-1] + bytes([content[name][-1] ^ 1])
+    source, reports = refused_copy(content, KINDS, begin)
+    assert source == [name] and "offers a damaged file" in reports[0]
 
 
 class Supersedes(Offering):
