@@ -30,6 +30,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def after_its_end(brokers: Brokers, topic: str, consumer: Consumer) -> None:
     settle([consumer], lambda: len(consumer.assignment()) == 1)
+    consumer.position(topic, 0)  # it has found where to begin: before that, the topic is merely unknown
     brokers.delete(topic)
     with pytest.raises(UnknownTopic, match=GONE) as caught:
         settle([consumer], lambda: False, 5.0)
