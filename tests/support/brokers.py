@@ -64,7 +64,8 @@ class Brokers:
     def __init__(
         self, path: Path, groups: int = 1, replicas: int = 3, old: bool = False, **settings: Any
     ) -> None:
-        """``old``: all replicas are as before format levels, until ``upgrade``."""
+        """Several groups are at the highest format level: a transaction over them that is under way while the
+        level rises is refused. ``old``: all replicas are as before format levels, until ``upgrade``."""
         config = BrokerConfig(**settings)
         self.info = ClusterInfo("c", "test", groups, replicas)
         self.groups = [BrokerGroup(path / f"g{gid}", config, replicas, gid, groups) for gid in range(groups)]
@@ -83,6 +84,8 @@ class Brokers:
             group.start()
         for group in self.groups:
             group.leader()
+        if groups > 1 and not old:
+            self.at_highest_level()
 
     def close(self) -> None:
         for group in self.groups:
@@ -158,7 +161,7 @@ class Brokers:
         def applied() -> set[int]:
             return {report.applied for report in self.ask_levels().values() if report is not None}
 
-        wait_until(lambda: applied() == {LEVEL_MAX}, 20.0, "the highest level everywhere")
+        wait_until(lambda: applied() == {LEVEL_MAX}, 60.0, "the highest level everywhere")
 
     def delete(self, name: str) -> None:
         for group in self.groups:

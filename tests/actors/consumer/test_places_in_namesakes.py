@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -14,6 +14,15 @@ from tests.support.brokers import Brokers
 from tests.support.polling import numbered, read, settle, values
 
 ConsumerOf = Callable[..., Consumer]
+
+
+@pytest.fixture(scope="module")
+def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
+    """One replica: of three, a busy machine may elect another leader in between. That one knows nothing of
+    the earlier topic, and goes by the ids that members tell (test_coordinator.py)."""
+    running = Brokers(tmp_path_factory.mktemp("namesakes"), replicas=1)
+    yield running
+    running.close()
 
 
 def create_again(brokers: Brokers, topic: str, partitions: int = 1) -> None:
