@@ -388,7 +388,20 @@ class GroupCoordinator:
         """Computes a new target from the present topics."""
         wanted = {topic for member in state.members.values() for topic in member.topics}
         state.partitions = {topic: partitions(topic) or 0 for topic in wanted}
+        if self._tells_ids():
+            self._forget_topics_that_are_gone(state, partitions)
         self._reassign(state)
+
+    @staticmethod
+    def _forget_topics_that_are_gone(state: _Group, partitions: Topics) -> None:
+        """Otherwise a group whose topics come and go would keep all of them, with their indexes. A claim to a
+        later topic of the name is judged by the ids that members tell."""
+        gone = {topic for topic in {topic for topic, _ in state.last_given} if partitions(topic) is None}
+        if gone:
+            held = frozenset[TopicPartition]().union(*(member.held for member in state.members.values()))
+            state.last_given = {
+                tp: given for tp, given in state.last_given.items() if tp[0] not in gone or tp in held
+            }
 
     def _reassign(self, state: _Group) -> None:
         # Partitions that a member holds take precedence over those that were only promised to it.

@@ -335,6 +335,19 @@ def test_nobody_goes_on_in_a_topic_that_was_created_again_however_often_he_joins
     assert group.join("a", owned=orders(0, 1, 2, 3)).kept == orders(0, 1, 2, 3)
 
 
+def test_nothing_is_left_of_topics_that_come_and_go():
+    """As those of a pattern do. Once they stayed in memory, with their indexes, as long as the leader led."""
+    group = Group()
+    for n in range(20):
+        name = f"day-{n}"
+        group.topics, group.created = {name: 3}, {name: n}
+        group.coordinator._which = group.created.get
+        joined = group.join("a", (name,))
+        group.beat("a", group.beat("a", joined.assignment.generation).generation)
+    kept = {topic for topic, _ in group.coordinator._groups["g"].last_given}
+    assert kept <= {"day-18", "day-19"}
+
+
 def test_topics_beside_one_that_was_created_again_are_kept():
     group = Group()
     joined = group.join("a", ("orders", "items"))
