@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
 from escrowmq.actors.broker.coordinator import GroupCoordinator, id_of
@@ -61,12 +62,15 @@ class GroupService:
         which: Callable[[str], object] = lambda topic: None,
         last_void: Callable[[str], int] = lambda group: -1,
         tells_ids: Callable[[], bool] = lambda: True,
+        log_end: Callable[[], int | None] = lambda: None,
+        applied: Callable[[], int] = lambda: -1,
     ) -> None:
         """``leadership()``: (ready leader?, leader's replica number, term), as ``whoami`` answers.
 
         ``partitions(topic)``: the number, None for an unknown topic. ``committed(group)``: its offsets
         of all topics; ``group_names()``: groups that have any. ``submit``: see ``Requests.submit_in_turn``.
-        The rest: see ``GroupCoordinator``.
+        ``log_end()``: the log's last index, None while requests wait to be written; ``applied()``: the last
+        index that was applied. The rest: see ``GroupCoordinator``.
         """
         self._leadership, self._partitions, self._committed = leadership, partitions, committed
         self._group_names, self._submit, self._clock = group_names, submit, clock
@@ -74,6 +78,7 @@ class GroupService:
         self._which, self._tells_ids = which, tells_ids
         self._coordinator = GroupCoordinator(which, last_void, tells_ids)
         self._under_way = PlacesUnderWay()
+        self._log_end, self._applied = log_end, applied
 
     @classmethod
     def over(cls, running: RunningReplica, reads: Reads, requests: Requests) -> Self:
@@ -88,6 +93,8 @@ class GroupService:
             which=reads.which_topic,
             last_void=reads.last_void,
             tells_ids=reads.tells_ids,
+            log_end=running.log_end,
+            applied=lambda: running.replica.state.applied_index,
         )
 
     def join(
@@ -182,6 +189,7 @@ class GroupService:
     ) -> Reply:
         """Commits places only where the group has none. Its places are those that were applied and those on
         their way to the log; as long as one of these is on its way, the caller must try again."""
+        self._look_after_unknown()
         known = self._committed(group)
         if self._led(lambda coordinator, now: coordinator.is_being_deleted(group)) == ("ok", True):
             return AGAIN
@@ -221,6 +229,7 @@ class GroupService:
         deletion that arrives late does nothing to a group that is in use again."""
         if (refused := _group_problem(group)) is not None:
             return "ok", GroupCallRefused(refused)
+        self._look_after_unknown()
         for _ in range(DELETIONS_MAX):
             led = self._led(lambda coordinator, now: coordinator.newest_generation)
             if led[0] != "ok":
@@ -272,18 +281,20 @@ class GroupService:
     def _log(self, group: str, offsets: Mapping[str, Mapping[int, int]], check: Turn) -> Reply:
         topics = list(offsets)
         request = b"".join(ops.group_offsets(group, topic, offsets[topic]) for topic in topics)
-        queued = False
+        term: int | None = None
 
         def turn(queue: Callable[[], None]) -> Reply | None:
-            nonlocal queued
-            refused = check(queue)
-            queued = refused is None
-            return refused
+            def queue_in_term() -> None:
+                nonlocal term
+                queue()
+                term = self._under_way.term
+
+            return check(queue_in_term)
 
         answer = self._submit(request, turn)
-        if queued and answer != ("unknown",):
+        if term is not None:
             with self._lock:
-                self._under_way.discard(group, _pairs(offsets))
+                self._under_way.ended(term, group, _pairs(offsets), known=answer != ("unknown",))
         if answer[0] != "ok" or isinstance(answer[1], _REFUSALS):
             return answer
         for topic, (code, *_) in zip(topics, answer[1], strict=True):
@@ -314,6 +325,13 @@ class GroupService:
 
         return self._led(snapshot)
 
+    def _look_after_unknown(self) -> None:
+        """Lets go of commits whose outcome was unknown, and that are applied by now, or never will be."""
+        if noted := list(self._under_way.unknown):
+            log_end, applied = self._log_end(), self._applied()
+            with self._lock:
+                self._under_way.look(noted, log_end, applied)
+
     def _led(self, do: Callable[[GroupCoordinator, float], T]) -> Reply:
         """Runs ``do`` under the lock if this replica leads: ``("ok", what it returns)``."""
         leadership = self._leadership()
@@ -327,25 +345,58 @@ class GroupService:
             return "ok", do(self._coordinator, now)
 
 
+@dataclass(slots=True, eq=False)
+class _Unknown:
+    """A commit whose outcome is not known. ``until``: it is applied once the log is, up to here; None: it may
+    not be in the log yet."""
+
+    group: str
+    places: Sequence[TopicPartition]
+    until: int | None = None
+
+
 class PlacesUnderWay:
     """Places that are queued for the log in this term, and perhaps not applied yet. One whose outcome is not
-    known stays here until the term ends: the next leader has applied everything before its term."""
+    known stays here until everything is applied that the log held later, when no request waited to be
+    written; or until the term ends, since the next leader has applied everything before its term."""
 
     def __init__(self) -> None:
-        self._term = 0
+        self.term = 0
+        self.unknown: list[_Unknown] = []
         self._queued: dict[str, Counter[TopicPartition]] = {}
 
     def lead(self, term: int) -> None:
         """As the coordinator's: in a new term nothing is under way."""
-        if term > self._term:
-            self._term = term
+        if term > self.term:
+            self.term = term
             self._queued.clear()
+            self.unknown.clear()
 
     def add(self, group: str, places: Iterable[TopicPartition]) -> None:
         self._queued.setdefault(group, Counter()).update(places)
 
-    def discard(self, group: str, places: Iterable[TopicPartition]) -> None:
-        """They are applied, or certainly not done. Those of an earlier term are already forgotten."""
+    def ended(self, term: int, group: str, places: Sequence[TopicPartition], *, known: bool) -> None:
+        """``known``: they are applied, or certainly not done. Those of an earlier term are already
+        forgotten."""
+        if term != self.term:
+            return
+        if known:
+            self._discard(group, places)
+        else:
+            self.unknown.append(_Unknown(group, places))
+
+    def look(self, noted: Sequence[_Unknown], log_end: int | None, applied: int) -> None:
+        """See ``GroupService``. ``log_end`` and ``applied`` were read after these were noted."""
+        for one in noted:
+            if one not in self.unknown:
+                continue  # of an earlier term, or somebody else has looked
+            if one.until is None:
+                one.until = log_end
+            if one.until is not None and applied >= one.until:
+                self.unknown.remove(one)
+                self._discard(one.group, one.places)
+
+    def _discard(self, group: str, places: Iterable[TopicPartition]) -> None:
         queued = self._queued.get(group)
         if queued is None:
             return

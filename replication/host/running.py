@@ -221,6 +221,17 @@ class RunningReplica:
         self.check_open()
         return ("ok", read(self.replica.state)) if self.node.ready else self.replica.not_leader()
 
+    def log_end(self) -> int | None:
+        """The log's last index; None as long as requests wait to be written, or the driver is busy."""
+
+        def end() -> int | None:
+            return None if self.replica.admission.waiting() else self.journal.last_index
+
+        try:
+            return self.driver.call(end)
+        except (Closed, Overloaded, TimeoutError):
+            return None
+
     def whoami(self) -> Leadership:
         """Who leads, as far as this replica knows. Cheap; any thread."""
         if self.closed:

@@ -148,6 +148,8 @@ class Log:
 
     def __init__(self) -> None:
         self.term = 1
+        self.end: int | None = None
+        self.applied_index = 0
         self.applied: dict[str, dict[str, dict[int, int]]] = {}
         self.service = GroupService(
             leadership=lambda: Leadership(True, 0, self.term),
@@ -156,6 +158,8 @@ class Log:
             group_names=list,
             submit=self._submit,
             clock=lambda: 100.0,
+            log_end=lambda: self.end,
+            applied=lambda: self.applied_index,
         )
         self.answer: Any = ("ok", [[0]])
         self.written = 0
@@ -195,6 +199,45 @@ def test_a_commit_whose_outcome_is_not_known_keeps_first_places_waiting_until_th
     assert log.first() == ("overloaded", 0.02)
     log.term = 2
     assert log.first() == ("ok", None) and log.written == 2
+
+
+def test_or_until_it_is_applied_so_that_a_leader_that_stays_deletes_the_group() -> None:
+    """The disks of the others hung for a while, say."""
+    log = Log()
+    log.answer = ("unknown",)
+    log.service.commit("g", "", 0, {"t": {0: 3}})
+    log.answer = ("ok", [[0]])
+    again = ("overloaded", 0.02)
+    assert log.first() == again, "it may not be in the log yet"
+    log.end, log.applied_index = 7, 6
+    assert log.first() == again and log.service.delete("g", {}) == again, "it may be entry 7"
+    log.end = 9
+    assert log.first() == again
+    log.applied_index = 7
+    log.applied = {"g": {"t": {0: 3}}}
+    assert log.service.delete("g", log.applied["g"]) == ("ok", None)
+
+
+def test_planted_an_outcome_that_stays_unknown_holds_up_the_deletion_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(PlacesUnderWay, "look", lambda *args: None)
+    with pytest.raises(AssertionError):
+        test_or_until_it_is_applied_so_that_a_leader_that_stays_deletes_the_group()
+
+
+def test_what_ends_late_takes_nothing_of_the_next_term_away() -> None:
+    log = Log()
+
+    def next_term() -> None:
+        log.term = 2
+        log.answer = ("unknown",)
+        log.service.commit("g", "", 0, {"t": {0: 4}})
+        log.answer = ("ok", [[0]])
+
+    log.during = next_term
+    log.service.commit("g", "", 0, {"t": {0: 3}})
+    assert log.first() == ("overloaded", 0.02), "the second one may be on its way"
 
 
 def test_planted_a_service_that_forgets_what_is_under_way_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
