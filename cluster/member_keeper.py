@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,6 +37,7 @@ from escrowmq.cluster.rebalancing import plan
 from escrowmq.cluster.watch import Track, Watch, first_line
 from escrowmq.cluster.wishes import Lead, Move, Wishes
 from escrowmq.cluster.wishing import uses
+from escrowmq.replication.calling.backoff import Backoff
 
 log = logging.getLogger(__name__)
 
@@ -45,8 +47,8 @@ ASK_AGAIN_S = 60.0
 #: Most requests are answered at once. Waiting this long for the answer lets the next look see the result.
 ANSWER_S = 0.2
 #: While a leader hands over, it accepts no requests. So a leader whose successor does not take over is asked
-#: again only after this time.
-LEAD_AGAIN_S = 10.0
+#: again only after this time, and if a rebalance wants that successor, after twice as long each time.
+LEAD_AGAIN = Backoff(first_s=10.0, longest_s=600.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,7 @@ class MemberKeeper:
         self._waits: dict[int, str] = {}  # by group: why its leader postpones the next step
         self._said: dict[int, str] = {}
         self._lead_asked: dict[int, tuple[int, float]] = {}  # group -> (requested leader, when requested)
+        self._lead_attempts: Counter[ReplicaKey] = Counter()  # handovers that began, to the wanted leader
         self.busy = False
 
     # ------------------------------------------------------------ what is seen
@@ -163,8 +166,10 @@ class MemberKeeper:
         fleet = self.fleet(nodes, groups)
         for group in groups:
             self._forget_done(group, fleet, now)
+        wanted = {(group.gid, group.lead) for group in groups}
+        self._lead_attempts = Counter({key: n for key, n in self._lead_attempts.items() if key in wanted})
         steps = next_steps(groups, fleet, now, self._patience_s)
-        self.busy = any(step.do is not Do.WAIT and step.gid not in self._problems for step in steps)
+        self.busy = any(map(self._is_soon_done, steps))
         for step in steps:
             self._say(step)
             if step.do is not Do.WAIT and step.gid not in self._asked:
@@ -173,6 +178,12 @@ class MemberKeeper:
         self._problems = {gid: text for gid, text in self._problems.items() if gid in unfinished}
         self._waits = {gid: text for gid, text in self._waits.items() if gid in unfinished}
         self._said = {gid: text for gid, text in self._said.items() if gid in unfinished}
+
+    def _is_soon_done(self, step: MemberStep) -> bool:
+        """Whether to look again soon. A replica that has not taken over more than once is left some time."""
+        if step.do is Do.WAIT or step.gid in self._problems:
+            return False
+        return step.do is not Do.HAND_OVER or self._lead_attempts[step.gid, step.rid] < 2
 
     def _say(self, step: MemberStep) -> None:
         if self._said.get(step.gid) != step.text:
@@ -220,7 +231,8 @@ class MemberKeeper:
     def _may_ask_to_lead(self, step: MemberStep) -> bool:
         rid, since = self._lead_asked.get(step.gid, (-1, 0.0))
         now = time.monotonic()
-        if rid == step.rid and now - since < LEAD_AGAIN_S:
+        again = max(self._lead_attempts[step.gid, step.rid] - 1, 0)
+        if rid == step.rid and now - since < LEAD_AGAIN.pause_s(again):
             return False
         self._lead_asked[step.gid] = step.rid, now
         return True
@@ -249,6 +261,8 @@ class MemberKeeper:
         self._waits.pop(step.gid, None)
         if step.do is Do.HAND_OVER and answer[0] != "ok":  # another replica leads now; ask it at once
             self._lead_asked.pop(step.gid, None)
+        elif step.do is Do.HAND_OVER and self._directory.record.wishes.lead_of(step.gid) == step.rid:
+            self._lead_attempts[step.gid, step.rid] += 1
         if problem:
             text = f"{step.text}: {problem}"
             if self._problems.get(step.gid) != text:

@@ -194,11 +194,11 @@ class _Look:
             self._retire,
             self._drop,
             self._hand_over,
-            self._spread,
             self._remove,
             self._fill,
             self._place,
             self._clear,
+            self._spread,  # last: a replica that does not take over must not hold up the others
         ):
             step = part()
             if step is not None and step.do is not Do.WAIT:

@@ -203,6 +203,28 @@ def test_a_lead_that_is_to_go_elsewhere_is_kept_until_it_has_been_there(
         again.directory.close()
 
 
+def test_a_replica_that_does_not_take_over_is_asked_ever_more_rarely_and_holds_up_nothing(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its log is damaged, say. Each attempt stops the group's writes for a moment."""
+    now = [0.0]
+    monkeypatch.setattr(member_keeper, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(member_keeper, "plan", lambda *_: [Shift(0, 2, "n0", "n2", leads=True)])
+    rig.keeper.rebalance(NODES, True)
+    rig.handle.answer = ("ok", None)
+    asked_at = []
+    for _ in range(4_000):
+        before = len(rig.handle.asked)
+        rig.turn()
+        asked_at += [now[0]] * (len(rig.handle.asked) - before)
+        now[0] += 1.0
+    assert asked_at == [0, 10, 30, 70, 150, 310, 630, 1230, 1830, 2430, 3030, 3630]
+    assert rig.keeper.changes(NODES) and not rig.keeper.busy, "still wanted, and not in a hurry"
+    move_1_to_n3(rig)
+    rig.turn()
+    assert (0, 3) in rig.tracks, "a move goes on beside it"
+
+
 def test_nodes_are_shown_with_what_is_there(rig: Rig) -> None:
     rig.keeper.wish(lambda record: record.wishes.with_node("n9", drained=True, maintained=False))
     shown = {line["node"]: line for line in rig.keeper.node_uses(NODES)}
