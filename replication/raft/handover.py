@@ -57,16 +57,17 @@ class Handover:
         self._deadline = None
 
     def tick(self, now: float) -> None:
-        """Give up when time is up; otherwise tell a peer that holds our whole log to campaign immediately."""
+        """Give up when time is up, or when nobody who could take over is connected; otherwise tell a peer
+        that holds our whole log to campaign immediately."""
         self._watch_disk(now)
         self._watch_damage(now)
         if self._deadline is None:
             return
-        able = self._able()
+        able = self._able() if self._to is None else self._able() & {self._to}
         if now >= self._deadline or not able:
             self.end()
             return
-        best = self._replicator.most_advanced(able if self._to is None else {self._to} & able)
+        best = self._replicator.most_advanced(able)
         if best is not None and best[1] == self._journal.last_index:
             self._send(best[0], {"type": "timeout_now", "term": self._core.term()})
 

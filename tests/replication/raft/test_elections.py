@@ -105,6 +105,18 @@ def test_a_handover_that_cannot_be_is_given_up_and_proposals_flow_again() -> Non
     assert outcomes == [True]
 
 
+def test_a_handover_to_a_replica_that_is_not_connected_holds_up_nothing() -> None:
+    stage = our_group()
+    leader: OurMember = stage.elect("r0")
+    leader.raft.disconnected("r2")
+    leader.raft.transfer_leadership("r2")
+    stage.run(0.02)
+    outcomes: list[object] = []
+    leader.propose(b"at once", lambda result, applied: outcomes.append(applied))
+    stage.run(0.2)
+    assert outcomes == [True] and leader.is_leader()
+
+
 def test_a_leader_whose_disk_hangs_hands_over_to_one_whose_disk_works() -> None:
     stage = our_group()
     leader: OurMember = stage.elect("r0")
