@@ -104,20 +104,24 @@ class MemberChanges:
 
     def go_on_without(self, replica: str) -> bool:
         """Whether a majority of the remaining voters, including this leader, has an entry of this leadership
-        on disk. A voter that has lost its disk acknowledges nothing that counts until it has learned
-        everything (its match is then forgotten). A configuration that needs it for a majority would be in
-        force in this log, yet could neither be committed nor elect a leader, although the voter to be removed
-        has everything."""
+        on disk, and still answers. A voter that has lost its disk acknowledges nothing that counts until it
+        has learned everything (its match is then forgotten). A configuration that needs it for a majority
+        would be in force in this log, yet could neither be committed nor elect a leader, although the voter
+        to be removed has everything. What a voter stored before it fell silent proves nothing: it may come
+        back without its disk."""
         noop = self._core.noop_index()
         staying = [voter for voter in self._circle.voters if voter != replica]
-        sound = 1 + sum(noop is not None and self._core.match_index(voter) >= noop for voter in staying)
+        sound = 1 + sum(
+            noop is not None and self._core.match_index(voter) >= noop and self._core.answers(voter)
+            for voter in staying
+        )
         return 2 * sound > 1 + len(staying)
 
     def caught_up(self, replica: str) -> bool:
-        """Whether this learner's disk has reached the leader's last index in the required number of
-        rounds."""
+        """Whether this learner's disk has reached the leader's last index in the required number of rounds,
+        and it still answers: a voter that is away makes every majority harder to reach."""
         rounds = self._rounds.get(replica)
-        return rounds is not None and rounds.done >= ROUNDS
+        return rounds is not None and rounds.done >= ROUNDS and self._core.answers(replica)
 
     def knows_the_marks(self, replica: str) -> bool:
         """Whether this learner's disk has every mark, or a newer one, that ours has for the voters."""

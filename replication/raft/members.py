@@ -7,11 +7,12 @@ in common with every majority of the other (Raft thesis, section 4.1). That alon
 * the previous change must be applied, so that three configurations are never in force at once;
 * an entry of the leader's own term must be applied: before that, a deposed leader's change may still be
   committed beside the new one (the defect in the original thesis, corrected in 2015);
-* a learner becomes a voter when its disk has twice reached what the leader had when the round began. An
-  empty voter counts in the majority immediately, and the group could stall until it is filled;
-* a voter is removed only if a majority of the remaining ones holds an entry of this leadership. A voter that
-  lost its disk and is still learning holds nothing that counts; if it were needed, the group would stall for
-  good;
+* a learner becomes a voter when its disk has twice reached what the leader had when the round began, and it
+  still answers. An empty voter counts in the majority immediately, and the group could stall until it is
+  filled;
+* a voter is removed only if a majority of the remaining ones holds an entry of this leadership, and still
+  answers. A voter that lost its disk and is still learning holds nothing that counts; if it were needed, the
+  group would stall for good;
 * a leader does not remove itself: it hands over first. So a leader always counts itself correctly;
 * no number is ever reused. What a removed replica promised, and what was acknowledged in its name, could
   be attributed to a new one with the same number.

@@ -277,6 +277,11 @@ class Core(SyncObj):  # type: ignore[misc]
         if match > dict.get(self._match, node, 0):
             self._match[node] = match
 
+    def answers(self, peer: str) -> bool:
+        """As leader: whether ``peer`` has answered one of the last heartbeats, with answers that count."""
+        last = self._SyncObj__lastResponseTime.get(self._node(peer))
+        return last is not None and self._clock() - last <= self._config.election_min_s
+
     def connected(self, peer: str) -> None:
         self._linked.add(peer)
         node = self._node(peer)

@@ -8,6 +8,7 @@ from escrowmq.replication.errors import SafetyViolation
 from escrowmq.replication.format.membership import Members
 from escrowmq.replication.raft.changing import MemberChanges
 from escrowmq.replication.raft.members import Act
+from escrowmq.replication.raft.pysync import Core
 from tests.support.asking import Asked, ask
 from tests.support.stage import OurMember, Stage, our_group
 
@@ -119,6 +120,55 @@ def test_a_voter_that_is_needed_does_not_go() -> None:
     removed = ask(leader, Act.REMOVE, "r2")
     stage.run(0.2)
     assert removed.applied
+
+
+@pytest.mark.parametrize("mended", [True, False])
+def test_a_voter_that_is_silent_is_not_counted_upon(monkeypatch: pytest.MonkeyPatch, mended: bool) -> None:
+    """It has stored everything in this leadership, and comes back without its disk."""
+    if not mended:
+        monkeypatch.setattr(Core, "answers", lambda self, peer: True)
+    stage = our_group()
+    leader = stage.elect("r0")
+    stage.isolate("r2")
+    stage.awake.discard("r2")
+    stage.run(0.5)
+    removed = ask(leader, Act.REMOVE, "r1")
+    assert (removed.calls != []) == mended
+    stage.run(2.0)
+    stage.add(empty := OurMember(stage, "r2", learner=True))
+    for other in ("r0", "r1"):
+        stage.members[other].raft.disconnected("r2")
+        stage.members[other].connect("r2")
+        empty.connect(other)
+    stage.heal()
+    stage.awake.add("r2")
+    stage.run(10.0)
+    leads = [name for name in stage.names if stage.members[name].raft.ready]
+    if not mended:
+        assert leads == [], "r0 needs the vote of r2, which needs a leader; r1's log is behind that of r0"
+        return
+    assert "the voters have no sound majority" in removed.why
+    assert not empty.raft.rejoining
+    going = "r1" if leads != ["r1"] else "r2"
+    again = ask(stage.members[leads[0]], Act.REMOVE, going)
+    stage.run(0.2)
+    assert again.applied
+
+
+def test_a_learner_that_is_silent_does_not_become_a_voter() -> None:
+    stage = our_group()
+    leader = stage.elect("r0")
+    join(stage, "r3")
+    ask(leader, Act.ADD, "r3")
+    stage.run(0.3)
+    stage.isolate("r3")
+    stage.run(0.5)
+    assert "has not caught up" in ask(leader, Act.PROMOTE, "r3").why
+    stage.heal()
+    stage.run(0.3)
+    promoted = ask(leader, Act.PROMOTE, "r3")
+    stage.run(0.2)
+    assert promoted.applied
 
 
 def test_an_empty_learner_does_not_become_a_voter() -> None:
