@@ -1,4 +1,4 @@
-"""A bound for every container in a replica's objects: queues, tables, and the containers in them.
+"""A bound for every container in the objects of a broker: queues, tables, and the containers in them.
 
 They are checked only now and then, because that takes a hundred times as long as the sums of bounds.py; a
 table that leaks is still too large at the next check. A container without a bound is a violation, too, so a
@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from escrowmq.actors.broker.coordinator import MEMBERS_MAX
 from escrowmq.replication.format.membership import LEARNERS_MAX, VOTERS_MAX
 from escrowmq.replication.log.holes import HOLES_MAX
 from escrowmq.replication.raft.proposals import COMMAND_BYTES_MAX
@@ -39,6 +40,8 @@ DECIDING = 20_000
 
 #: Values in the answer to one operation, and partitions of one topic that simulated clients create.
 RESULT, PARTITIONS = 20, 20
+#: More broker groups, and more consumer groups with members, than there are.
+GROUPS = 10
 
 Most = Callable[[Counter[str], "SimReplica", Any], int]
 
@@ -131,6 +134,12 @@ BOUNDS: dict[str, int | Most] = {
     "ComposedEntry.slots": REQUESTS,
     "ComposedEntry.submissions": REQUESTS,
     "Replica._own": _entries,
+    "Branches._asking": GROUPS,
+    "Branches._failures": GROUPS,
+    "Branches._fewer": GROUPS,
+    "Branches._not_before": GROUPS,
+    "Branches._pushing": GROUPS,
+    "Branches.counts": OF_THE_PROGRAM,
     "AboutTopics.left_out": 0,
     "AboutTopics.results": REQUESTS,
     "AboutTopics.results[]": RESULT,
@@ -141,6 +150,21 @@ BOUNDS: dict[str, int | Most] = {
     "Submission.results": REQUESTS,
     "Submission.units": REQUESTS,
     "Unit.ops": REQUESTS,
+    # Members of consumer groups, in the memory of their coordinator.
+    "GroupCoordinator._deleting": GROUPS,
+    "GroupCoordinator._groups": GROUPS,
+    "PlacesUnderWay._queued": _of("PlacesUnderWay._queued[]"),
+    "PlacesUnderWay._queued idle": 0,
+    "PlacesUnderWay._queued[]": GROUPS * PARTITIONS,
+    "PlacesUnderWay._queued[] idle": 0,
+    "PlacesUnderWay.unknown": GROUPS,
+    "_Unknown.places": GROUPS * PARTITIONS,
+    "_Group.gone": MEMBERS_MAX,
+    "_Group.last_given": GROUPS * PARTITIONS,
+    "_Group.members": MEMBERS_MAX,
+    "_Group.partitions": GROUPS,
+    "_Group.replaced": MEMBERS_MAX,
+    "_Group.target": GROUPS * PARTITIONS,
     # The state.
     "AcrossGroups.undone": _of("AcrossGroups.undone[]"),
     "AcrossGroups.undone idle": 0,
@@ -282,7 +306,8 @@ BOUNDS: dict[str, int | Most] = {
 def check_tables(replica: SimReplica) -> None:
     """Raise Violation for a container that has grown beyond its bound, or has none."""
     broker = getattr(replica.app, "replica", None)
-    found = sizes(*(root for root in (broker, replica.node, replica.journal) if root is not None))
+    beside = getattr(replica.app, "beside", ())
+    found = sizes(*(root for root in (broker, replica.node, replica.journal, *beside) if root is not None))
     new = sorted(path for path in found if path not in BOUNDS and not path.endswith(" idle"))
     if new:
         raise Violation(

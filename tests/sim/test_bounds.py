@@ -10,14 +10,18 @@ import ast
 import inspect
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from escrowmq.actors.client.consumer_groups import GroupJoined
 from escrowmq.replication.raft.proposals import COMMAND_BYTES_MAX
+from escrowmq.replication.replica.branches import Branches
 from tests.sim import bounds
 from tests.sim.bounds import RECOUNT_EVERY, check_bounds
+from tests.sim.broker_app import BrokerApplication
 from tests.sim.broker_workload import BrokerWorkload
+from tests.sim.recreated.members import service_of
 from tests.sim.replica import CACHE_BYTES, SimReplica
 from tests.sim.simulation import Plan, Simulation
 from tests.sim.tables import BOUNDS, check_tables
@@ -254,6 +258,25 @@ def test_what_is_left_behind_is_reported(
     admission = leader.app.replica.admission  # type: ignore[attr-defined]
     monkeypatch.setattr(admission, path, getattr(admission, path) | left_behind)
     with pytest.raises(Violation, match=rf"Admission\.{path}"):
+        check_tables(leader)
+
+
+def test_tables_beside_the_replica_are_looked_at(leader: SimReplica, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a coordinator of consumer groups, and of the leader's work on transactions over groups."""
+    app = leader.app
+    assert isinstance(app, BrokerApplication)
+    monkeypatch.setattr(app, "beside", [])
+    coordinator = service_of(leader._world, leader, app).groups._coordinator
+    app.beside.append(work := Branches(app.replica.state, cast(Any, None), print))
+    check_tables(leader)
+    work._failures.update(range(100))
+    with pytest.raises(Violation, match=r"Branches\._failures"):
+        check_tables(leader)
+    work._failures.clear()
+    topics = {f"t{n}": 20 for n in range(20)}
+    joined = coordinator.join("g", "m", [*topics], 10.0, 0.0, partitions=topics.get, had_offsets=False)
+    assert isinstance(joined, GroupJoined)
+    with pytest.raises(Violation, match=r"_Group\.(last_given|partitions|target)"):
         check_tables(leader)
 
 

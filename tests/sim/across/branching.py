@@ -34,6 +34,7 @@ class SimBranches:
         info = ClusterInfo("sim", "sim", scene.groups, scene.size)
         self._turns = WorldTurns(world, clients.wire, info, ChannelConfig(), context.rng)
         self.branches = Branches(app.replica.state, self, lambda text: None)  # the history's checker judges
+        app.beside.append(self.branches)
         context.later(STEP_S, self._step)
 
     def end(self) -> None:

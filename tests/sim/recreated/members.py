@@ -71,6 +71,7 @@ class _Service:
             last_void=lambda group: app.replica.state.deleted_groups.last_void(group),
             tells_ids=lambda: app.replica.state.level >= LEVEL_OF_IDS,
         )
+        app.beside.append(self.groups)
 
     def _leadership(self) -> Leadership:
         node = self._replica.node
