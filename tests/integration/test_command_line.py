@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 from sqlalchemy import create_engine
+from typer.main import get_command
 from typer.testing import CliRunner, Result
 
 from escrowmq import Cluster, Message, TransactionState, TxStatusQuerier
-from escrowmq.cluster.cli.app import app
+from escrowmq.cluster.cli.app import app, app_for
 from escrowmq.cluster.cli.options import ConnectionOptions
 from escrowmq.cluster.exporter.reading_server import ReadingServer
 from escrowmq.feedback.asking.shard_report import ShardReport
@@ -470,15 +471,14 @@ def test_up_again_with_the_same_settings_and_with_others(
 
 
 def test_every_command_explains_itself() -> None:
-    nouns = {
-        "topic": ("create", "alter", "list", "describe", "trim", "delete"),
-        "txn": ("list", "show", "recheck", "commit", "rollback"),
-        "group": ("list", "describe", "reset"),
-        "profile": ("list", "set", "remove"),
-    }
-    verbs = ("up", "down", "status", "leftovers", "members", "demo", "produce", "consume")
-    pairs = [(noun, verb) for noun, actions in nouns.items() for verb in actions]
-    for command in [(), *((name,) for name in (*verbs, *nouns)), *pairs]:
+    def below(command: Any, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+        yield path
+        for name, sub in getattr(command, "commands", {}).items():
+            yield from below(sub, (*path, name))
+
+    commands = list(below(get_command(app_for(())), ()))
+    assert {("up",), ("rebalance", "apply"), ("node", "maintenance"), ("db", "purge")} <= set(commands)
+    for command in commands:
         assert "Usage" in good(*command, "--help")
     assert good("--version").strip()
 
