@@ -1,7 +1,8 @@
 """The scenario of test_three_nodes.py, in its own process: a process can connect to only one Ray cluster.
 
 Three Ray nodes on this machine. Although they share a file system, each has its own directory by its name, as
-on separate machines. Run by hand: ``python -m tests.integration.nodes_scenario DIRECTORY``.
+on separate machines. Run by hand: ``python -m tests.integration.nodes_scenario DIRECTORY``; with
+``--commands`` it goes on with more commands.
 """
 
 from __future__ import annotations
@@ -226,6 +227,51 @@ class Story:
         assert not [shift for shift in admin.plan_rebalance() if not shift.leads], "three need three"
         say(f"node {leader} was taken out for a while")
 
+    def spreads_over_a_new_node(self, cluster: Cluster) -> None:
+        """By the commands of an operator: the head keeps no replica while another node is free."""
+        self.nodes["n5"] = self.machines.add_node(num_cpus=1, node_name="n5")
+        until("the new node", lambda: any(one.node == "n5" for one in cluster.admin.nodes()), cluster)
+        (planned,) = self.moves("plan")
+        assert (planned["from_node"], planned["to_node"]) == ("n0", "n5")
+        assert self.moves("apply") == [planned]
+        now = seats(cluster)
+        assert {seat["node"] for seat in now.values()} == {"n3", "n4", "n5"}
+        assert planned["replica"] not in now and self.moves("plan") == []
+        until(
+            "its directory is gone", lambda: not [*self.data_dir.glob(f"g0-r{planned['replica']}*")], cluster
+        )
+        self.send(cluster)
+        self.check_all_there(cluster)
+        say("the head's replica was replaced by one on a new node")
+
+    def moves(self, what: str) -> list[dict[str, Any]]:
+        """The replicas, not the leaders, that a plan to spread them moves."""
+        shifts = command("rebalance", what, "--format", "json", "--address", self.machines.address)
+        return [shift for shift in shifts if not shift["leads"]]
+
+    def obeys_the_commands_for_nodes_and_members(self, cluster: Cluster) -> None:
+        address = ("--address", self.machines.address)
+
+        def use(node: str) -> str:
+            listed = command("node", "list", "--format", "json", *address)
+            return next(str(line["use"]) for line in listed if line["node"] == node)
+
+        leader = str(self.leader(cluster)["node"])
+        command("node", "maintenance", "on", leader, *address)
+        assert use(leader) == "maintained" and self.leader(cluster)["node"] != leader
+        command("node", "maintenance", "off", leader, *address)
+        assert use(leader) == "open"
+        (before,) = command("members", "--format", "json", *address)
+        going = next(rid for rid, seat in seats(cluster).items() if seat["node"] == "n5")
+        command("members", "move", "0", str(going), "n0", *address)
+        (after,) = command("members", "--format", "json", *address)
+        assert set(before["voters"]) - set(after["voters"]) == {going}
+        assert seats(cluster)[before["next_replica"]]["node"] == "n0"
+        assert command("members", "changes", "--format", "json", *address) == []
+        until("that all is settled", lambda: settled(cluster), cluster)
+        self.check_all_there(cluster)
+        say(f"node {leader} was taken out for a while, and replica {going} moved, by command")
+
     def goes_down_and_comes_up_again(self, cluster: Cluster) -> None:
         address = self.machines.address
         cluster_id = cluster.info.cluster_id
@@ -234,7 +280,7 @@ class Story:
         arguments = ("--address", address, "--data-dir", str(self.data_dir), "--format", "json")
         assert command("up", *arguments)["cluster_id"] == cluster_id
         status = command("status", "--address", address, "--format", "json")
-        assert status["healthy"] and len(status["supervisor"]["nodes"]) == 3
+        assert status["healthy"] and len(status["supervisor"]["nodes"]) == len(self.nodes) + 1
         with escrowmq.connect(address) as again:
             self.check_all_there(again)
         command("down", "--address", address)
@@ -252,6 +298,9 @@ def main() -> None:
         story.builds_a_replica_anew_elsewhere(cluster)
         story.empties_a_node(cluster)
         story.takes_a_node_out_for_a_while(cluster)
+        if "--commands" in sys.argv:
+            story.spreads_over_a_new_node(cluster)
+            story.obeys_the_commands_for_nodes_and_members(cluster)
         story.goes_down_and_comes_up_again(cluster)
     finally:
         if ray.is_initialized():
