@@ -2,6 +2,7 @@
 
 A rare kind of fault does not meet a short phase by chance, even in hours. So half of the faults of such a
 kind are held back until a transaction enters a phase that was drawn for them, but only for a limited time.
+In a schedule that is aimed at a kind (``--aim``, steering.py) all of its additional faults wait so.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Aim:
     def hold(self, fault: Fault, strikes: Callable[[], bool]) -> bool:
         """Hold this fault back if it should wait. In the end it strikes even if its phase never comes."""
         rng = random.Random(f"aim-{fault.seed}")
-        if not self._hears or fault.kind not in KINDS or rng.random() >= SHARE:
+        if not fault.aimed and (not self._hears or fault.kind not in KINDS or rng.random() >= SHARE):
             return False
         held = _Held(rng.choice(ACROSS if self._sim.prefix else SHORT), strikes)
         self._held.append(held)

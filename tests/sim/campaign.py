@@ -2,7 +2,8 @@
 
 FILE has the totals of all runs so far, and the seed with which the next run continues. It is written every
 minute and at the end, also if the run is ended by a signal. A violation is recorded in it with its commit and
-the command to reproduce it, and the campaign continues.
+the command to reproduce it, and the campaign continues. As long as faults and phases of transactions are left
+that have not met, some schedules are aimed at them (steering.py).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import typer
 from rich.console import Console
 
 from tests.sim.runner import ENDED, GROUPS, OF_GROUPS, Options, Schedule, run, schedules
+from tests.sim.steering import Steering
 from tests.sim.totals import Totals
 from tests.sim.workers import Ending, Workers
 from tests.support.faults.progress import bar
@@ -95,7 +97,7 @@ def campaign(
         first = totals.next_seed() if seed is None else seed
 
         def work() -> Iterator[Schedule]:
-            endless = schedules(itertools.count(first), None, groups)
+            endless = Steering(totals, groups, first).among(schedules(itertools.count(first), None, groups))
             return itertools.takewhile(lambda _: course.goes_on(), endless)
 
         try:

@@ -77,6 +77,21 @@ GROUP_KINDS = (*KINDS, *OF_GROUPS, CHANGE, "late-copy", RECREATED)
 EVERY = -1
 EVERY_SHARE = 0.1
 
+#: Numbers of the faults of the kind that a schedule is aimed at (``draw_aimed``), and the mean time between.
+AIMED_NUMBERS = 1_000_000
+AIMED_PAUSE_S = 0.5
+#: Late copies are part of the wire: no fault of the plan brings them about.
+AIMABLE = tuple(dict.fromkeys(kind for kind in (*KINDS, *GROUP_KINDS) if kind != "late-copy"))
+#: Faults that a kind needs in order to strike, and how much earlier they come: a state can be damaged when
+#: there is a snapshot, a log is cut after its replica has led without a majority, and a topic must be there.
+LONE_LEADER = "lone-leader"  # a leader is cut off from all others; not a kind that is counted
+NEEDS: dict[str, tuple[str, ...]] = {
+    "flip-state": ("snapshot",),
+    "at-cut": (LONE_LEADER,),
+    RECREATED: (RECREATED,),
+}
+NEEDED_BEFORE_S = 0.3
+
 
 @dataclass(frozen=True, slots=True)
 class Fault:
@@ -87,6 +102,7 @@ class Fault:
     kind: str
     seed: int
     gid: int = 0  # the group that it strikes, or EVERY
+    aimed: bool = False  # it waits for a transaction in a short phase, whatever its kind (aiming.py)
 
 
 def aimed_faults(seed: int, chaos_s: float, kinds: Collection[str]) -> list[Fault]:
@@ -156,6 +172,22 @@ def draw_ghosts(seed: int, chaos_s: float, gid: int = 0) -> list[Fault]:
     kept = drawn[: rng.choice(GHOSTS["per_schedule"])]
     first = GHOST_NUMBERS * (gid + 1)
     return [Fault(first + n, at, GHOST, chance, gid) for n, (at, chance) in enumerate(kept) if at < chaos_s]
+
+
+def draw_aimed(seed: int, chaos_s: float, groups: int, kind: str) -> list[Fault]:
+    """The additional faults of a schedule that is aimed at one kind, with what that kind needs."""
+    rng = random.Random(f"aimed-at-{kind}-{seed}-{groups}")
+    faults: list[Fault] = []
+    at = FIRST_GROUP_FAULT_S + rng.expovariate(1 / AIMED_PAUSE_S)
+    while at < chaos_s:
+        gid = rng.randrange(groups)
+        for needed in NEEDS.get(kind, ()):
+            number = AIMED_NUMBERS + len(faults)
+            faults.append(Fault(number, at - NEEDED_BEFORE_S, needed, rng.getrandbits(32), gid))
+        number = AIMED_NUMBERS + len(faults)
+        faults.append(Fault(number, at, kind, rng.getrandbits(32), gid, aimed=True))
+        at += rng.expovariate(1 / AIMED_PAUSE_S)
+    return faults
 
 
 def members_change() -> bool:

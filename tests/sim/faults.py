@@ -17,7 +17,7 @@ from tests.sim.damage import (
     tear_log,
     tear_state,
 )
-from tests.sim.faultplan import CHANGE, Fault
+from tests.sim.faultplan import CHANGE, LONE_LEADER, RECREATED, Fault
 from tests.sim.moments import AMBUSHES
 from tests.sim.supervisor import GHOST
 
@@ -32,9 +32,20 @@ if TYPE_CHECKING:
 AHEAD_S = (1.0, 60.0, 3600.0, 2e5)
 #: Operations whose next call fails with an armed EIO; ``write_at`` is used by the vote file.
 EIO_OPERATIONS = ("append", "read", "sync_dir", "write_at", "rename", "remove")
-#: These are only set up, and are logged when they strike: later, more than once, or never.
+#: These are only set up, and are logged when they strike: later, more than once, or never. (A leader that is
+#: left alone is itself a part of another fault.)
 STRIKE_LATER = frozenset(
-    (GHOST, "disk-full", "eio", "failed-fsync", "slow-fsync", "crash-at-effect", *AMBUSHES)
+    (
+        GHOST,
+        RECREATED,
+        LONE_LEADER,
+        "disk-full",
+        "eio",
+        "failed-fsync",
+        "slow-fsync",
+        "crash-at-effect",
+        *AMBUSHES,
+    )
 )
 
 
@@ -69,6 +80,8 @@ class Faults:
             "empty-disk": self._lose_disk,
             GHOST: simulation.supervisor.lose_sight,
             CHANGE: simulation.operators.begin,
+            LONE_LEADER: self._leave_alone,
+            RECREATED: lambda rng: "operators" if simulation.recreate() else "",
         }
         self._kinds.update({moment: partial(simulation.moments.lay, moment) for moment in AMBUSHES})
 
@@ -286,3 +299,14 @@ class Faults:
         duration = rng.choice((0.1, 0.7, 1.5)) * (0.5 + rng.random())
         self._sim.world.later(duration, self._sim.network.unblock, links)
         return where if met else ""
+
+    def _leave_alone(self, rng: random.Random) -> str:
+        """Cut a leader off from all other replicas for about as long as these need to elect another one."""
+        leading = [r.name for r in self._sim.replicas if r.up and r.node.is_leader]
+        if not leading:
+            return ""
+        one = rng.choice(leading)
+        links = [link for name in self._sim.names if name != one for link in ((one, name), (name, one))]
+        self._sim.network.block(links)
+        self._sim.world.later(rng.choice((0.7, 1.5)) * (0.5 + rng.random()), self._sim.network.unblock, links)
+        return one

@@ -14,8 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tests.sim.faultplan import draw_faults
-from tests.sim.schedules import run_seed, simulate
+from tests.sim.schedules import chosen_faults, run_seed, simulate
 from tests.support.faults.replaying import listed, options
 
 #: Runs of one minimisation; a schedule takes 0.1 to 0.3 s.
@@ -101,9 +100,9 @@ def minimise(seed: int, keywords: dict[str, Any], *, limit_s: float = 300.0) -> 
     figures, broken = run_seed(seed, **keywords)
     if broken is None:
         return None
-    drawn = draw_faults(seed, keywords["chaos_s"], keywords.get("groups", 1))
-    only = keywords.get("only_faults")
-    numbers = tuple(f.number for f in drawn if only is None or f.number in only)
+    named = {name: keywords[name] for name in ("plant", "groups", "aim") if name in keywords}
+    drawn = chosen_faults(seed, keywords["chaos_s"], keywords.get("only_faults"), **named)
+    numbers = tuple(fault.number for fault in drawn)
     search = _Search(seed, keywords, kind_of(broken), time.monotonic() + limit_s)
     schedule = Schedule(numbers, keywords["chaos_s"], keywords.get("actions_max"))
     schedule = _shorter(search, schedule, figures.virtual_s)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.console import Console
@@ -26,6 +26,7 @@ from tests.controls.planting import by_name, planted
 from tests.sim.across.scene import KEPT, REACHES
 from tests.sim.across.workload import AcrossWorkload
 from tests.sim.broker_workload import BrokerWorkload
+from tests.sim.faultplan import AIMABLE
 from tests.sim.fenced import FencedWorkload
 from tests.sim.minimise import minimise as smaller
 from tests.sim.schedules import carry_out, chosen_faults, made
@@ -38,8 +39,6 @@ from tests.support.faults.replaying import command, listed
 
 CHAOS_S = 10.0
 ENDED = 130  # exit code of a run that was ended by a signal, as shells use for Ctrl-C
-#: Seed, workload, number of groups.
-Schedule = tuple[int, str, int]
 FENCED_EVERY = 4  # every how many seeds: this workload adds least for the broker
 GROUPS = ("1", "2", "3", "several", "mixed")
 OF_GROUPS = "1, 2, 3, several (2 or 3, by the seed), or mixed"
@@ -50,6 +49,15 @@ WORKLOADS: dict[str, Callable[[], Workload]] = {
     "broker": BrokerWorkload,
     "fenced": FencedWorkload,
 }
+
+
+class Schedule(NamedTuple):
+    """What a schedule is made from, besides the settings that all of a run have in common."""
+
+    seed: int
+    workload: str
+    groups: int
+    aim: str = ""  # kind of fault of which it has additional ones, in short phases of transactions
 
 
 @dataclass(slots=True)
@@ -65,12 +73,13 @@ class Options:
     plant: str | None = None
     reach: frozenset[str] = KEPT
 
-    def keywords(self, workload: str, groups: int = 1) -> dict[str, Any]:
+    def keywords(self, workload: str, groups: int = 1, aim: str = "") -> dict[str, Any]:
         settings = {"size": self.size, "kind": self.kind, "chaos_s": self.chaos_s, "drop": self.dropped}
         settings |= {"only_faults": self.only_faults, "actions_max": self.actions, "plant": self.plant}
-        return settings | {"workload": WORKLOADS[workload], "groups": groups, "reach": self.reach}
+        settings |= {"workload": WORKLOADS[workload], "groups": groups, "reach": self.reach}
+        return settings | {"aim": aim}
 
-    def command(self, seed: int, workload: str, groups: int = 1) -> str:
+    def command(self, seed: int, workload: str, groups: int = 1, aim: str = "") -> str:
         """The command that runs one seed again."""
         return command(
             "tests.sim",
@@ -78,6 +87,7 @@ class Options:
             seeds=1,
             workload=workload,
             groups=groups if groups > 1 else None,
+            aim=aim or None,
             reach=sorted(self.reach - KEPT),
             nodes=self.size,
             net=self.kind,
@@ -89,28 +99,28 @@ class Options:
         )
 
 
-def _one(seed: int, name: str, groups: int, options: Options) -> Told:
+def _one(schedule: Schedule, options: Options) -> Told:
     """Run one schedule in a separate process. The garbage collector is off during it, because it takes 7 % of
     a schedule, and collects right after it."""
     gc.disable()
     logging.disable()  # log messages of clients in a schedule do not belong in this run's output
     try:
-        return _told(seed, name, groups, options)
+        return _told(*schedule, options)
     finally:
         gc.collect()
         if gc.get_freeze_count() == 0:
             gc.freeze()  # imported objects stay and need not be traversed again
 
 
-def _told(seed: int, name: str, groups: int, options: Options) -> Told:
-    settings = options.keywords(name, groups)
+def _told(seed: int, name: str, groups: int, aim: str, options: Options) -> Told:
+    settings = options.keywords(name, groups, aim)
     drop, plant, only = settings.pop("drop"), settings.pop("plant"), settings.pop("only_faults")
-    faults = chosen_faults(seed, options.chaos_s, only, plant, groups)
+    faults = chosen_faults(seed, options.chaos_s, only, plant, groups, aim)
     with planted(plant):
         simulation = made(seed, faults=faults, **settings)
     broken = carry_out(simulation, drop=drop, plant=plant)
     struck = Counter(kind for _, kind, victim in simulation.fault_log if victim)
-    told = Told(seed, name, groups, simulation.figures(), broken, struck)
+    told = Told(seed, name, groups, simulation.figures(), broken, struck, aim)
     workload = simulation.workload
     if isinstance(workload, BrokerWorkload | AcrossWorkload):
         told.cells = workload.coverage(simulation.fault_log)
@@ -126,16 +136,16 @@ def schedules(seeds: Iterable[int], workload: str | None, groups: str) -> Iterat
     """
     for n in seeds:
         names = ("raw", "broker", *(("fenced",) if n % FENCED_EVERY == 0 else ()))
-        several = (n, "broker", 2 + n % 2)
+        several = Schedule(n, "broker", 2 + n % 2)
         if groups == "mixed":
-            every = [*((n, name, 1) for name in names), several]
-            yield from (job for job in every if workload in (None, job[1]))
+            every = [*(Schedule(n, name, 1) for name in names), several]
+            yield from (job for job in every if workload in (None, job.workload))
         elif groups == "several":
             yield several
         elif groups != "1":
-            yield n, "broker", int(groups)
+            yield Schedule(n, "broker", int(groups))
         else:
-            yield from ((n, name, 1) for name in (names if workload is None else (workload,)))
+            yield from (Schedule(n, name, 1) for name in (names if workload is None else (workload,)))
 
 
 def main(
@@ -154,6 +164,9 @@ def main(
     reach: Annotated[
         list[str] | None, typer.Option(help="What several groups are not sound in yet; may be repeated.")
     ] = None,
+    aim: Annotated[
+        str, typer.Option(help="A kind of fault, to be drawn more often, in short phases of transactions.")
+    ] = "",
     drop: Annotated[list[str] | None, typer.Option(help="A guard to take away; may be repeated.")] = None,
     plant: Annotated[str | None, typer.Option(help="A fault of tests/controls, with its settings.")] = None,
     keep_going: Annotated[bool, typer.Option(help="Do not stop at the first broken seed.")] = False,
@@ -183,6 +196,8 @@ def main(
         )
     if unknown := set(reach or ()) - set(REACHES):
         raise typer.BadParameter(f"no reach {', '.join(unknown)}; there are {', '.join(REACHES)}")
+    if aim and aim not in AIMABLE:
+        raise typer.BadParameter(f"--aim is one of {', '.join(AIMABLE)}")
     reached = KEPT | frozenset(reach or ())
     if plant is not None:
         try:
@@ -197,9 +212,9 @@ def main(
     if trace:
         number = 1 if groups in ("1", "mixed") else 2 + seed % 2 if groups == "several" else int(groups)
         raise typer.Exit(
-            replay(seed, options.keywords(workload or ("raw" if number == 1 else "broker"), number))
+            replay(seed, options.keywords(workload or ("raw" if number == 1 else "broker"), number, aim))
         )
-    work = list(schedules(range(seed, seed + seeds), workload, groups))
+    work = [each._replace(aim=aim) for each in schedules(range(seed, seed + seeds), workload, groups)]
     totals, console = Totals(), Console()
     # A long run may be ended from outside, even in the background, and still prints its results.
     with Ending() as ending:
@@ -250,20 +265,21 @@ def run(
     """
     started, before, minimised, commit = time.monotonic(), totals.wall_s, False, commit_hash()
     totals.commits = sorted({*totals.commits, commit})
-    for each in workers.results(partial(_one, *schedule, options) for schedule in work):
+    for each in workers.results(partial(_one, schedule, options) for schedule in work):
         totals.add(each)
         totals.wall_s = before + time.monotonic() - started
         told()
         if each.broken is None:
             continue
-        again = options.command(each.seed, each.workload, each.groups)
+        again = options.command(each.seed, each.workload, each.groups, each.aim)
         totals.violations.append([commit, again, each.broken])
         after = f"after {each.figures.virtual_s:.2f} virtual s"
         console.print(f"[bold red]seed {each.seed}: {each.broken}[/] ({after})")
         console.print(f"  again: {again}   (--trace prints it message by message)")
         if small and not minimised:
             minimised = True
-            found = workers.one(partial(smaller, each.seed, options.keywords(each.workload, each.groups)))
+            keywords = options.keywords(each.workload, each.groups, each.aim)
+            found = workers.one(partial(smaller, each.seed, keywords))
             if found is not None:
                 console.print(found.text(again), highlight=False)
         if not keep_going:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from escrowmq.replication.format.segment_format import FILE_HEADER_SIZE
@@ -131,6 +131,9 @@ class Simulation:
         self.ghosts: list[SimReplica] = []
         self.supervisor = Supervisor(self)
         self.operators = Operators(self)
+        #: Makes an operator delete a topic now, to create it again; returns whether one does. Workloads with
+        #: such a topic set it.
+        self.recreate: Callable[[], bool] = lambda: False
         #: Replicas that were removed from the group; their processes may live on.
         self.retired: list[SimReplica] = []
         self.crashes = self.repairs = self.disk_failures = self.damage_found = self.wipes = 0

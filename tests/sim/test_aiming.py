@@ -20,11 +20,13 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     return World(1)
 
 
-def held(world: World, strikes: Any, kind: str = "flip-vote") -> tuple[Aim, Phase, bool]:
+def held(
+    world: World, strikes: Any, kind: str = "flip-vote", *, aimed: bool = False
+) -> tuple[Aim, Phase, bool]:
     """Hold one fault; returns the aim, the phase that the fault waits for, and whether it is held."""
     aim = Aim(cast(Any, SimpleNamespace(world=world, prefix="")))
     aim.entered(Phase.LOCAL)
-    waits = aim.hold(Fault(0, 1.0, kind, 7), strikes)
+    waits = aim.hold(Fault(0, 1.0, kind, 7, aimed=aimed), strikes)
     return aim, cast(Phase, aim._held[0].phase if waits else Phase.LOCAL), waits
 
 
@@ -48,6 +50,7 @@ def test_it_waits_on_where_it_met_nothing_and_strikes_in_the_end(world: World) -
 
 def test_other_kinds_and_worlds_without_phases_wait_for_nothing(world: World) -> None:
     assert not held(world, lambda: True, "kill")[2]
+    assert held(world, lambda: True, "kill", aimed=True)[2]
     assert not Aim(cast(Any, SimpleNamespace(world=world, prefix=""))).hold(
         Fault(0, 1.0, "flip-vote", 7), lambda: True
     )

@@ -18,7 +18,7 @@ import typer
 from rich.console import Console
 
 from tests.sim.campaign import seconds
-from tests.sim.runner import Options, run
+from tests.sim.runner import Options, Schedule, run
 from tests.sim.totals import Totals
 from tests.sim.workers import Ending, WorkerFailed, Workers
 
@@ -59,7 +59,7 @@ def test_a_job_that_raises_is_told_with_its_place() -> None:
 
 
 def test_a_run_that_is_to_end_keeps_what_has_run() -> None:
-    totals, work = Totals(), [(seed, "raw", 1) for seed in range(500)]
+    totals, work = Totals(), [Schedule(seed, "raw", 1) for seed in range(500)]
 
     def told() -> None:
         if totals.schedules == 2:

@@ -17,7 +17,7 @@ from tests.support.faults.tables import Cells
 def told(seed: int, broken: str | None = None, groups: int = 1) -> Told:
     cell = Cells({(Phase.LOCAL.value, "kill"): 2})
     history = Counter({"transactions": 5})
-    return Told(seed, "broker", groups, Figures(virtual_s=14.0), broken, Counter(kill=3), cell, history)
+    return Told(seed, "broker", groups, Figures(virtual_s=14.0), broken, Counter(kill=3), "", cell, history)
 
 
 def run(*seeds: int) -> Totals:

@@ -40,13 +40,15 @@ class Told:
     figures: Figures
     broken: str | None
     faults: Counter[str]
+    aim: str = ""
     cells: Cells = field(default_factory=Cells)
     history: Counter[str] = field(default_factory=Counter)
 
     @property
     def name(self) -> str:
         """Name of the range of seeds that this schedule belongs to."""
-        return self.workload if self.groups == 1 else f"{self.workload} in several groups"
+        several = " in several groups" if self.groups > 1 else ""
+        return f"{self.workload}{several}{', aimed' if self.aim else ''}"
 
 
 @dataclass(slots=True)

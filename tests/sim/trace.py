@@ -66,7 +66,7 @@ def replay(seed: int, keywords: dict[str, Any]) -> int:
     """Run one seed and print what happens; returns 1 if it broke a promise, else 0."""
     settings = dict(keywords)
     drop, plant, only = settings.pop("drop"), settings.pop("plant"), settings.pop("only_faults")
-    faults = chosen_faults(seed, settings["chaos_s"], only, plant, settings["groups"])
+    faults = chosen_faults(seed, settings["chaos_s"], only, plant, settings["groups"], settings["aim"])
     simulation = made(seed, faults=faults, one=Told, many=ToldMany, **settings)
     assert isinstance(simulation, Told | ToldMany)
     chosen = simulation.plan if isinstance(simulation, Told) else simulation.scene

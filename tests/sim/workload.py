@@ -78,6 +78,7 @@ class Cluster(Protocol):
     world: World
     replicas: list[SimReplica]
     prefix: str
+    recreate: Callable[[], bool]
 
     @property
     def calm(self) -> bool:

@@ -81,13 +81,17 @@ class Part(Simulation):
 
     def strike(self, fault: Fault) -> None:
         """Carry out one fault here."""
-        if self.calm:
-            return
-        strikes = self._kinds.get(fault.kind)
-        if strikes is None:
+        if fault.kind not in self._kinds:
             self.faults_of_one.strike(fault)
-        elif strikes(random.Random(fault.seed)):
-            self.struck(fault.kind, self.prefix)
+        elif not self.calm and not self.aim.hold(fault, partial(self._strike_all, fault)):
+            self._strike_all(fault)
+
+    def _strike_all(self, fault: Fault) -> bool:
+        """Carry out a fault of the whole group; returns whether it hit anything."""
+        if self.calm or not self._kinds[fault.kind](random.Random(fault.seed)):
+            return False
+        self.struck(fault.kind, self.prefix)
+        return True
 
     def _down(self, rng: random.Random) -> bool:
         """All replicas end, and none starts for a while."""

@@ -15,7 +15,7 @@ from tests.sim.across.simulation import ManyGroups
 from tests.sim.coverage import AcrossPhase, Phase
 from tests.sim.faultplan import CHANGE, EVERY, GROUP_KINDS, GROUP_WEIGHTS, draw_faults
 from tests.sim.repeated import check_the_same_everywhere
-from tests.sim.runner import schedules
+from tests.sim.runner import Schedule, schedules
 from tests.sim.world import Violation
 from tests.support.faults.tables import Cells
 
@@ -80,6 +80,7 @@ def test_a_plan_names_the_groups_that_it_strikes() -> None:
 
 def test_one_seed_runs_in_one_group_and_in_several() -> None:
     every = list(schedules(range(2), None, "mixed"))
-    assert [job for job in every if job[0] == 1] == [(1, "raw", 1), (1, "broker", 1), (1, "broker", 3)]
-    assert list(schedules(range(2), None, "1")) == [job for job in every if job[2] == 1]
-    assert list(schedules(range(2), None, "2")) == [(0, "broker", 2), (1, "broker", 2)]
+    of_one = [Schedule(1, "raw", 1), Schedule(1, "broker", 1), Schedule(1, "broker", 3)]
+    assert [job for job in every if job.seed == 1] == of_one
+    assert list(schedules(range(2), None, "1")) == [job for job in every if job.groups == 1]
+    assert list(schedules(range(2), None, "2")) == [Schedule(n, "broker", 2) for n in (0, 1)]

@@ -63,6 +63,8 @@ class RecreatedTopic:
         self._clients = Clients(self)
         self._members = [Member(f"m{n}", self, static=n == 0) for n in range(MEMBERS)] if members else []
         self._group = GroupDeletions(self, self._members) if members else None
+        for cluster in clusters:
+            cluster.recreate = self.hasten
 
     @property
     def waiting(self) -> int:
@@ -102,6 +104,15 @@ class RecreatedTopic:
         if self._group is not None:
             self._group.act()
         self._began = True
+
+    def hasten(self) -> bool:
+        """Let an operator delete the topic at once; if there is none, one is created soon, also in a world
+        that would have no such topic. Returns whether a deletion begins."""
+        self._works, self._next_s = True, 0.0
+        if self._busy or self.info is None:
+            return False
+        self._operate(self.desks[0].world.elapsed_s)
+        return self._busy
 
     def _operate(self, now_s: float) -> None:
         rng = self.rng
@@ -159,6 +170,8 @@ class RecreatedTopic:
         def answered(results: list[Any]) -> None:
             if any(result[0] not in DONE for result in results):
                 raise Violation(f"creation or deletion was answered {results[0]}", "unexpected-answer")
+            if self._deleting and results[0][0] in (ResultCode.OK, ResultCode.DUPLICATE):
+                self.desks[gid].cluster.struck(RECREATED, TOPIC)
             if creates and gid == 0 and self._wanted is not None and self._wanted[2] is not None:
                 self._wanted = *self._wanted[:2], results[-1][1]
             self._step(gid + 1, alive)
@@ -172,8 +185,6 @@ class RecreatedTopic:
     def _end(self, alive: list[bool]) -> None:
         alive[0] = self._busy = False
         created = self._hasty or not self._deleting
-        if self._deleting:
-            self.desks[0].cluster.struck(RECREATED, TOPIC)
         self._deleting = self._hasty = False
         if created:
             assert self._wanted is not None
