@@ -33,6 +33,9 @@ class Told(Simulation):
     def traced(self, receiver: str, sender: str, message: RaftMessage) -> None:
         super().traced(receiver, sender, message)
         replica = next(r for r in self.replicas if r.name == receiver)
+        if not replica.began:  # its predecessor receives it, or nobody
+            self.tell(f"{sender} -> {receiver} {describe(message)}")
+            return
         node, journal = replica.node, replica.journal
         self.tell(
             f"{sender} -> {receiver} {describe(message)}   [{receiver}: term {node.term}, "
