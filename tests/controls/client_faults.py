@@ -1,19 +1,26 @@
-"""Planted faults in clients: which batches a producer sends again, and under which number."""
+"""Planted faults in clients: what a producer sends again, and under which number."""
 
 from __future__ import annotations
 
+import math
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from escrowmq.actors.client.failures import Failure
+from escrowmq.actors.client.replica_calls import OnAnswer
+from escrowmq.actors.producer import batcher
+from escrowmq.actors.producer.blocks import PrepareBlock
 from escrowmq.actors.producer.partition_stream import Batch, PartitionStream
+from escrowmq.replication.format.codec import OpType, decode_ops
 from escrowmq.replication.model import ResultCode
 from tests.controls.planting import plant
-from tests.controls.scenes import world
+from tests.controls.scenes import FORGETFUL, world
 from tests.sim.across.simulation import Part
 from tests.sim.across.wire import Wire
+from tests.sim.across.workload import AcrossWorkload
 
 #: Answers to a batch after which the stream continues its numbers, or starts a new epoch by itself.
 GO_ON = (ResultCode.OK, ResultCode.DUPLICATE, ResultCode.STALE, ResultCode.OUT_OF_SEQUENCE)
@@ -58,3 +65,63 @@ def refused_number_used_again(patch: pytest.MonkeyPatch) -> None:
             self.epoch, self.next_seq = epoch, number
 
     patch.setattr(PartitionStream, "finished", same_epoch)
+
+
+# ------------------------------------------------------------------ PREPAREs that are sent again
+SLOW_S = (1.0, 4.0)  # until a PREPARE without an answer gets through a second time
+UNANSWERED = 0.3  # share of PREPAREs whose answer is lost
+OPERATED = 0.5  # share of the clients' actions at which an operator commits something
+
+
+def unanswered_prepares(patch: pytest.MonkeyPatch) -> None:
+    """Many PREPAREs get no answer, and are sent again only seconds later. Operators commit what is open
+    meanwhile, and it is forgotten soon."""
+    scene = {"delivery_timeout_s": 8.0, "late_copies": 0.0, "act_every_s": 0.02, "crowd": False}
+    world(FORGETFUL | scene)(patch)
+    call, act = Wire.call, AcrossWorkload.act_at_random
+    cut_until: dict[bytes, float] = {}  # by request
+
+    def unheard(self: Wire, gid: int, rid: int, method: str, args: tuple[Any, ...], done: OnAnswer) -> None:
+        now = self._world.now
+        lost = method == "submit" and not self._parts[gid].calm and _is_lost(args[0])
+        if not lost or now >= cut_until.get(args[0], math.inf):
+            call(self, gid, rid, method, args, done)
+        elif args[0] not in cut_until:
+            early, late = SLOW_S
+            cut_until[args[0]] = now + early + (late - early) * self._of_members.random()
+            call(self, gid, rid, method, args, lambda answer, error: None)
+
+    def with_operators(self: AcrossWorkload) -> None:
+        act(self)
+        opened = [tx for tx in self._open_at_home() if tx.whole and not tx.prepared and not tx.asked]
+        if opened and self._rng.random() < OPERATED:
+            self.operator.decide(self._rng.choice(opened), "COMMITTED")
+
+    patch.setattr(Wire, "call", unheard)
+    patch.setattr(AcrossWorkload, "act_at_random", with_operators)
+
+
+def _is_lost(request: bytes) -> bool:
+    """Whether it is a PREPARE of the share without an answer."""
+    prepares = any(op.type == OpType.PREPARE for op in decode_ops(request))
+    return prepares and zlib.crc32(request) % 100 < 100 * UNANSWERED
+
+
+@plant(
+    *("refused-prepare-sent-again", "committed-twice", "duplicate", "both-decided"),
+    groups=2,
+    start=5,
+    chaos_s=10.0,
+    conditions=unanswered_prepares,
+)
+def refused_prepare_sent_again(patch: pytest.MonkeyPatch) -> None:
+    """A PREPARE that is refused as stale is sent anew, although an earlier attempt without an answer may have
+    opened its transaction."""
+    finish = batcher.finish_prepared
+
+    def forgetful(
+        blocks: Sequence[PrepareBlock], result: Sequence[Any], heard_ms: int, repeated: bool = False
+    ) -> list[PrepareBlock]:
+        return finish(blocks, result, heard_ms)
+
+    patch.setattr(batcher, "finish_prepared", forgetful)

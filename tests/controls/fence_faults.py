@@ -17,6 +17,11 @@ from escrowmq.feedback.database.statements import Dialect, Statements
 from escrowmq.replication.model import TransactionState
 from tests.controls.planting import plant
 from tests.sim import broker_workload, fenced, producers, purging
+from tests.sim.broker_workload import BrokerWorkload
+from tests.sim.fenced import FencedProducer
+from tests.sim.ledger import ClientTx
+from tests.sim.producers import Producer
+from tests.sim.workload import Cluster
 
 SPLIT = ("fence-split",)
 
@@ -131,11 +136,75 @@ def purged_often(patch: pytest.MonkeyPatch) -> None:
 
 @plant("purged-while-open", *SPLIT, workload="fenced", chaos_s=10.0, conditions=purged_often)
 def purged_while_open(patch: pytest.MonkeyPatch) -> None:
-    """A purge removes old rows without looking at which transactions are still open: a check then finds none.
-
-    A purge must also keep the row of a transaction that was prepared again. Random schedules do not find a
-    case where that matters; tests/feedback/database/test_purging.py has one written by hand.
-    """
+    """A purge removes old rows without looking at which transactions are still open: a check then finds
+    none."""
     disposable = rows.disposable
     patch.setattr(rows, "disposable", lambda found, app, before, needed: disposable(found, app, before, ()))
     patch.setattr(rows, "before_ms", lambda now_ms, keep_s, oldest: now_ms - int(keep_s * 1000))
+
+
+#: Another process takes up a transaction so long after the first one has died, and begins its local one
+#: so much later: together that is longer than rows are kept. Checks come only when it has taken it up.
+TAKEN_UP_AFTER_S, BEGINS_AFTER_S, CHECKED_AFTER_MS = 4.5, 5.5, 5_500
+BEGUN_EVERY_S = 0.1  # time between transactions, at least
+DIES = 0.6  # share of committed local transactions after which their process dies
+
+
+def taken_up_late(patch: pytest.MonkeyPatch) -> None:
+    """Every schedule removes old rows all the time. Transactions are few. Producers often die right after the
+    local transaction, and others take up what they left open when its row is old, and most of what was open
+    then is settled."""
+    for name, value in (("SHARE", 1.0), ("SLICES", (1000,)), ("EVERY_S", 0.05)):
+        patch.setattr(purging, name, value)
+    patch.setattr(purging, "CHECK_AFTER_MS", (CHECKED_AFTER_MS,))
+    patch.setattr(producers, "GIVEN", 1.0)
+    for name, share in (("FAILS", 0.5), ("SLOW", 0.0), ("LATE", 0.0)):
+        patch.setattr(fenced, name, share)
+    begin, transact = BrokerWorkload._begin, BrokerWorkload._transact
+    decide, local = FencedProducer._decide, FencedProducer._local
+    next_at, again = [0.0], set[str]()
+
+    def at_level_2(self: BrokerWorkload, cluster: Cluster) -> None:
+        begin(self, cluster)
+        self._level_2_at = 0.0  # below that nothing is taken up
+
+    def seldom(self: BrokerWorkload) -> None:
+        now = self.desk.world.now
+        if now >= next_at[0]:
+            next_at[0] = now + BEGUN_EVERY_S
+            transact(self)
+
+    def dies(self: FencedProducer, batch: Sequence[ClientTx], outcome: str, once: bool) -> None:
+        if outcome == "COMMITTED" and not self._desk.cluster.calm and self._luck.random() < DIES:
+            self.die()
+        else:
+            decide(self, batch, outcome, once)
+
+    def late(self: BrokerWorkload, dead: Producer, successor: Producer) -> None:
+        for tx in dead.left_behind():
+            self.desk.later(TAKEN_UP_AFTER_S, take_up, self, tx)
+
+    def take_up(self: BrokerWorkload, tx: ClientTx) -> None:
+        alive = [producer for producer in self._working if producer.alive and producer.app == tx.app]
+        if alive:
+            again.add(tx.tx)
+            alive[0].take_up(tx)
+
+    def begins_late(self: FencedProducer, tx: ClientTx) -> None:
+        if tx.tx in again:
+            self._fibres.wait(BEGINS_AFTER_S * (0.5 + 0.5 * self._luck.random()))
+        local(self, tx)
+
+    patch.setattr(BrokerWorkload, "_begin", at_level_2)
+    patch.setattr(BrokerWorkload, "_transact", seldom)
+    patch.setattr(BrokerWorkload, "_take_up", late)
+    patch.setattr(FencedProducer, "_decide", dies)
+    patch.setattr(FencedProducer, "_local", begins_late)
+
+
+@plant("purged-when-prepared-again", *SPLIT, workload="fenced", chaos_s=14.0, conditions=taken_up_late)
+def purged_when_prepared_again(patch: pytest.MonkeyPatch) -> None:
+    """A purge looks at the time of the oldest PREPARE, and removes the row of an open transaction that was
+    prepared again since."""
+    disposable = rows.disposable
+    patch.setattr(rows, "disposable", lambda found, app, before, needed: disposable(found, app, before, ()))

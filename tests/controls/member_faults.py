@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from escrowmq.replication.format.membership import Members
+from escrowmq.replication.host.member_changes import MemberChanges as BrokerChanges
 from escrowmq.replication.raft import members as rules
 from escrowmq.replication.raft.changing import MemberChanges
-from escrowmq.replication.raft.members import Circle
+from escrowmq.replication.raft.members import Circle, Goal
 from escrowmq.replication.raft.node import RaftNode
 from escrowmq.replication.raft.pysync import Core
 from tests.controls.planting import plant
@@ -36,6 +37,12 @@ def many_changes(patch: pytest.MonkeyPatch) -> None:
     patch.setitem(members.LATE_S, "operators", (0.0,))
     patch.setitem(faultplan.CHANGES, "per_schedule", (4, 6))
     patch.setitem(faultplan.CHANGES, "per_group", (2, 3))
+
+
+def late_operators(patch: pytest.MonkeyPatch) -> None:
+    """Every group changes its members several times, and what each operator has seen is seconds old."""
+    many_changes(patch)
+    patch.setitem(members.LATE_S, "operators", (0.3, 1.0, 3.0))
 
 
 def without_looking_who_stays(patch: pytest.MonkeyPatch) -> None:
@@ -132,3 +139,15 @@ def tail_ignored_at_start(patch: pytest.MonkeyPatch) -> None:
         self._core.follow(self._circle.voters, {*self._hearing.known, *self._circle.peers})
 
     patch.setattr(RaftNode, "__init__", ignorant)
+
+
+@plant("late-step-taken", "late-step", groups=2, start=1, chaos_s=6.0, conditions=late_operators)
+def late_step_taken(patch: pytest.MonkeyPatch) -> None:
+    """A leader takes a step towards new members although the request was made for members of another
+    version."""
+    take_step = BrokerChanges._take_step
+
+    def at_any_version(self: BrokerChanges, goal: Goal, version: int | None, answer: Any) -> None:
+        take_step(self, goal, None, answer)
+
+    patch.setattr(BrokerChanges, "_take_step", at_any_version)

@@ -2,7 +2,8 @@
 broker's own code (``MemberChanges``), with the version of the members that they have seen.
 
 So a change needs the format level at which the log has entries for members. The leader refuses a change that
-can never be done, and does nothing for a request that arrives after another step was taken.
+can never be done, and does nothing for a request that arrives after another step was taken: a step that it
+takes under members that the operator has not seen is a ``late-step``.
 """
 
 from __future__ import annotations
@@ -20,10 +21,15 @@ from escrowmq.replication.raft.members import Goal, Step
 from escrowmq.replication.raft.node import RaftNode
 from tests.sim.broker_app import BrokerApplication
 from tests.sim.members import Change, Operators
+from tests.sim.world import Violation
 
 if TYPE_CHECKING:
     from tests.sim.replica import SimReplica
     from tests.sim.simulation import Simulation
+
+
+#: Steps that change the members.
+STEPS = ("ADD", "PROMOTE", "REMOVE", "DROP")
 
 
 class BrokerOperators(Operators):
@@ -45,11 +51,15 @@ class BrokerOperators(Operators):
         changes = MemberChanges(cast(RunningReplica, _Running(leader, leader.app)))
         goal = Goal(change.goal.id, _numbers(change.goal.add), _numbers(change.goal.remove))
         answer: Future[Reply] = Future()
-        answer.add_done_callback(lambda done: self._answered(change, leader, done.result()))
+        late = version != leader.node.members.version
+        answer.add_done_callback(lambda done: self._answered(change, leader, done.result(), late))
         leader.guarded(lambda: changes._take_step(goal, version, answer))
         leader.kick()
 
-    def _answered(self, change: Change, leader: SimReplica, reply: Reply) -> None:
+    def _answered(self, change: Change, leader: SimReplica, reply: Reply, late: bool) -> None:
+        if late and reply[0] == "ok" and reply[1].act in STEPS:
+            text = f"{leader.name} took the step {reply[1].act} of {change.goal} for an outdated look"
+            self._sim.world.later(0.0, _report, text)  # a future would swallow the exception
         if change not in self.under_way:
             return  # another answer has ended this change
         status, *rest = reply
@@ -58,7 +68,7 @@ class BrokerOperators(Operators):
             self._give_up(change, leader.node.members)
         elif status == "ok":
             taken: StepTaken = rest[0]
-            change.steps += taken.act in ("ADD", "PROMOTE", "REMOVE", "DROP")
+            change.steps += taken.act in STEPS
             if taken.act == "DONE":
                 self._finish(change, leader.node.members)
 
@@ -113,6 +123,10 @@ class _Numbered:
 
     def change_members(self, step: Step, change_id: str, done: Callable[[Any, bool | None], None]) -> None:
         self._node.change_members(Step(step.act, self._before + step.replica), change_id, done)
+
+
+def _report(text: str) -> None:
+    raise Violation(text, "late-step")
 
 
 def _number(name: str) -> str:
