@@ -14,10 +14,17 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from escrowmq.replication.errors import CorruptLog, DiskFull, UnknownVersion
+from escrowmq.replication.errors import (
+    CorruptLog,
+    DiskFailed,
+    DiskFull,
+    FsyncFailed,
+    UnknownVersion,
+)
 from escrowmq.replication.format.entry import HEADER_SIZE, Scan, encode_header, read_entry, scan
 from escrowmq.replication.format.segment_format import FILE_HEADER_SIZE, log_name
 from escrowmq.replication.log.disk import Disk, File
@@ -28,6 +35,7 @@ from escrowmq.replication.log.torn import is_torn, sound_entries_after
 HOLES_MAX: Final = 1_000
 #: The end of a hole that reaches to the end of a file which was cut short: its position is not known.
 UNKNOWN: Final = -1
+_INVERTED: Final = bytes(255 - byte for byte in range(256))
 
 
 class Hole(NamedTuple):
@@ -247,14 +255,27 @@ def write_hole(disk: Disk, hole: Hole, data: bytes, file: File | None = None) ->
         if hole.end != UNKNOWN and hole.end <= size:
             if len(data) != hole.end - hole.start:
                 return False
-            file.write_at(hole.start, data)
+            _write_over(file, hole.start, data)
         else:
             if hole.start > size:
                 return False  # something before it is missing too
             if size > hole.start:
                 file.truncate(hole.start)
             file.append((data,))
-        file.sync()
+            file.sync()
     except (FileNotFoundError, DiskFull):
         return False
     return True
+
+
+def _write_over(file: File, pos: int, data: bytes) -> None:
+    """Replace damaged bytes durably. If the sync fails, damage them again: the page cache would keep the new
+    ones, marked clean, and the next process would read them there and take the disk for a sound copy. Not
+    with zeros, which look like a torn write."""
+    file.write_at(pos, data)
+    try:
+        file.sync()
+    except FsyncFailed:
+        with suppress(DiskFailed):
+            file.write_at(pos, data.translate(_INVERTED))
+        raise

@@ -10,7 +10,9 @@ import pytest
 from escrowmq.replication.errors import CorruptLog
 from escrowmq.replication.host import mending
 from escrowmq.replication.host.mending import Mender
+from escrowmq.replication.log import holes
 from escrowmq.replication.log import journal as journals
+from escrowmq.replication.log.disk import File
 from escrowmq.replication.log.holes import Hole, StoredEntry, fitting
 from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.raft.node import RaftNode
@@ -105,6 +107,24 @@ def scrubbing_passes_over_damage(patch: pytest.MonkeyPatch) -> None:
 def damage_is_left_as_it_is(patch: pytest.MonkeyPatch) -> None:
     """A replica keeps its damaged entries and never mends them."""
     patch.setattr(Mender, "round", lambda self: None)
+
+
+@plant(
+    *("failed-mend-believed", "unmended", *LOST, *STUCK),
+    workload="raw",
+    within=60,
+    start=6,
+    often={"flip-log": 80, "failed-fsync": 100, "roll": 0, "power-cut": 0},
+)
+def failed_mend_believed(patch: pytest.MonkeyPatch) -> None:
+    """An entry that was mended stays as it is in the page cache if the sync fails, so that the next process
+    takes its disk for a sound copy."""
+
+    def write_over(file: File, pos: int, data: bytes) -> None:
+        file.write_at(pos, data)
+        file.sync()
+
+    patch.setattr(holes, "_write_over", write_over)
 
 
 # ------------------------------------------------------------------ copies of a leader's files

@@ -11,7 +11,9 @@ import random
 import pytest
 
 from escrowmq.replication.errors import FsyncFailed
+from escrowmq.replication.log.holes import write_hole
 from escrowmq.replication.log.journal import SegmentJournal
+from escrowmq.replication.log.survey import survey_log
 from escrowmq.replication.log.vote import VoteFile
 from tests.sim.disk import SimDisk
 from tests.support.storage import command, fill, indexes, sim_disk
@@ -85,3 +87,26 @@ def test_a_vote_whose_sync_failed_is_durable_before_it_counts(seed: int) -> None
     disk.power_cut()
     lasting = VoteFile(disk)
     assert (lasting.term, lasting.voted_for) == known
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_mended_entry_whose_sync_failed_counts_as_damaged(seed: int) -> None:
+    """Otherwise the next process reads it from the page cache, and takes its disk for a sound copy."""
+    disk, name = sim_disk(seed), "0000000000000001.log"
+    journal = SegmentJournal(disk)
+    fill(journal, range(1, 21))
+    journal.sync()
+    sound = disk.peek(name)
+    disk.flip(name, len(sound) // 2)
+    hole = survey_log(disk).holes[0]
+    data = sound[hole.start : hole.end]
+    disk.fail_next("sync")
+    with pytest.raises(FsyncFailed):
+        write_hole(disk, hole, data)
+    disk.kill()
+    stored = disk.durable_files()[name][hole.start : hole.end]
+    assert disk.peek(name)[hole.start : hole.end] != data or stored == data
+    for left in survey_log(disk).holes:
+        assert write_hole(disk, left, sound[left.start : left.end])
+    disk.power_cut()
+    assert disk.peek(name) == sound
