@@ -106,17 +106,6 @@ def failed_fsync_believed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SimFile, "sync", shrug)
 
 
-@plant(
-    *("cache-believed-at-start", *LOST, REFUSED, NOT_KEPT),
-    workload="raw",
-    within=60,
-    often={"failed-fsync": 80, "power-cut": 60, "kill": 40},
-)
-def cache_believed_at_start(patch: pytest.MonkeyPatch) -> None:
-    """A process that starts after a failed sync counts as stored what the page cache alone may hold."""
-    patch.setattr(recovery, "_write_again", lambda file, found, first, holes: None)
-
-
 @plant("torn-tail-cuts-too-much", "restart-differs", *LOST, REFUSED, workload="raw")
 def torn_tail_cuts_too_much(patch: pytest.MonkeyPatch) -> None:
     """Recovery cuts off the last sound entry too."""

@@ -202,7 +202,14 @@ def taken_up_late(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(FencedProducer, "_local", begins_late)
 
 
-@plant("purged-when-prepared-again", *SPLIT, workload="fenced", chaos_s=14.0, conditions=taken_up_late)
+@plant(
+    *("purged-when-prepared-again", *SPLIT),
+    workload="fenced",
+    within=40,
+    start=5,
+    chaos_s=14.0,
+    conditions=taken_up_late,
+)
 def purged_when_prepared_again(patch: pytest.MonkeyPatch) -> None:
     """A purge looks at the time of the oldest PREPARE, and removes the row of an open transaction that was
     prepared again since."""

@@ -17,7 +17,7 @@ from escrowmq.replication.log.holes import Hole, StoredEntry, fitting
 from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.raft.node import RaftNode
 from tests.controls.planting import plant
-from tests.controls.raft_faults import LOST, STUCK, VOTES
+from tests.controls.raft_faults import LOST, STUCK
 from tests.controls.schism import damage_where_logs_differ, nobody_gives_entries
 from tests.sim import repair
 
@@ -125,26 +125,3 @@ def failed_mend_believed(patch: pytest.MonkeyPatch) -> None:
         file.sync()
 
     patch.setattr(holes, "_write_over", write_over)
-
-
-# ------------------------------------------------------------------ copies of a leader's files
-@plant(
-    *("shorter-log-copied", *LOST, *VOTES, "early-ack", "false-match"),
-    workload="raw",
-    within=60,
-    often={"slow-fsync": 40, "retention": 40, "empty-disk": 20, "power-cut": 40},
-)
-def shorter_log_copied(patch: pytest.MonkeyPatch) -> None:
-    """A replica that copies its leader's log takes one that ends before its own."""
-    patch.setattr("escrowmq.replication.host.repair._own_end", lambda disk: (0, 0))
-
-
-@plant(
-    *("damaged-copy-taken", *LOST, *STUCK, "unmended", "CorruptLog", "restart-differs"),
-    workload="raw",
-    within=60,
-    often={"flip-log": 80, "flip-state": 40, "empty-disk": 30, "snapshot": 40, "roll": 40},
-)
-def damaged_copy_taken(patch: pytest.MonkeyPatch) -> None:
-    """A replica that copies its leader's files takes damaged ones for its own."""
-    patch.setattr("escrowmq.replication.host.repair.damage_in", lambda name, data, size=None: None)

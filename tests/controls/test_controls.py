@@ -15,6 +15,8 @@ from tests.controls.catalogue import PLANTED, Planted
 from tests.controls.hunt import hunt, schedule
 from tests.controls.planting import sound
 
+QUICK_S = 12.0  # the longest chaos of worlds of which four schedules run
+
 
 def _world_of(fault: Planted) -> object:
     """Everything, except the seed, that determines its schedules while the fault is not planted."""
@@ -25,10 +27,12 @@ def _world_of(fault: Planted) -> object:
 
 def _sound_schedules() -> Iterator[Any]:
     """For each world that has conditions: one of its faults, and the schedules to run, counted from its
-    start. Worlds of several groups are slow: one schedule here and three more in ``make test-long``."""
+    start. Worlds of several groups, and long ones, are slow: one schedule here and three more in
+    ``make test-long``."""
     for fault in {_world_of(p): p for p in PLANTED.values() if p.conditions is not None}.values():
-        yield pytest.param(fault, range(4 if fault.groups == 1 else 1), id=fault.name)
-        if fault.groups > 1:
+        quick = fault.groups == 1 and fault.chaos_s <= QUICK_S
+        yield pytest.param(fault, range(4 if quick else 1), id=fault.name)
+        if not quick:
             yield pytest.param(fault, range(1, 4), id=f"{fault.name}-further", marks=pytest.mark.long)
 
 
