@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def told(story: str, ending: str, *more: str, **variables: str) -> None:
+def told(story: str, ending: str, *more: str, patience_s: float = 280.0, **variables: str) -> None:
     """Run ``tests.integration.<story>``, which must succeed and print ``ending``; with its own directory,
     ``more`` arguments, and environment variables."""
     directory = Path(tempfile.mkdtemp(prefix="emq-", dir="/tmp"))  # sockets allow no long path
@@ -24,7 +24,7 @@ def told(story: str, ending: str, *more: str, **variables: str) -> None:
             env={**os.environ, "RAY_AUTH_MODE": "disabled", **variables},
             capture_output=True,
             text=True,
-            timeout=280,
+            timeout=patience_s,
             check=False,
         )
         assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-8000:]
