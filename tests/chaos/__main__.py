@@ -115,7 +115,9 @@ def main(
     ] = None,
     keep_going: Annotated[bool, typer.Option(help="go on after a violation")] = False,
     keep: Annotated[bool, typer.Option(help="keep the directories of good rounds too")] = False,
-    json_file: Annotated[Path | None, typer.Option("--json", help="write all results to this file")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="write all results to this file, also after each trial")
+    ] = None,
     markdown: Annotated[Path | None, typer.Option(help="write the tables as markdown")] = None,
     picture: Annotated[Path | None, typer.Option(help="draw a round: PNG or SVG")] = None,
     enforce_fail_over: Annotated[
@@ -155,7 +157,7 @@ def main(
         keep=keep,
     )
     screen = Screen(console, sum(len(plan.faults) for plan in options.plans()))
-    run = Run(options, screen, missing())
+    run = Run(options, screen, missing(), lambda results: report.write(results, json_file, markdown))
     try:
         with screen.progress:
             good = run.run()

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from escrowmq import Admin, TransactionState
-from escrowmq.actors.client.ray_calls import RayCalls
-from escrowmq.actors.client.replica_calls import OnAnswer
 from escrowmq.actors.client.router import Router
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.consumer.offsets import OffsetReader
@@ -23,6 +20,7 @@ from tests.chaos.database import Database
 from tests.chaos.deployment import Deployment, until
 from tests.chaos.fleet import Fleet
 from tests.chaos.probe import OPERATED, Operator
+from tests.chaos.replica_reads import OneReplica
 from tests.history.checker import check
 from tests.history.events import INVOKE, OK, READ, Event, Recorder, identify
 from tests.history.files import stream
@@ -36,22 +34,7 @@ MENDED_S = 90.0
 LARGE, HUGE = 30_000, 1_000_000
 
 
-class OneReplica:
-    """Sends all calls to one chosen replica of each group. ``rids``: that replica, by group."""
-
-    def __init__(self, info: ClusterInfo, rids: Sequence[int]) -> None:
-        self._calls, self._rids = RayCalls(info), rids
-
-    def call(self, gid: int, rid: int, method: str, args: tuple[Any, ...], done: OnAnswer) -> None:
-        """See ReplicaCalls."""
-        self._calls.call(gid, self._rids[gid], method, args, done)
-
-    def close(self) -> None:
-        """See ReplicaCalls."""
-        self._calls.close()
-
-
-def settle(deployment: Deployment, fleet: Fleet, operator: Operator) -> None:
+def settle(deployment: Deployment, fleet: Fleet, operator: Operator, places: Sequence[Place]) -> None:
     """Let clients rest, and wait until no transaction is open, the group has read all, and replicas agree."""
     fleet.rest()
     deployment.wait_well(90.0)
@@ -65,15 +48,21 @@ def settle(deployment: Deployment, fleet: Fleet, operator: Operator) -> None:
     until("no transaction is open", nothing_open, RESOLVED_S)
 
     def all_read() -> bool:
-        places = deployment.cluster.admin.describe_group(GROUP).partitions
-        return bool(places) and all((place.committed or 0) >= place.end for place in places)
+        found = deployment.cluster.admin.describe_group(GROUP).partitions
+        listed = {(place.topic, place.partition) for place in found}  # those that members read, too
+        return listed >= set(places) and all((place.committed or 0) >= place.end for place in found)
 
     until("the consumer group has committed everything", all_read, 60.0)
     deployment.same_everywhere()
 
 
-def read_everything(deployment: Deployment, recorder: Recorder, places: Sequence[Place]) -> Counter[str]:
-    """Read all partitions from every replica, and the group's committed offsets; returns figures."""
+def read_everything(
+    deployment: Deployment, recorder: Recorder, places: Sequence[Place], lives: Mapping[str, int]
+) -> Counter[str]:
+    """Read all partitions from every replica, and the group's committed offsets; returns figures.
+
+    ``lives``: the ids of topics that were created several times.
+    """
     info = deployment.info
     router = Router(info)
     offsets = OffsetReader(router)
@@ -94,7 +83,9 @@ def read_everything(deployment: Deployment, recorder: Recorder, places: Sequence
             assert not isinstance(where, Exception), where
             counted = figures if turn == 0 else Counter[str]()
             gid = router.places.group_of(*place)
-            _read(info, gid, calls, recorder, f"final-{turn}", place, where, counted)
+            records = _read(info, gid, calls, place, where, counted)
+            life = lives.get(place[0])
+            recorder.read(f"final-{turn}", *place, records, start=where[0], end=where[1], life=life)
         calls.close()
     return figures
 
@@ -103,12 +94,10 @@ def _read(
     info: ClusterInfo,
     gid: int,
     calls: OneReplica,
-    recorder: Recorder,
-    reader: str,
     place: Place,
     bounds: tuple[int, int],
     figures: Counter[str],
-) -> None:
+) -> list[tuple[int, str]]:
     records: list[tuple[int, str]] = []
     for block in PartitionReader(info, *place, *bounds, group=gid, calls=calls):
         for n, (_, value, _, _) in enumerate(decode_rows(block.rows, block.messages)):
@@ -117,7 +106,7 @@ def _read(
             figures["bytes"] += len(value)
             figures["messages of 30 KB and more"] += len(value) >= LARGE
             figures["messages of 1 MB"] += len(value) >= HUGE
-    recorder.read(reader, *place, records, start=bounds[0], end=bounds[1])
+    return records
 
 
 def wait_mended(deployment: Deployment, log_directory: Callable[[ReplicaKey], Path]) -> None:
@@ -201,18 +190,27 @@ def judge(histories: Sequence[Path], places: Sequence[Place]) -> tuple[Report, l
 
 
 def never_delivered(events: Iterable[Event], places: Sequence[Place]) -> list[str]:
-    """Offsets that no member of the group got, although the last complete read has them."""
-    delivered: dict[Place, set[int]] = {place: set() for place in places}
+    """Offsets that no member of the group got, although the last complete read has them.
+
+    In a topic that was created several times, an offset counts only with the message that it has now.
+    """
+    delivered: dict[Place, set[int | str]] = {place: set() for place in places}
     ends: dict[Place, int] = {}
+    present: dict[Place, dict[int, str]] = {}
     for event in events:
         if event.phase != READ:
             continue
         place = event.fields["topic"], event.fields["partition"]
         if event.process.startswith("consumer-"):
-            delivered[place].update(offset for offset, _ in event.fields["records"])
+            delivered[place].update(one for record in event.fields["records"] for one in record)
         elif event.fields.get("end") is not None:
             ends[place] = event.fields["end"]
-    missing = {place: sorted(set(range(end)) - delivered[place]) for place, end in ends.items()}
+            if event.fields.get("life") is not None:
+                present[place] = dict(event.fields["records"])
+    missing = {
+        place: sorted(n for n in range(end) if present.get(place, {}).get(n, n) not in delivered[place])
+        for place, end in ends.items()
+    }
     return [
         f"group {GROUP} was never given {len(offsets)} messages of {topic}[{partition}]: {offsets[:5]}"
         for (topic, partition), offsets in missing.items()

@@ -73,6 +73,10 @@ class Progress:
         self.epoch += 1
         self.begun = set()
 
+    def assigned(self, partitions: Sequence[Place]) -> None:
+        """Partitions were added, or given up and added again: they are read from the group's places."""
+        self.begun.difference_update(partitions)
+
     def record(self, records: Sequence[ConsumerRecord]) -> None:
         for place, found in by_partition(records).items():
             start = found[0][0] if place not in self.begun else None
@@ -121,7 +125,7 @@ class Member:
         self.progress = Progress(settings.name, recorder)
 
     def run(self) -> None:
-        """Join again and again, until the end."""
+        """Join again and again, until the end. Every second time it is told what it is assigned."""
         while not self.parent.ending.is_set():
             with self.cluster.consumer(
                 group=GROUP,
@@ -129,6 +133,7 @@ class Member:
                 auto_offset_reset="earliest",
                 session_timeout_s=3.0,
                 heartbeat_interval_s=0.5,
+                on_assign=self.progress.assigned if self.rng.random() < 0.5 else None,
             ) as consumer:
                 self._attend(consumer)
 

@@ -1,12 +1,13 @@
 """Inflicts faults. Each heals at its end: stopped processes run, cut links are joined, full disks have room.
 
-This module has the faults on processes: brokers, other processes of the cluster, and clients. The others are
-in ``node_faults``, ``disk_faults`` and ``member_faults``.
+This module has the faults on processes (brokers, other processes of the cluster, clients) and on a topic. The
+others are in ``node_faults``, ``disk_faults`` and ``member_faults``.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import signal
 import time
 from collections.abc import Iterator
@@ -22,6 +23,9 @@ from tests.chaos.kinds import Kind
 from tests.chaos.member_faults import MemberFaults
 from tests.chaos.plan import Fault
 from tests.chaos.striking import BACK_S, Blow, dice, in_thread, send, timed
+
+#: How often a topic is recreated at least in one fault, however busy the machine is.
+RECREATED_MIN = 2
 
 
 class Faults(MemberFaults):
@@ -134,6 +138,22 @@ class Faults(MemberFaults):
             before = until(f"{name} runs", lambda name=name: self.living(name), BACK_S)
             ray.kill(ray.get_actor(name, namespace=info.namespace), no_restart=False)
             self.until_back(name, before)
+
+    # -------------------------------------------------------------- topics
+
+    def _recreated_topic(self, fault: Fault) -> Any:
+        """Delete a topic and create it again, at once or after a pause; at least twice, and until the fault's
+        time is over."""
+        rng, end = dice(fault, "lives"), time.monotonic() + fault.seconds
+
+        def recreate() -> None:
+            for count in itertools.count(1):
+                self.topic.recreate(rng.choice([0.0, rng.uniform(0.0, 1.0)]))
+                if count >= RECREATED_MIN and time.monotonic() >= end:
+                    return
+                time.sleep(rng.uniform(0.1, 1.5))
+
+        return in_thread("a topic that clients use", recreate)
 
     # -------------------------------------------------------------- clients
 

@@ -21,6 +21,7 @@ class Kind(enum.Enum):
     ROLLING_RESTART = "rolling-restart"
     CONTAINER_STOP = "container-stop"
     TWO_DAMAGES = "two-damages"
+    RECREATED_TOPIC = "recreated-topic"
     NODE_KILL = "node-kill"
     NODE_REPLACED = "node-replaced"
     GHOST = "ghost"
@@ -68,6 +69,11 @@ KINDS: dict[Kind, About] = {
     ),
     Kind.TWO_DAMAGES: About(
         "bytes flip in the logs of two replicas of a group, at different entries, running or just killed", 3
+    ),
+    Kind.RECREATED_TOPIC: About(
+        "a topic is deleted and created again, two or more times, while clients use it",
+        3,
+        seconds=(2.0, 5.0),
     ),
     Kind.NODE_KILL: About(
         "SIGKILL of the raylet, or of all processes, of the leader's node", 2, True, (2.0, 5.0)
@@ -134,12 +140,14 @@ LASTING = (
     Kind.SLOW_LINKS,
     Kind.DISK_FULL,
     Kind.DISK_FILLS,
+    Kind.RECREATED_TOPIC,
     Kind.SET_REPLICAS,
     Kind.MOVE_REPLICA,
     Kind.NODE_DRAIN,
     Kind.DISK_FULL_JOINING,
 )
-#: Kinds that may strike during another fault: all on processes, except those that wait for a healthy cluster.
+#: Kinds that may strike during another fault: all that need no machines, except those that wait for a healthy
+#: cluster.
 MEANWHILE = tuple(
     kind
     for kind, about in KINDS.items()

@@ -170,7 +170,8 @@ class Results:
         for judged in self.judged:
             total.update(judged["figures"])
             total["transactions"] += judged["counts"].get("transactions", 0)
-            total["records read"] += judged["counts"].get("records read", 0)
+            for counted in ("records read", "missing, with a deleted topic", "refused for an earlier topic"):
+                total[counted] += judged["counts"].get(counted, 0)
             total["crashes of clients by their own plan"] += judged["own_crashes"]
             total["decisions by the operator"] += judged["operator"]["decided"]
         return total

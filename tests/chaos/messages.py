@@ -21,6 +21,10 @@ MIX = (
     (0.01, (1, 1), (1_000_000, 1_000_000)),
 )
 KEYS = 12
+#: The topic that is deleted and created again (see recreated.py), and the shares of sets of messages that
+#: avoid it, that are all in it, and that are in it and in other topics.
+RECREATED = "reborn"
+AVOID_IT, ONLY_IN_IT, IN_ALL = 0.75, 0.1, 0.15
 
 
 def sizes(rng: random.Random) -> list[int]:
@@ -29,14 +33,24 @@ def sizes(rng: random.Random) -> list[int]:
     return [rng.randint(*size) for _ in range(rng.randint(*count))]
 
 
+def _topics(rng: random.Random, names: list[str]) -> list[str]:
+    """The topics of one set of messages."""
+    if RECREATED not in names:
+        return names
+    others = [name for name in names if name != RECREATED]
+    (chosen,) = rng.choices([others, [RECREATED], names], [AVOID_IT, ONLY_IN_IT, IN_ALL])
+    return chosen
+
+
 def compose(
     rng: random.Random, prefix: str, wanted: list[int], topics: Mapping[str, int], key_prefix: str
 ) -> list[tuple[Sent, Message]]:
     """Messages of these sizes, by key or to a partition; ``topics``: name -> partitions."""
     composed = []
+    names = _topics(rng, list(topics))
     for n, size in enumerate(wanted):
         identity = f"{prefix}.{n}"
-        topic = rng.choice(list(topics))
+        topic = rng.choice(names)
         if rng.random() < 0.5:
             key, partition = f"{key_prefix}{rng.randrange(KEYS)}", None
         else:

@@ -10,7 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from escrowmq import DiskFull, EscrowMQError, Overloaded, TransactionConflict, TransactionState
+from escrowmq import (
+    DiskFull,
+    EscrowMQError,
+    Overloaded,
+    TopicRecreated,
+    TransactionConflict,
+    TransactionState,
+)
 from escrowmq.actors.producer.results import TransactionResult
 from escrowmq.replication.errors import TooManyOpenTransactions
 from tests.history.events import Recorder, Sent
@@ -43,7 +50,7 @@ class Recorded:
             self.recorder.fail(op, repr(error))
             return "fail"
         except EscrowMQError as error:
-            self.recorder.unknown(op, repr(error))
+            self._unknown(op, error)
             if generated is not None:
                 undo = self.deciding(*generated, TransactionState.ROLLBACK)
                 self.recorder.unknown(undo, "sent by the client, not waited for")
@@ -92,8 +99,7 @@ class Recorded:
             self.recorder.fail(prepare, repr(error))
             return
         except EscrowMQError as error:
-            op = decided[0][0] if decided else prepare
-            self.recorder.unknown(op, repr(error))
+            self._unknown(decided[0][0] if decided else prepare, error)
             return
         for op, outcome in decided:
             self.recorder.ok(op, outcome=conflict or outcome.value)
@@ -119,6 +125,10 @@ class Recorded:
         except REFUSALS as error:
             self.recorder.fail(op, repr(error))
         except EscrowMQError as error:
-            self.recorder.unknown(op, repr(error))
+            self._unknown(op, error)
         else:
             self.recorder.ok(op, places=[[place.topic, place.partition, place.offset]])
+
+    def _unknown(self, op: int, error: EscrowMQError) -> None:
+        """After ``TopicRecreated`` a message may be in an earlier topic of that name, but in no later one."""
+        self.recorder.unknown(op, repr(error), earlier=isinstance(error, TopicRecreated))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Iterable
 from dataclasses import astuple
 from pathlib import Path
 
@@ -106,6 +108,32 @@ def markdown(results: Results) -> str:
 def write(results: Results, json_file: Path | None, markdown_file: Path | None) -> None:
     """Write the requested files."""
     if json_file is not None:
-        json_file.write_text(json.dumps(results.as_dict()) + "\n")
+        _replace(json_file, json.dumps(results.as_dict()) + "\n")
     if markdown_file is not None:
-        markdown_file.write_text(markdown(results))
+        _replace(markdown_file, markdown(results))
+
+
+def _replace(file: Path, text: str) -> None:
+    """Write a file so that it is whole at any time, even if this process is killed."""
+    new = file.with_name(file.name + ".new")
+    new.write_text(text)
+    new.replace(file)
+
+
+def read(files: Iterable[Path]) -> Results:
+    """The results of several runs, such as one for each round of a long one, as those of one run."""
+    found: Results | None = None
+    for file in files:
+        one = json.loads(file.read_text())
+        found = found or Results(one["seed"])
+        found.trials += one["trials"]
+        found.judged += one["rounds"]
+        found.violations += one["violations"]
+        found.took_s += one["took_s"]
+    if found is None:
+        raise ValueError("no files of results")
+    return found
+
+
+if __name__ == "__main__":  # python -m tests.chaos.report FILES: the tables of all of them together
+    print(markdown(read(map(Path, sys.argv[1:]))))

@@ -27,9 +27,11 @@ from tests.chaos.faults import Faults
 from tests.chaos.fleet import Fleet
 from tests.chaos.kinds import kind_of
 from tests.chaos.machines import Machines, data_dir, embedded, on_machines
+from tests.chaos.messages import RECREATED
 from tests.chaos.plan import Fault, Round, only, plan_round
 from tests.chaos.probe import TOPIC, Operator, Probe
 from tests.chaos.recording import Recorded
+from tests.chaos.recreated import PARTITIONS, RecreatedTopic
 from tests.history.events import Recorder
 
 #: Partitions by topic, and the time until the first check of their transactions.
@@ -93,9 +95,14 @@ class Trials:
         self.deployment = Deployment(cluster)
         self.recorder = Recorder("driver", self.directory / "driver.jsonl")
         self.recorded = Recorded(self.recorder)
+        #: The topics that stay.
         self.topics = {**TOPICS, TOPIC: cluster.info.groups}
+        self.everything = {**self.topics, RECREATED: PARTITIONS}
         self.fleet = Fleet()
-        self.faults = Faults(self.deployment, self.fleet, machines, data_dir(self.directory))
+        options = {"transaction_timeout_ms": TRANSACTION_TIMEOUT_MS}
+        self.recreated = RecreatedTopic(self.deployment, self.recorder, options)
+        directory = data_dir(self.directory)
+        self.faults = Faults(self.deployment, self.fleet, machines, directory, self.recreated)
         self.machines = machines
         self.well = True
 
@@ -107,6 +114,7 @@ class Trials:
         with contextlib.ExitStack() as stack:
             stack.callback(self.fleet.end)
             self.deployment.wait_level(LEVEL_MAX)
+            self.recreated.create()
             self._add_clients()
             probe = Probe(cluster, self.recorded, self.plan.number)
             stack.callback(probe.close)
@@ -119,9 +127,12 @@ class Trials:
             self.tell("resting")
             start = time.monotonic()
             self._wait_well()
-            audit.settle(self.deployment, self.fleet, operator)
+            audit.settle(self.deployment, self.fleet, operator, places(self.everything))
             self.tell("reading", rest_s=time.monotonic() - start)
-            figures = audit.read_everything(self.deployment, self.recorder, places(self.topics))
+            lives = {RECREATED: self.recreated.id}
+            figures = audit.read_everything(self.deployment, self.recorder, places(self.everything), lives)
+            figures["topics deleted and created again"] = self.recreated.lives - 1
+            figures["partitions of them not read before"] = self.recreated.unread
             asked = audit.ask_outcomes(cluster.admin, self.recorder, sorted(self.directory.glob("*.jsonl")))
             figures["transactions asked for in the end"] = asked
             if self.faults.damaged:
@@ -138,7 +149,7 @@ class Trials:
             namespace=self.deployment.info.namespace,
             directory=settings.directory,
             seed=settings.seed,
-            topics=TOPICS,
+            topics={**TOPICS, RECREATED: PARTITIONS},
             pause_s=settings.pause_s,
         )
         for number in range(settings.producers):
@@ -157,11 +168,12 @@ class Trials:
             if self.plan.slow_database and number < 2:
                 client = replace(client, fenced=False, long_share=0.5, hold_max_s=1.0)
             self.fleet.add(client)
-        everything = replace(base, topics=self.topics)
+        everything = replace(base, topics=self.everything)
         for number in range(settings.consumers):
             name = f"consumer-{number}"
             self.fleet.add(replace(everything, role="consumer", name=name, crashes=settings.crashes / 4))
-        self.fleet.add(replace(everything, role="reader", name="reader-0"))
+        # Without a group a reader keeps its position, also in another topic of the same name.
+        self.fleet.add(replace(base, topics=self.topics, role="reader", name="reader-0"))
 
     def _trial(self, fault: Fault, probe: Probe) -> None:
         overlapping = not self.well
@@ -208,7 +220,7 @@ class Trials:
         histories = sorted(self.directory.glob("*.jsonl"))
         audit.tell_the_truth(self.recorder, self.directory, histories)
         self.recorder.close()
-        report, missed, moments = audit.judge(sorted(self.directory.glob("*.jsonl")), places(self.topics))
+        report, missed, moments = audit.judge(sorted(self.directory.glob("*.jsonl")), places(self.everything))
         problems = [str(anomaly) for anomaly in report.anomalies] + missed + self.fleet.problems
         self.tell(
             "judged",

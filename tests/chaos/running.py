@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -97,16 +97,24 @@ class RunOptions:
 class Run:
     """See the module's docstring."""
 
-    def __init__(self, options: RunOptions, watcher: Watcher, machines_missing: str | None) -> None:
+    def __init__(
+        self,
+        options: RunOptions,
+        watcher: Watcher,
+        machines_missing: str | None,
+        saving: Callable[[Results], None] = lambda results: None,
+    ) -> None:
+        """``saving``: called after each trial and round, so that a run that is broken off has results."""
         # If no machines can be simulated, the rounds that would have them draw from the other kinds.
         self.options = replace(options, kinds=possible(options.kinds, machines_missing))
         self.asked, self.watcher, self.machines_missing = options.kinds, watcher, machines_missing
         self.results = Results(options.seed)
+        self._saving, self._began = saving, time.monotonic()
         self.mark = f"{os.getpid()}-{uuid.uuid4().hex}"
 
     def run(self) -> bool:
         """Run all rounds, or until one fails; returns whether none did. In any case no process is left."""
-        start = time.monotonic()
+        self._began = time.monotonic()
         if not self.options.kinds:
             self._leave_out(set(), set(), 0)
             raise NothingPossible(self.machines_missing)
@@ -117,15 +125,21 @@ class Run:
         try:
             for plan in plans:
                 groups.add(plan.groups)
-                if not self._round(plan) and not self.options.keep_going:
+                good = self._round(plan)
+                self._save()
+                if not good and not self.options.keep_going:
                     break
         finally:
             cleanup.end_all(self.mark)
-            self.results.took_s = time.monotonic() - start
+            self.results.took_s = time.monotonic() - self._began
             trials = self.results.trials
             seen = {trial[which] for trial in trials for which in ("kind", "meanwhile") if trial[which]}
             self._leave_out(seen, groups, len(trials))
         return not self.results.violations
+
+    def _save(self) -> None:
+        self.results.took_s = time.monotonic() - self._began
+        self._saving(self.results)
 
     def _leave_out(self, seen: set[str], groups: set[int], trials: int) -> None:
         alone = self.options.groups is not None or self.options.only is not None
@@ -194,6 +208,7 @@ class Run:
                 elif event["event"] == "trial":
                     event["replay"] = replay
                     self.results.trials.append(event)
+                    self._save()
                     doing, alone = f"after trial {event['number']} ({event['kind']})", ""
                 elif event["event"] == "judged":
                     self.results.judged.append(event)

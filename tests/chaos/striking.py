@@ -22,6 +22,7 @@ from tests.chaos.deployment import Deployment, gone, until
 from tests.chaos.fleet import Fleet
 from tests.chaos.machines import Machines
 from tests.chaos.plan import Fault
+from tests.chaos.recreated import RecreatedTopic
 
 BACK_S = 120.0
 
@@ -40,9 +41,14 @@ class Striking:
     """The base of faults on one cluster. ``data_dir``: data directory of a cluster without machines."""
 
     def __init__(
-        self, deployment: Deployment, fleet: Fleet, machines: Machines | None, data_dir: Path
+        self,
+        deployment: Deployment,
+        fleet: Fleet,
+        machines: Machines | None,
+        data_dir: Path,
+        topic: RecreatedTopic,
     ) -> None:
-        self.deployment, self.fleet, self.machines = deployment, fleet, machines
+        self.deployment, self.fleet, self.machines, self.topic = deployment, fleet, machines, topic
         self._data_dir = data_dir
 
     # -------------------------------------------------------------- victims

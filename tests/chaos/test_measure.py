@@ -154,6 +154,18 @@ def test_reports_name_every_kind_and_what_was_left_out_and_why(tmp_path: Path) -
     assert set(loaded["left_out"]) == {"leader-cut", "disk-full"}
 
 
+def test_the_results_of_several_runs_are_read_as_one(tmp_path: Path) -> None:
+    files = [tmp_path / f"{number}.json" for number in range(2)]
+    for number, file in enumerate(files):
+        one = Results(4, [trial("leader-kill", 0.5 + number)], judged=[judged()], took_s=60.0)
+        report.write(one, file, None)
+    both = report.read(files)
+    assert (len(both.trials), len(both.judged), both.took_s) == (2, 2, 120.0)
+    assert "2 trials on real processes (seed 4), 0 violations, 2 minutes" in report.markdown(both)
+    with pytest.raises(ValueError, match="no files"):
+        report.read([])
+
+
 def test_acknowledgements_are_counted_in_intervals() -> None:
     found = bucketed([1_000_000_000, 1_100_000_000, 1_450_000_000], 200_000_000)
     assert found == {"start": 1_000_000_000, "width_ns": 200_000_000, "counts": [2, 0, 1]}

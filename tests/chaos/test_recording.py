@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
 
-from escrowmq import EscrowMQError, OutcomeUnknown, Overloaded, Unavailable
+from escrowmq import EscrowMQError, OutcomeUnknown, Overloaded, TopicRecreated, Unavailable, UnknownTopic
 from tests.chaos.recording import Recorded
 from tests.history.events import Recorder
 
@@ -37,3 +38,24 @@ def test_an_answered_one_is_not(error: EscrowMQError | None) -> None:
 
 def test_nor_is_an_id_of_the_callers_own() -> None:
     assert phases(OutcomeUnknown("tx"), generated=False) == [("invoke", None), ("unknown", None)]
+
+
+@pytest.mark.parametrize(
+    ("error", "earlier"),
+    [(TopicRecreated("t"), True), (UnknownTopic("t"), None), (OutcomeUnknown("x"), None)],
+)
+def test_what_was_refused_because_its_topic_is_another_one_may_be_in_the_earlier_one_only(
+    error: EscrowMQError, earlier: bool | None
+) -> None:
+    recorder = Recorder("p")
+    recorded, future = Recorded(recorder), Future[Any]()
+
+    def call() -> Any:
+        raise error
+
+    future.set_exception(error)
+    recorded.prepared(recorded.prepare("shop", "tx", []), call)
+    recorded.callback(recorded.prepare("shop", "tx", []), [], call)
+    recorded.stored(recorder.invoke("send", producer="p", messages=[]), future)
+    ends = [event for event in recorder.events if event.phase == "unknown"]
+    assert [event.fields.get("earlier") for event in ends] == [earlier] * 3

@@ -25,13 +25,13 @@ from tests.chaos.running import Run, RunOptions
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(500)]
 
-#: Every kind on processes. The seed of each round gives short pauses, two broker groups, a slow database
+#: Every kind without machines. The seed of each round gives short pauses, two broker groups, a slow database
 #: without a fence, and the second fault below.
 #: A restart of all brokers, one after the other, takes half a minute and has a separate round.
 #: So has the change of a group to five replicas and back to three.
 LONG = (Kind.ROLLING_RESTART, Kind.SET_REPLICAS)
 ON_PROCESSES = tuple(kind for kind in Kind if not KINDS[kind].machines and kind not in LONG)
-PROCESSES_SEED, PROCESSES_ROUND = 342, 2
+PROCESSES_SEED, PROCESSES_ROUND = 883, 2
 ON_MACHINES = (Kind.LEADER_CUT, Kind.DISK_FULL_RESTART, Kind.LEADER_KILL)
 MACHINES_SEED, MACHINES_ROUND = 5645, 1
 #: Limit for a commit after a fail-over, on a machine that may be busy; figures are measured elsewhere.
@@ -83,7 +83,9 @@ def test_promises_hold_while_processes_are_killed_stopped_and_restarted() -> Non
     results = ran(PROCESSES_SEED, PROCESSES_ROUND, ON_PROCESSES, producers=2, crashes=0.01).results
     killed = next(trial for trial in results.trials if trial["kind"] == Kind.LEADER_KILL.value)
     assert killed["away_s"] < FAIL_OVER_S
+    assert results.together() == {"consumer-kill during recreated-topic": 1}
     figures, operations = results.figures(), results.operations()
+    assert figures["topics deleted and created again"] > 0
     assert figures["messages of 30 KB and more"] > 0 and figures["transactions"] > 100
     assert operations["decide"]["ok"] > 100 and operations["send"]["ok"] > 100
     assert operations["offset-commit"]["ok"] > 10

@@ -5,8 +5,8 @@
 read: a record that was read before costs one lookup.
 
 Assumptions: clients record an invoke before they send anything; the last complete reads are made when nothing
-else runs; all processes share one clock; a topic that is deleted and created again has another name in the
-history.
+else runs; all processes share one clock; the history contains the deletions and creations of a topic that is
+created again (see lives.py).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import msgspec
 
 from tests.history.ending import Ending
 from tests.history.events import FAIL, INVOKE, OK, READ, BadHistory, Event, Sent
+from tests.history.lives import Lives, is_same, name_of, named
 from tests.history.offsets import GroupOffsets
 from tests.history.report import Report
 from tests.history.subjects import COMMITTED, NEVER, Cut, Message, Partition, Send, Tx
@@ -41,6 +42,7 @@ class Checker(Ending):
         self._cuts: dict[str, Cut] = {}
         self._keys: dict[tuple[str, str], tuple[int, str]] = {}  # (topic, key) -> partition, first message
         self._offsets = GroupOffsets(self.report)
+        self.lives = Lives(self.report)
         self._asked: dict[tuple[str, int], tuple[bool, bool]] = {}  # surely prepared, surely decided then
         self.repeated: dict[Tx, Event] = {}  # transactions with a message that was read at a second place
         self.answering: set[str] = set()  # apps of which a producer was asked at least once
@@ -74,6 +76,9 @@ class Checker(Ending):
                 getattr(self, f"_ok_{invoked.kind.replace('-', '_')}")(invoked, event)
         elif event.phase == FAIL:
             self._failed(invoked)
+        elif event.fields.get("earlier"):
+            self._owner_of(invoked).refused_at = event.at
+            self.report.counts["refused for an earlier topic"] += 1
 
     def _count(self, kind: str, phase: str) -> None:
         self.report.operations.setdefault(kind, Counter())[phase] += 1
@@ -99,11 +104,13 @@ class Checker(Ending):
         tx = self._tx(event)
         tx.event = tx.event or event
         tx.prepares += 1
+        tx.refused_at = NEVER
         self._own(event.fields["messages"], tx, "")
 
     def _ok_prepare(self, invoked: Event, event: Event) -> None:
         tx = self._tx(invoked)
         tx.prepared = True
+        tx.stored_by = min(tx.stored_by, event.at)
         if tx.outcome == "UNKNOWN":
             tx.outcome = None  # the question was asked too early
 
@@ -123,6 +130,7 @@ class Checker(Ending):
             tx.granted.add(told)
         if told == COMMITTED:
             tx.acked_at = min(tx.acked_at, event.at)
+            tx.stored_by = min(tx.stored_by, event.at)
 
     def _invoke_send(self, event: Event) -> None:
         messages = event.fields["messages"]
@@ -133,6 +141,7 @@ class Checker(Ending):
             send = Send(event.fields["producer"], event)
             self.sends.append(send)
         send.attempts += 1
+        send.refused_at = NEVER
         self._own(messages, send, send.producer)
 
     def _ok_send(self, invoked: Event, event: Event) -> None:
@@ -148,6 +157,9 @@ class Checker(Ending):
         owner = self.messages[invoked.fields["messages"][0].id].owner
         assert isinstance(owner, Send)
         return owner
+
+    def _owner_of(self, invoked: Event) -> Tx | Send:
+        return self._send_of(invoked) if invoked.kind == "send" else self._tx(invoked)
 
     def _invoke_local(self, event: Event) -> None:
         self._tx(event).local = event.fields["outcome"]
@@ -215,15 +227,29 @@ class Checker(Ending):
     def _invoke_offset_fetch(self, event: Event) -> None:
         self._offsets.fetch_invoked(event)
 
+    def _invoke_topic_create(self, event: Event) -> None:
+        self.lives.creation_invoked(event)
+        self._offsets.topic_begins(event.fields["topic"])
+
+    def _ok_topic_create(self, invoked: Event, event: Event) -> None:
+        self.lives.created(invoked, event)
+
+    def _invoke_topic_delete(self, event: Event) -> None: ...
+
+    def _ok_topic_delete(self, invoked: Event, event: Event) -> None:
+        self.lives.deleted(invoked, event)
+
     # ---------------------------------------------------------------- reads
 
     def _read(self, event: Event) -> None:
         fields = event.fields
-        key = (fields["topic"], fields["partition"])
+        key = (named(fields["topic"], fields.get("life")), fields["partition"])
         records: list[tuple[int, str]] = fields["records"]
         partition = self.partitions.get(key)
         if partition is None:
-            partition = self.partitions[key] = Partition()
+            partition = Partition()
+            if key[0] not in self.lives:  # otherwise one offset has another message in each life
+                self.partitions[key] = partition
         self.report.counts["reads"] += 1
         self.report.counts["records read"] += len(records)
         at = partition.at
@@ -254,6 +280,13 @@ class Checker(Ending):
         if message is None:
             self.report.add("unknown-message", f"{id} at offset {offset} of {key[0]}[{key[1]}]", shown)
             return
+        if key[0] != message.sent.topic and name_of(key[0]) in self.lives:
+            self.lives.sighted(message, key[0], shown)
+        if message.place is not None and is_same(message.place, place):
+            message.place = max(message.place, place)  # the one that names the life
+            return
+        if message.place == place:
+            return  # in a life that is not known
         if message.place is not None:
             if isinstance(message.owner, Tx):
                 message.owner.again[id] = place
@@ -263,7 +296,7 @@ class Checker(Ending):
             return
         message.place = place
         wanted = message.sent
-        if wanted.topic != key[0] or wanted.partition not in (-1, key[1]):
+        if wanted.topic != name_of(key[0]) or wanted.partition not in (-1, key[1]):
             self.report.add("wrong-place", f"{id} was sent to {wanted} and is at {place}", shown)
         elif wanted.key is not None and wanted.partition < 0:  # otherwise the given partition decides
             kept, first = self._keys.setdefault((wanted.topic, wanted.key), (key[1], id))
@@ -306,6 +339,8 @@ class Checker(Ending):
     ) -> None:
         expected = self._positions.get(position) if start is None else start
         for offset, _ in records:
+            if offset == 0 and position[1] in self.lives:
+                expected = 0  # the topic was created again, and is read from its beginning
             if expected is not None and offset != expected:
                 kind = "nonmonotonic-poll" if offset < expected else "poll-skip"
                 self.report.add(kind, f"{position} got offset {offset} where {expected} was due", event)
@@ -342,7 +377,7 @@ class Checker(Ending):
             if len(ids) == len(tx.ids):
                 continue
             suspicions = self.suspected.setdefault(tx, [])
-            missing = set(tx.ids) - set(ids)
+            missing = {id for id in tx.ids if self.messages[id].sent.topic not in self.lives} - set(ids)
             suspicions += [(cut, id) for id in sorted(missing)][: PENDING_PER_TX - len(suspicions)]
 
     def cuts_still_open(self) -> Iterator[Cut]:

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
 from tests.history.events import Event
+from tests.history.lives import Lives, name_of
 from tests.history.report import Report
 from tests.history.subjects import COMMITTED, NEVER, ROLLBACK, Cut, Message, Partition, Send, Tx
 
@@ -27,6 +28,7 @@ class Ending(ABC):
     suspected: dict[Tx, list[tuple[Cut, str]]]
     repeated: dict[Tx, Event]
     answering: set[str]
+    lives: Lives
 
     @abstractmethod
     def close_cut(self, cut: Cut) -> None:
@@ -48,6 +50,7 @@ class Ending(ABC):
                 self._whole(tx, expect_resolved)
         for send in self.sends:
             self._send(send)
+        self.lives.check()
         self._excuse()
         self._torn_cuts()
         for (topic, number), partition in self.partitions.items():
@@ -202,14 +205,26 @@ class Ending(ABC):
                 elif told is None or start is None or told[2] >= start:
                     text = f"{send} was told {told}"
                     self._missing.append(("lost-write", text, message, (send.event,)))
-            elif told is not None and told != message.place:
+            elif told is not None and told != (name_of(message.place[0]), *message.place[1:]):
                 text = f"{message.sent.id} was told {told} and is at {message.place}"
                 self.report.add("wrong-place", text, send.event)
 
     # ---------------------------------------------------------------- retention, cuts, order
 
+    def _gone(self, message: Message) -> bool:
+        """Whether it may have gone with a topic that was deleted. What one transaction has in a topic goes
+        together."""
+        topic = message.sent.topic
+        if topic not in self.lives:
+            return False
+        owned = [self.messages[id] for id in message.owner.ids] if isinstance(message.owner, Tx) else []
+        return self.lives.excuses(message, [one for one in owned if one.sent.topic == topic])
+
     def _excuse(self) -> None:
         """Match missing messages with the offsets that retention removed before they were read."""
+        missing = len(self._missing)
+        self._missing = [one for one in self._missing if not self._gone(one[2])]
+        self.report.counts["missing, with a deleted topic"] += missing - len(self._missing)
         room = {
             key: partition.start - sum(offset < partition.start for offset in partition.at)
             for key, partition in self.partitions.items()
@@ -278,6 +293,8 @@ class Ending(ABC):
         if isinstance(owner, Send) or len(owner.ids) == 1:
             return True
         messages = [self.messages[id] for id in owner.ids]
+        if any(message.place is None and message.sent.topic in self.lives for message in messages):
+            return False  # that part may have been in another group
         if len({message.sent.group for message in messages}) > 1:
             return False  # also if retention removed the other groups' part before it was read
         return len({message.place[:2] for message in messages if message.place}) == 1

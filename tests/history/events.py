@@ -22,9 +22,10 @@ INVOKE, OK, FAIL, UNKNOWN, READ = "invoke", "ok", "fail", "unknown", "read"
 #: ``outcome`` asks for the recorded outcome of a transaction: at its home group, or with ``branch`` at that
 #: group. ``check``: a producer of the app was asked about it. ``stored``: whether the application's database,
 #: which has a fence, holds the rows of the local transaction at the end. Offsets are those of consumer
-#: groups.
+#: groups. ``topic-create`` and ``topic-delete``: of a topic that exists several times (see lives.py).
 KINDS = frozenset(
     {"prepare", "decide", "send", "local", "stored", "outcome", "check", "offset-commit", "offset-fetch"}
+    | {"topic-create", "topic-delete"}
 )
 
 _END = b"|"  # ends the id in a value
@@ -113,8 +114,9 @@ class Recorder:
         """The operation certainly had no effect and never will."""
         self._end(FAIL, op, {"why": why})
 
-    def unknown(self, op: int, why: str) -> None:
-        self._end(UNKNOWN, op, {"why": why})
+    def unknown(self, op: int, why: str, *, earlier: bool = False) -> None:
+        """``earlier``: if it had an effect, then in a topic of that name that was deleted since."""
+        self._end(UNKNOWN, op, {"why": why} | ({"earlier": True} if earlier else {}))
 
     def read(
         self,
@@ -126,16 +128,19 @@ class Recorder:
         start: int | None = None,
         end: int | None = None,
         cut: str | None = None,
+        life: int | None = None,
     ) -> None:
         """Record a read: the (offset, id) pairs that ``reader`` got.
 
         ``start`` and ``end``: everything that the partition holds between them (a final read). ``start``
         alone: the reader sought to it; without it, the reader continues from its position. ``cut``: all reads
-        with the same name form one stable cut over their partitions.
+        with the same name form one stable cut over their partitions. ``life``: the id of the topic, if it
+        exists several times and the reader knows which one it read.
         """
         fields: dict[str, Any] = {"reader": reader, "topic": topic, "partition": partition}
         fields["records"] = list(records)
-        fields |= {k: v for k, v in (("start", start), ("end", end), ("cut", cut)) if v is not None}
+        given = (("start", start), ("end", end), ("cut", cut), ("life", life))
+        fields |= {k: v for k, v in given if v is not None}
         with self._lock:
             self._add(READ, "", -1, fields)
 

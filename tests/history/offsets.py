@@ -1,7 +1,8 @@
 """Offsets that consumer groups commit, and the answers allowed when they fetch them.
 
 A fetch may return the offset acknowledged last, any offset whose commit was under way since, and any whose
-commit got no answer, since that may take effect at any time. Only one member at a time commits for a
+commit got no answer, since that may take effect at any time. A topic that is created again has no offsets
+from before. Only one member at a time commits for a
 partition, and it goes back only on purpose: an offset below the last acknowledged one is lost, even if a
 commit of it got no answer.
 """
@@ -59,7 +60,9 @@ class GroupOffsets:
 
     def commit_acknowledged(self, invoked: Event) -> None:
         _, place = self._of(invoked)
-        commit = place.standing[invoked.process, invoked.op]
+        commit = place.standing.get((invoked.process, invoked.op))
+        if commit is None:
+            return  # the topic was created again meanwhile, and its places are new
         commit.acknowledged = True
         for op in commit.replaces:
             place.standing.pop(op, None)
@@ -67,7 +70,13 @@ class GroupOffsets:
 
     def commit_failed(self, invoked: Event) -> None:
         _, place = self._of(invoked)
-        del place.standing[invoked.process, invoked.op]
+        place.standing.pop((invoked.process, invoked.op), None)
+
+    def topic_begins(self, topic: str) -> None:
+        """A topic is about to be created: nothing that was committed before counts in it."""
+        for key, place in self._places.items():
+            if key[1] == topic:
+                place.low, place.standing = -1, {("", -1): _Commit(-1, [], True)}
 
     def fetch_invoked(self, event: Event) -> None:
         _, place = self._of(event)

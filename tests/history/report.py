@@ -41,6 +41,8 @@ MEANING = {
     "which answers checks, was ever asked about it",
     "unknown-message": "a message was read that was never sent, or its bytes were changed",
     "wrong-place": "the answer to a send named a place that holds another message",
+    "namesake": "a message is in a topic that was created after it had been stored, or was deleted before it "
+    "was sent; or a topic that was created again has the id of an earlier one",
     "lost-offset": "a group's committed offset went back, or was never committed",
 }
 

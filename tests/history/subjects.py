@@ -32,8 +32,10 @@ class Tx:
         "outcome",
         "prepared",
         "prepares",
+        "refused_at",
         "seen",
         "stored",
+        "stored_by",
         "told",
         "tx",
     )
@@ -50,6 +52,8 @@ class Tx:
         self.granted: set[str] = set()  # outcomes that were requested and acknowledged
         self.invoked_at = NEVER  # the first commit
         self.acked_at = NEVER  # when COMMITTED was first reported
+        self.stored_by = NEVER  # when its messages were certainly stored: it was prepared, or committed
+        self.refused_at = NEVER  # when it was refused because of an earlier topic, and not sent again
         self.outcome: str | None = None  # the broker's last answer to a question for the outcome
         self.forgotten: Event | None = None  # an answer UNKNOWN after it was prepared or decided
         self.local: str | None = None
@@ -67,15 +71,29 @@ class Tx:
 class Send:
     """Plain messages sent in one operation and its retries."""
 
-    __slots__ = ("acked_at", "attempts", "event", "ids", "invoked_at", "ok", "places", "producer")
+    __slots__ = (
+        "acked_at",
+        "attempts",
+        "event",
+        "ids",
+        "invoked_at",
+        "ok",
+        "places",
+        "producer",
+        "refused_at",
+    )
 
     def __init__(self, producer: str, event: Event) -> None:
         self.producer, self.event = producer, event
         self.ids: list[str] = []
         self.attempts = 0  # that may have had an effect
         self.ok = False
-        self.invoked_at, self.acked_at = event.at, NEVER
+        self.invoked_at, self.acked_at, self.refused_at = event.at, NEVER, NEVER
         self.places: list[tuple[str, int, int]] | None = None
+
+    @property
+    def stored_by(self) -> int:
+        return self.acked_at
 
     def __str__(self) -> str:
         return f"a send of {self.producer}"

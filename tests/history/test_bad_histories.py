@@ -304,6 +304,10 @@ BAD = {
         Written().offset(5).offset(2, end="unknown").offset_is(3),
         "lost-offset",
     ),
+    "namesake: a message of an earlier topic of that name": (
+        Written().created(1).send("a", at=[0]).deleted().created(2).holds("a", life=2),
+        "namesake",
+    ),
     "lost-offset: back": (Written().offset(5).offset_is(3), "lost-offset"),
     "lost-offset: gone": (Written().offset(5).offset_is(-1), "lost-offset"),
     "lost-offset: never committed": (Written().offset(5, end="unknown").offset_is(7), "lost-offset"),

@@ -70,14 +70,23 @@ class Written:
         places = [[TOPIC, number, offset] for number, offset in zip(numbers, at, strict=True)] if at else None
         return self._end(op, end, **({"places": places} if places else {}))
 
+    def created(self, id: int) -> Written:
+        """The topic is created, and has this id."""
+        return self._end(self.recorder.invoke("topic-create", topic=TOPIC), "ok", id=id)
+
+    def deleted(self) -> Written:
+        return self._end(self.recorder.invoke("topic-delete", topic=TOPIC), "ok")
+
     def poll(self, *records: tuple[int, str], by: str = "r", p: int = 0, **fields: Any) -> Written:
         self.recorder.read(by, TOPIC, p, records, **fields)
         return self
 
-    def holds(self, *ids: str, p: int = 0, start: int = 0, cut: str | None = None) -> Written:
-        """A complete read: these ids, from offset ``start``."""
+    def holds(
+        self, *ids: str, p: int = 0, start: int = 0, cut: str | None = None, life: int | None = None
+    ) -> Written:
+        """A complete read: these ids, from offset ``start``. ``life``: the topic's id."""
         records = list(enumerate(ids, start=start))
-        self.recorder.read("final", TOPIC, p, records, start=start, end=start + len(ids), cut=cut)
+        self.recorder.read("final", TOPIC, p, records, start=start, end=start + len(ids), cut=cut, life=life)
         return self
 
     def offset(self, value: int, end: str = "ok") -> Written:
@@ -96,8 +105,8 @@ class Written:
             self.recorder.ok(op, **fields)
         elif end == "fail":
             self.recorder.fail(op, "refused")
-        elif end == "unknown":
-            self.recorder.unknown(op, "timed out")
+        elif end in ("unknown", "earlier"):
+            self.recorder.unknown(op, "timed out", earlier=end == "earlier")
         else:
             assert end == "crash", end  # no end at all
         return self
