@@ -81,8 +81,8 @@ class Admission:
         self._deciding: dict[str, set[str]] = {}  # app -> ids
         self._opening: dict[tuple[str, str], int] = {}  # (app, topic) -> in entries not yet applied
         self._topics = TopicsUnderWay(state)
-        #: Decisions and deletions in entries that were given up, but may still be applied.
-        self._unsure: list[tuple[Sequence[tuple[str, Sequence[str]]], Sequence[int | Topic]]] = []
+        #: Entries that were given up, in the order of the log: each is applied, or the leadership ends.
+        self._unsure: deque[ComposedEntry] = deque()
         self._last_ms = 0
         #: PREPAREs refused by the limit of open transactions.
         self.too_many_open = 0
@@ -241,45 +241,44 @@ class Admission:
         """Leadership is lost. Not to be called before: an entry whose proposal timed out may still be applied
         in this term, and until then its transactions must not get a second decision."""
         self._deciding.clear()
-        self._topics.deleting.clear()
+        self._topics.forget()
         self._unsure.clear()
 
     def ended(self, entry: ComposedEntry, *, decided: bool) -> None:
         """The entry's proposal has ended. ``decided``: it is applied, or certainly in no log, so its
-        transactions may be decided again; otherwise they may not, until a later entry is applied, or
-        leadership is lost."""
+        transactions may be decided again, and its topics deleted or created. Otherwise it was given up: they
+        may not, until it is applied after all, or leadership is lost."""
         for key, count in entry.opening:
             left = self._opening[key] - count
             if left:
                 self._opening[key] = left
             else:
                 del self._opening[key]
-        if entry.creating:
-            self._topics.created(entry.creating)
         if decided:
-            self._let_go(entry.deciding, entry.deleting)
-        elif entry.deciding or entry.deleting:
-            self._unsure.append((entry.deciding, entry.deleting))
+            self._let_go(entry)
+        elif entry.deciding or entry.deleting or entry.creating:
+            self._unsure.append(entry)
 
-    def _let_go(
-        self, decisions: Sequence[tuple[str, Sequence[str]]], deletions: Sequence[int | Topic]
-    ) -> None:
-        for app, tx_ids in decisions:
+    def applied_late(self, command: bytes) -> None:
+        """An entry that nobody waits for is applied: perhaps the first of those that were given up. It is
+        recognised by its content, since the log may have read it from the disk again."""
+        if self._unsure and self._unsure[0].command == command:
+            self._let_go(self._unsure.popleft())
+
+    def _let_go(self, entry: ComposedEntry) -> None:
+        for app, tx_ids in entry.deciding:
             deciding = self._deciding.get(app)
             if deciding is not None:
                 deciding.difference_update(tx_ids)
                 if not deciding:
                     del self._deciding[app]
-        if deletions:
-            self._topics.deleted(deletions)
+        if entry.creating:
+            self._topics.created(entry.creating)
+        if entry.deleting:
+            self._topics.deleted(entry.deleting)
 
     def applied(self, entry: ComposedEntry, results: Sequence[Result]) -> None:
-        """The entry is applied: answer its requests. Entries that were given up earlier are applied by now
-        too: they come before this one, since proposals are given up in order."""
-        if self._unsure:
-            unsure, self._unsure = self._unsure, []
-            for decisions, deletions in unsure:
-                self._let_go(decisions, deletions)
+        """The entry is applied: answer its requests."""
         self.ended(entry, decided=True)
         for (submission, number), result in zip(entry.slots, results, strict=True):
             if number in submission.left_out:

@@ -123,6 +123,7 @@ class Replica:
             self.state.counts = self._followed
         else:
             results = self.state.apply(index, command)
+            self.admission.applied_late(command)
         if self.checkpoints.due(index, len(command)):
             self.state.members = self.journal.members.said(index)
             self.checkpoints.begin(self.state, term)

@@ -28,13 +28,19 @@ class TopicsUnderWay:
         self._state = state
         #: Topic, or slot of a partition -> deletions of it that may be in the log and are not applied yet.
         self.deleting: Counter[int | Topic] = Counter()
-        #: Name and id of topics that are created in entries that are not applied yet.
+        #: Name and id of topics whose creation may be in the log and is not applied yet.
         self.creating: Counter[tuple[str, int]] = Counter()
+
+    def forget(self) -> None:
+        """Leadership is lost: the next leader applies everything in its log before it composes an entry."""
+        self.deleting.clear()
+        self.creating.clear()
 
     def waits(self, submission: Submission) -> bool:
         """Whether it may delete a topic whose creation is under way. It then waits for a few entries:
         otherwise the slots to delete would not be known, and messages committed to the topic meanwhile might
-        reach the next topic of that name."""
+        reach the next topic of that name. Also if the creation was given up: then it waits until a majority
+        has that entry, or leadership is lost. Nothing behind it would be applied earlier."""
         for unit in submission.units:
             kind, meta = unit.ops[0].type, unit.ops[0].meta
             if kind == OpType.DELETE_TOPIC:
@@ -67,7 +73,7 @@ class TopicsUnderWay:
         return gone
 
     def created(self, topics: Sequence[tuple[str, int]]) -> None:
-        """These creations have ended."""
+        """These creations are applied, or certainly in no log."""
         self.creating -= Counter(topics)
 
     def deleted(self, gone: Sequence[int | Topic]) -> None:

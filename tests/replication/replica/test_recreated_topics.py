@@ -15,6 +15,7 @@ from escrowmq.actors.admin.topic_creation import topic_settings
 from escrowmq.replication.errors import InvalidMessage, Overloaded
 from escrowmq.replication.format import ops
 from escrowmq.replication.model import ResultCode
+from escrowmq.replication.replica.admission import Admission, ComposedEntry
 from escrowmq.replication.replica.replica import Limits
 from escrowmq.replication.replica.topics_under_way import TopicsUnderWay
 from escrowmq.replication.replica.validation import parse_request
@@ -140,6 +141,63 @@ def test_without_that_a_new_topic_gets_what_was_prepared_for_the_one_before(
     for command, done in [*held[2:], *last]:
         single.node.propose(command, done)
     assert single.texts() == ["old"]
+
+
+def give_up(single: Single) -> None:
+    """The proposals under way take too long. Their entries are in the log, and this replica still leads."""
+    held, single.node.held = single.node.held or [], []
+    for command, done in held:
+        done(None, None)
+        single.node.held.append((command, lambda results, outcome: None))
+
+
+def delete_behind_a_creation_given_up(single: Single) -> list[Any]:
+    """The results of the deletion, of the next creation, and of committing what was prepared between."""
+    single.node.held = []
+    single.send(CREATE)
+    single.send(prepare(["old"]))
+    give_up(single)
+    asked = [single.send(DELETE), single.send(CREATE)]
+    first, behind = single.node.held[:2], single.node.held[2:]
+    single.node.held = first
+    single.node.release()
+    single.node.held = behind
+    asked.append(single.send(ops.commit(APP, ["old"])))
+    single.node.release()
+    single.send()
+    return [answer[1][0][0] for (answer,) in asked]
+
+
+def test_a_deletion_waits_for_a_creation_that_was_given_up(single: Single) -> None:
+    """It is applied after all, and so is the PREPARE behind it, before the deletion."""
+    assert delete_behind_a_creation_given_up(single) == [0, 0, 0]
+    assert TOPIC in single.state.topics.topics and single.texts() == []
+
+
+def test_when_that_was_forgotten_the_next_topic_got_the_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = Admission.ended
+
+    def forgets(self: Admission, entry: ComposedEntry, *, decided: bool) -> None:
+        ended(self, entry, decided=decided)
+        if not decided:
+            self._topics.created(entry.creating)
+
+    monkeypatch.setattr(Admission, "ended", forgets)
+    single = Single(tmp_path)
+    delete_behind_a_creation_given_up(single)
+    assert single.texts() == ["old"]
+
+
+def test_nothing_waits_for_a_creation_that_was_lost_with_the_leadership(single: Single) -> None:
+    single.node.held = []
+    single.send(CREATE)
+    give_up(single)
+    assert single.send(DELETE) == [] and len(single.node.held) == 1
+    single.fail_over()
+    single.node.held = None  # the next leader has cut it off
+    assert single.submit(DELETE) == [[ResultCode.UNKNOWN_TOPIC]]
 
 
 def test_a_later_topic_that_takes_the_place_of_a_left_over_one_counts_as_its_deletion(tmp_path: Path) -> None:
