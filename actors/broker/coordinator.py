@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from escrowmq.actors.broker.assignment import balance
+from escrowmq.actors.broker.claims import Given, id_of, valid_claims
 from escrowmq.actors.client.consumer_groups import (
     GroupAssignment,
     GroupCallRefused,
@@ -31,8 +32,6 @@ from escrowmq.actors.client.consumer_groups import (
     TopicPartition,
 )
 from escrowmq.actors.client.member_names import began_after, instance_of
-from escrowmq.replication.model import NO_ID
-from escrowmq.replication.state.topics import Topic
 
 #: Bits of a generation below the term: 2^32 changes per term are out of reach.
 GENERATION_BITS = 32
@@ -84,9 +83,9 @@ class _Group:
     members: dict[str, _MemberState] = field(default_factory=dict)
     target: dict[TopicPartition, str] = field(default_factory=dict)
     partitions: dict[str, int] = field(default_factory=dict)
-    #: For each partition the last member that it was given to in this term, and the topic that it belonged
-    #: to then. A claim by another member, or to a partition of an earlier topic, is void.
-    last_given: dict[TopicPartition, tuple[str, object]] = field(default_factory=dict)
+    #: For each partition to whom it was given last. A claim is void if it is by another member, to a
+    #: partition of an earlier topic, or from before the member was given it anew: others may have read it.
+    last_given: dict[TopicPartition, Given] = field(default_factory=dict)
     #: Static members that a later member of their instance has replaced in this term, the newest last.
     replaced: dict[str, None] = field(default_factory=dict)
     #: For each instance the static member that left or expired in this term, until one of it joins.
@@ -166,12 +165,14 @@ class GroupCoordinator:
         known = state.members.get(member)
         if known is None and len(state.members) >= MEMBERS_MAX:
             return GroupCallRefused(f"group {group!r} has {MEMBERS_MAX} members; close some")
-        claims = self._valid_claims(state, member, map(_pair, owned), ids or {})
+        claimed = map(_pair, owned)
+        claims = valid_claims(state.last_given, member, claimed, self._which, ids or {}, generation)
         if known is None:
             known = _MemberState(frozenset(topics), session_timeout_s, 0.0, 0, 0, claims, claims)
             state.members[member] = known
             self._follow_one_that_is_gone(state, member)
-            state.last_given.update((tp, (member, self._which(tp[0]))) for tp in claims)
+            for tp in claims:
+                state.last_given.setdefault(tp, Given(member, self._which(tp[0]), generation))
         elif renewed := self._renewed(state, known) | known.anew:
             # Whatever it claims, its places there may be in an earlier topic: give them again under a later
             # generation.
@@ -363,7 +364,8 @@ class GroupCoordinator:
         state.members[member] = _MemberState(
             gone.topics, gone.session_timeout_s, gone.expires, 0, 0, given, given
         )
-        state.last_given.update((tp, (member, self._which(tp[0]))) for tp in given)
+        newest = self.newest_generation
+        state.last_given.update((tp, Given(member, self._which(tp[0]), newest)) for tp in given)
         state.target = {tp: member if who == earlier else who for tp, who in state.target.items()}
 
     @property
@@ -424,43 +426,30 @@ class GroupCoordinator:
             taken = {tp for other, m in state.members.items() if other != name for tp in m.held}
             granted = mine - taken
         if granted != member.granted:
+            member.generation = self._next_generation(state)
             self._note_given(state, name, member, granted - member.granted)
             member.granted = granted
-            member.generation = self._next_generation(state)
 
     def _note_given(
         self, state: _Group, name: str, member: _MemberState, given: frozenset[TopicPartition]
     ) -> None:
         anew = set()
         for tp in given:
-            now = name, self._which(tp[0])
-            if state.last_given.get(tp, now)[1] is not now[1]:
+            now = Given(name, self._which(tp[0]), member.generation)
+            if state.last_given.get(tp, now).topic is not now.topic:
                 anew.add(tp)
             state.last_given[tp] = now
         member.anew |= anew
 
-    def _valid_claims(
-        self, state: _Group, member: str, claims: Iterable[TopicPartition], ids: Mapping[str, int]
-    ) -> frozenset[TopicPartition]:
-        """The claims to partitions that no other member was given in this term. A claim is void if the
-        partition now belongs to a different topic than the member was given; after a fail-over, ``ids`` tell
-        which topic that was."""
-        valid = set()
-        for tp in claims:
-            now = member, self._which(tp[0])
-            told = ids.get(tp[0])
-            if state.last_given.get(tp, now) == now and (told is None or told == id_of(now[1])):
-                valid.add(tp)
-        return frozenset(valid)
-
     def _renewed(self, state: _Group, member: _MemberState) -> frozenset[TopicPartition]:
         """Partitions that the member holds, and whose topic was created again since."""
         which = {topic: self._which(topic) for topic in {tp[0] for tp in member.held}}
-        return frozenset(tp for tp in member.held if state.last_given[tp][1] is not which[tp[0]])
+        return frozenset(tp for tp in member.held if state.last_given[tp].topic is not which[tp[0]])
 
     def _assignment(self, state: _Group, name: str, member: _MemberState) -> GroupAssignment:
         pending = any(owner == name and tp not in member.granted for tp, owner in state.target.items())
-        ids = {tp[0]: id_of(state.last_given[tp][1]) for tp in member.granted} if self._tells_ids() else None
+        given = state.last_given
+        ids = {tp[0]: id_of(given[tp].topic) for tp in member.granted} if self._tells_ids() else None
         return GroupAssignment(member.generation, member.granted, pending, ids)
 
     def _forget_empty(self) -> bool:
@@ -478,11 +467,6 @@ def _note(notes: dict[str, V], name: str, value: V) -> None:
 
 def _taken(group: str, member: str) -> InstanceTaken:
     return InstanceTaken(f"a later member of {instance_of(member)!r} has replaced {member} in {group!r}")
-
-
-def id_of(topic: object) -> int:
-    """The id of the topic that ``which`` returned; ``NO_ID`` if there is no topic."""
-    return topic.info.topic_id if isinstance(topic, Topic) else NO_ID
 
 
 def _pair(pair: Sequence[Any]) -> TopicPartition:

@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
-from escrowmq.actors.broker.coordinator import GroupCoordinator, id_of
+from escrowmq.actors.broker.claims import id_of
+from escrowmq.actors.broker.coordinator import GroupCoordinator
 from escrowmq.actors.client.consumer_groups import (
     FIRST_PLACES,
     GROUP_NAME_BYTES_MAX,

@@ -35,10 +35,10 @@ class Group:
         self.coordinator = GroupCoordinator(self.created.get)
         self.coordinator.lead(term, self.now)
 
-    def join(self, member, topics=("orders",), session_s=6.0, owned=()):
+    def join(self, member, topics=("orders",), session_s=6.0, owned=(), generation=-1):
         return self.coordinator.join(
             "g", member, list(topics), session_s, self.now,
-            partitions=self.topics.get, had_offsets=self.had_offsets, owned=owned,
+            partitions=self.topics.get, had_offsets=self.had_offsets, owned=owned, generation=generation,
         )  # fmt: skip
 
     def beat(self, member, generation):
@@ -208,6 +208,49 @@ def test_a_claim_on_what_somebody_else_was_given_is_void():
     joined = group.join("a", owned=[("orders", p) for p in range(4)])
     assert joined.assignment.partitions == orders(0, 1, 2, 3)
     assert not joined.kept, "b may have read and committed since: positions must come from the log again"
+
+
+def read_by_another(group):
+    """The generation of a, whose session ended, and the answer to its join after b has read and left."""
+    generation = group.join("a").assignment.generation
+    group.now += 7
+    group.join("b")
+    group.coordinator.leave("g", "b")
+    return generation, group.join("a", owned=orders(0, 1), generation=generation)
+
+
+def test_a_claim_does_not_count_because_the_answer_to_the_first_was_lost():
+    """The second join repeats the claims: a has not heard that it was given the partitions anew."""
+    group = Group()
+    generation, lost = read_by_another(group)
+    assert not lost.kept and lost.assignment.partitions == orders(0, 1, 2, 3)
+    for _ in range(2):
+        joined = group.join("a", owned=orders(0, 1), generation=generation)
+        assert not joined.kept and not joined.held, "b may have read and committed there"
+        assert joined.assignment.partitions == orders(0, 1, 2, 3)
+    again = group.join("a", owned=orders(0, 1), generation=joined.assignment.generation)
+    assert again.kept == orders(0, 1), "it has taken the assignment over, and looked its places up"
+
+
+@pytest.mark.parametrize("fails_over", [True, False])
+def test_a_claim_that_counted_counts_again_when_the_answer_was_lost(fails_over):
+    group = Group()
+    generation = group.join("a").assignment.generation
+    group.now += 7
+    if fails_over:
+        group.coordinator.lead(2, group.now)
+    for _ in range(3):
+        joined = group.join("a", owned=orders(0, 1, 2, 3), generation=generation)
+        assert joined.kept == joined.assignment.partitions == orders(0, 1, 2, 3)
+        group.now += 7  # and its session ends once more
+
+
+def test_planted_a_coordinator_that_ignores_the_generation_of_claims_is_found(monkeypatch):
+    claims = module.valid_claims
+    monkeypatch.setattr(module, "valid_claims", lambda *args: claims(*args[:-1], -1))
+    group = Group()
+    generation, _ = read_by_another(group)
+    assert group.join("a", owned=orders(0, 1), generation=generation).kept == orders(0, 1)
 
 
 def test_an_expired_member_that_nobody_replaced_keeps_its_place():
@@ -391,8 +434,8 @@ def test_under_a_new_leader_a_claim_is_for_the_topic_whose_id_it_tells(ids, kept
 
 
 def test_planted_a_coordinator_that_takes_the_members_word_is_found(monkeypatch):
-    valid = GroupCoordinator._valid_claims
-    monkeypatch.setattr(GroupCoordinator, "_valid_claims", lambda self, *args: valid(self, *args[:3], {}))
+    valid = module.valid_claims
+    monkeypatch.setattr(module, "valid_claims", lambda *args: valid(*args[:4], {}, -1))
     assert claim(led_anew(2), {"orders": 1}).kept, "it goes on in the new topic where it was in the old one"
 
 

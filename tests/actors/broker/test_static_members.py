@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from escrowmq.actors.broker.claims import Given
 from escrowmq.actors.broker.coordinator import GroupCoordinator, _Group
 from escrowmq.actors.client.consumer_groups import GroupJoined, InstanceTaken, MembershipStale
 from escrowmq.actors.client.member_names import began_after, dynamic_name, instance_of, static_name
@@ -215,7 +216,7 @@ def test_planted_an_earlier_one_that_stays_a_member_is_found(monkeypatch):
         state.members[member] = type(later)(
             later.topics, 6.0, later.expires, 0, 0, later.granted, later.granted
         )
-        state.last_given.update((tp, (member, 1)) for tp in later.granted)
+        state.last_given.update((tp, Given(member, 1, later.generation)) for tp in later.granted)
 
     monkeypatch.setattr(GroupCoordinator, "_succeed", succeed)
     with pytest.raises(AssertionError, match="two"):

@@ -59,6 +59,42 @@ def test_what_a_join_said_was_lost_is_not_claimed_by_the_next(cluster: InMemoryC
     assert place.committed == 3, "it is not set back"
 
 
+def test_a_member_whose_first_join_was_not_answered_does_not_go_on_where_another_has_read(
+    cluster: InMemoryCluster,
+) -> None:
+    """It joins again and repeats its claims, though the first join has given it the partition anew."""
+    first = member(cluster)
+    send(cluster, b"0")
+    assert drain(first) == [b"0"]
+    first.commit()
+    calls, joins, lost = first.core._calls, list[str](), {"group_heartbeat", "group_join"}
+    call = calls.call
+
+    def without(gid: int, rid: int, method: str, args: tuple[Any, ...], done: Any) -> None:
+        if method not in lost:
+            call(gid, rid, method, args, done)
+
+    calls.call = without
+    cluster.clock.advance(40)
+    with member(cluster) as second:
+        send(cluster, b"1", b"2")
+        assert drain(second) == [b"1", b"2"]
+        second.commit()
+
+    def loses_one_answer(gid: int, rid: int, method: str, args: tuple[Any, ...], done: Any) -> None:
+        if method == "group_join":
+            joins.append(method)
+            done = done if len(joins) > 1 else lambda answer, failure: None
+        call(gid, rid, method, args, done)
+
+    calls.call = loses_one_answer
+    cluster.clock.advance(16)
+    assert len(joins) == 2 and drain(first) == []
+    first.commit()
+    (place,) = cluster.admin.describe_group("g").partitions
+    assert place.committed == 3, "it is not set back"
+
+
 def test_a_group_that_lives_is_not_changed_because_its_leader_is_new(cluster: InMemoryCluster) -> None:
     """Its members join the new leader with their next heartbeats; until then it knows of none."""
     consumer = member(cluster)
