@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 from escrowmq.replication.calling.answers import LevelReport
 from escrowmq.replication.host.replica_setup import AskLevels
-from escrowmq.replication.replica.levels import next_level
+from escrowmq.replication.replica.levels import ahead_of, next_level
 from escrowmq.replication.replica.replica import Replica
 from escrowmq.replication.state.machine import LEVEL_MAX
 
@@ -54,23 +54,23 @@ class LevelWatch:
                 pause_s = ASK_S
                 continue
             found = self._ask()
-            reports = list(found.values())
-            if next_level(self._replica.state.level, reports) is not None:
-                self._later(lambda told=reports: self._replica.raise_level(told))  # type: ignore[misc]
+            reports = list(found.values()), ahead_of(self._replica.state.topics.gid, found)
+            if next_level(self._replica.state.level, *reports) is not None:
+                self._later(lambda told=reports: self._replica.raise_level(*told))  # type: ignore[misc]
                 pause_s = ASK_S
                 continue
             pause_s = min(2 * pause_s, ASK_S_MAX)
             report_in_s -= pause_s
-            if reports and pause_s == ASK_S_MAX and report_in_s <= 0:
+            if found and pause_s == ASK_S_MAX and report_in_s <= 0:
                 report_in_s = REPORT_S
                 self._report(self._who_is_behind(found))
 
     def _who_is_behind(self, found: Mapping[tuple[int, int], LevelReport | None]) -> str:
-        level = self._replica.state.level
+        level, own = self._replica.state.level, self._replica.state.topics.gid
         behind = [
             f"replica {rid} of group {gid}"
             for (gid, rid), report in found.items()
-            if report is None or report.known <= level or report.applied < level
+            if next_level(level, [report], ahead_of(own, {(gid, rid): report})) is None
         ]
         return (
             f"format level {level} until all replicas are upgraded and answer; missing: {', '.join(behind)}"

@@ -265,11 +265,13 @@ class Replica:
             return "malformed", f"it makes an entry of {size} bytes, but the limit is {most}; send less"
         raise AssertionError(f"no status for {reason!r}")
 
-    def raise_level(self, reports: Sequence[LevelReport | None]) -> None:
-        """Propose the next format level if ``reports`` allow it (see levels.py). Proposing twice is
+    def raise_level(
+        self, reports: Sequence[LevelReport | None], ahead: Sequence[LevelReport | None] = ()
+    ) -> None:
+        """Propose the next format level if the reports allow it (see levels.py). Proposing twice is
         harmless."""
         raft = self._raft
-        level = next_level(self.state.level, reports)
+        level = next_level(self.state.level, reports, ahead)
         if level is not None and raft is not None and raft.ready:
             frame = build.level(level)
             self.admission.offer(Submission(frame, decode_ops(frame), lambda status: None))

@@ -12,13 +12,14 @@ from escrowmq.actors.broker import coordinator
 from escrowmq.actors.broker.coordinator import GroupCoordinator
 from escrowmq.replication.format.codec import Op, OpType
 from escrowmq.replication.model import TopicInfo
+from escrowmq.replication.replica import levels
 from escrowmq.replication.replica.checkpoints import Checkpoints
 from escrowmq.replication.replica.retention import RetentionRound
 from escrowmq.replication.replica.topics_under_way import TopicsUnderWay
 from escrowmq.replication.state import capture, machine
 from escrowmq.replication.state.group_offsets import GroupOffsets
 from escrowmq.replication.state.machine import OK, StateMachine
-from escrowmq.replication.state.topics import TopicTable
+from escrowmq.replication.state.topics import LEVEL_OF_IDS, TopicTable
 from tests.controls.planting import plant
 from tests.controls.scenes import FORGETFUL, world
 from tests.controls.state_faults import rewire
@@ -134,6 +135,15 @@ def name_for_the_topic(patch: pytest.MonkeyPatch) -> None:
     """A group's place or a cut that was right for a topic is applied to another topic that has its name by
     then."""
     patch.setattr(TopicsUnderWay, "is_another", lambda *args: False)
+
+
+RISING = world({"level": LEVEL_OF_IDS - 1, "rises_at_s": 0.5, "level_at_s": 0.1})
+
+
+@plant("group-0-gives-ids-first", "level-order", groups=2, conditions=RISING)
+def group_0_gives_ids_first(patch: pytest.MonkeyPatch) -> None:
+    """Group 0 gives topics ids before every other group understands them."""
+    patch.setattr(levels, "ahead_of", lambda gid, found: ())
 
 
 def retained_briefly(patch: pytest.MonkeyPatch) -> None:

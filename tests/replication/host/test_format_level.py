@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -14,7 +16,7 @@ from escrowmq.replication.format import codec, ops
 from escrowmq.replication.format.codec import OpType, PrepareExtra
 from escrowmq.replication.host import level_watch
 from escrowmq.replication.replica import replica
-from escrowmq.replication.replica.levels import next_level
+from escrowmq.replication.replica.levels import ahead_of, next_level
 from escrowmq.replication.state import machine, snapshot
 from tests.support.broker_group import BrokerGroup
 from tests.support.single import Single
@@ -43,6 +45,44 @@ def test_the_next_level_needs_every_replica_of_every_group() -> None:
     assert next_level(2, [LevelReport(3, 2), LevelReport(3, 1)]) is None, "a group is still on its way to 2"
     assert next_level(2, [LevelReport(3, 2), LevelReport(3, 3)]) == 3
     assert next_level(1, [LevelReport(3, 1)] * 3) == 2, "one by one"
+
+
+def test_group_0_gives_topics_ids_once_every_replica_of_every_other_group_takes_them() -> None:
+    before, after = LevelReport(6, 5), LevelReport(6, 6)
+    found: dict[tuple[int, int], LevelReport | None] = {(g, r): before for g in range(3) for r in range(3)}
+
+    def raises(gid: int) -> bool:
+        return next_level(5, list(found.values()), ahead_of(gid, found)) == 6
+
+    assert [raises(gid) for gid in range(3)] == [False, True, True]
+    found |= {(g, r): after for g in (1, 2) for r in range(3)}
+    assert raises(0)
+    for late in before, None:
+        found[2, 1] = late
+        assert not raises(0)
+    assert next_level(3, [LevelReport(6, 3)] * 6, [LevelReport(6, 3)] * 3) == 4, "no ids before level 6"
+
+
+def test_who_holds_group_0_back_is_reported() -> None:
+    told, raised = list[str](), list[Any]()
+    state = SimpleNamespace(level=5, topics=SimpleNamespace(gid=0))
+    found = {(0, 0): LevelReport(6, 5), (1, 0): LevelReport(6, 6), (1, 1): LevelReport(6, 5)}
+    watch = level_watch.LevelWatch(
+        cast(Any, SimpleNamespace(state=state, raise_level=lambda *reports: raised.append(reports))),
+        leads=lambda: True,
+        later=lambda fn: fn(),
+        ask=lambda: found,
+        report=told.append,
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(level_watch, "ASK_S", 0.01)
+        patch.setattr(level_watch, "ASK_S_MAX", 0.02)
+        watch.start()
+        wait_until(lambda: told, 10.0, "the report")
+        assert told[0].endswith("missing: replica 1 of group 1") and not raised
+        found[1, 1] = LevelReport(6, 6)
+        wait_until(lambda: raised, 10.0, "the level")
+    watch.stop()
 
 
 def test_what_needs_level_2_is_refused_below_it_and_done_from_it_on(tmp_path: Path) -> None:
@@ -147,7 +187,7 @@ def test_a_replica_without_an_answer_holds_the_level_back(tmp_path: Path) -> Non
 
 
 def test_with_that_taken_away_an_older_replica_would_be_given_what_it_cannot_read(tmp_path: Path) -> None:
-    def whoever_answers(level: int, reports: Sequence[LevelReport | None]) -> int | None:
+    def whoever_answers(level: int, reports: Sequence[LevelReport | None], *ahead: Any) -> int | None:
         return next_level(level, [report for report in reports if report is not None])
 
     group = BrokerGroup(tmp_path)

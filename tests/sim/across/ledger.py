@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 
 from escrowmq.replication.format.codec import NO_EXTRA, OpType, decode_command
 from escrowmq.replication.state.preparing import untracked_branch
+from escrowmq.replication.state.topics import LEVEL_OF_IDS
 from tests.sim.coverage import AcrossPhase, Phase
 from tests.sim.ledger import OF_TRANSACTIONS, ClientTx, Ledger
 from tests.sim.recreated.model import APP as APART
-from tests.sim.world import World
+from tests.sim.world import Violation, World
 
 
 @dataclass(eq=False, slots=True)
@@ -47,10 +48,10 @@ class AcrossTx(ClientTx):
 class AcrossLedger(Ledger):
     """All transactions of all apps in all groups."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, groups: int) -> None:
         super().__init__(world)
         self._heard_in: dict[int, int] = {}
-        self._levels: dict[int, int] = {}  # the format level of each group
+        self._levels = dict.fromkeys(range(groups), 1)  # the format level of each group
         self._named: dict[tuple[str, str], list[AcrossTx]] = {}  # by app and id on the wire
 
     def add(self, tx: AcrossTx, parts_in: Mapping[int, int]) -> None:
@@ -96,10 +97,10 @@ class AcrossLedger(Ledger):
             if op.type in OF_TRANSACTIONS and op.meta[0] == APART:
                 continue
             if op.type == OpType.LEVEL:
-                self._levels[gid] = op.meta[0]
+                self._rises(gid, op.meta[0])
             elif op.type == OpType.PREPARE:
                 extra = op.meta[9] if len(op.meta) > 9 else NO_EXTRA
-                if untracked_branch(self._levels.get(gid, 1), op.meta[7], extra):
+                if untracked_branch(self._levels[gid], op.meta[7], extra):
                     continue  # from an older producer: in the log, but refused when it was applied
                 home = op.meta[7] if op.meta[7] >= 0 else gid
                 for tx_id in op.meta[2]:
@@ -107,6 +108,13 @@ class AcrossLedger(Ledger):
             elif op.type in (OpType.COMMIT, OpType.ROLLBACK):
                 for tx_id in op.meta[1]:
                     self._ended(self.open_in(op.meta[0], tx_id, gid), gid, op.type == OpType.COMMIT)
+
+    def _rises(self, gid: int, level: int) -> None:
+        """A group has reached a level. Once group 0 gives topics ids, every other group must take them."""
+        self._levels[gid] = level
+        behind = [group for group, reached in self._levels.items() if reached < level]
+        if gid == 0 and level >= LEVEL_OF_IDS and behind:
+            raise Violation(f"group 0 is at level {level} before the groups {behind}", "level-order")
 
     def _part(self, tx: AcrossTx, gid: int, part: int) -> None:
         tx.here.add((gid, part))

@@ -13,6 +13,7 @@ from dataclasses import fields, replace
 from functools import partial
 
 from escrowmq.replication.calling.answers import LevelReport
+from escrowmq.replication.replica import levels
 from escrowmq.replication.replica.replica import Replica
 from escrowmq.replication.state.machine import LEVEL_MAX
 from tests.sim.across.changing import BrokerOperators
@@ -223,20 +224,23 @@ class ManyGroups:
 
     def _raise_levels(self) -> None:
         """The work of each leader's background thread: ask all replicas of all groups; propose a level."""
-        now, reports = self.world.now, list[LevelReport | None]()
+        now, found = self.world.now, dict[tuple[int, int], LevelReport | None]()
         newest = LEVEL_MAX if now - START_S >= (self.scene.rises_at_s or 1e9) else self.scene.level
         for part in self.parts:
-            for replica in part.replicas:
+            for number, replica in enumerate(part.replicas):
                 there = replica.up and now >= replica.paused_until and not part.clients_cut
                 known = self._known(replica.name)
-                reports.append(LevelReport(known, _broker(replica).state.level) if there else None)
+                level = LevelReport(known, _broker(replica).state.level) if there else None
+                found[part.gid, number] = level
+        reports = list(found.values())
         if all(report is not None and report.applied == newest for report in reports):
             return
         self.world.later(LEVEL_EVERY_S, self._raise_levels)
         for part in self.parts:
             for replica in part.replicas:
                 if replica.up and replica.node.ready and now >= replica.paused_until:
-                    replica.guarded(partial(_broker(replica).raise_level, reports))
+                    ahead = levels.ahead_of(part.gid, found)
+                    replica.guarded(partial(_broker(replica).raise_level, reports, ahead))
                     replica.kick()
 
     def _act(self) -> None:

@@ -99,7 +99,7 @@ class AcrossWorkload(Acting):
         self.many = many
         self._rng = many.world.stream("callers")
         self.loop = WorldLoop(many.world)
-        self.ledger = AcrossLedger(many.world)
+        self.ledger = AcrossLedger(many.world, self.scene.groups)
         self.ledger.entered = self._entered
         self.wire = Wire(many.parts, self.scene.late_copies)
         self.number = itertools.count(1).__next__
