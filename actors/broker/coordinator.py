@@ -114,10 +114,11 @@ class GroupCoordinator:
         self._counter = 0
         self._groups: dict[str, _Group] = {}
 
-    def lead(self, term: int, now: float) -> bool:
-        """Starts a term of leadership with an empty memory; repeating has no effect. False: a past term."""
+    def lead(self, term: int, since: float) -> bool:
+        """Starts a term of leadership, which began at ``since``, with an empty memory; repeating has no
+        effect. False: a past term."""
         if term > self._term:
-            self._term, self._since, self._counter = term, now, 0
+            self._term, self._since, self._counter = term, since, 0
             self._groups.clear()
             self._deleting.clear()
         return term == self._term

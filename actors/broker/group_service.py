@@ -65,8 +65,10 @@ class GroupService:
         tells_ids: Callable[[], bool] = lambda: True,
         log_end: Callable[[], int | None] = lambda: None,
         applied: Callable[[], int] = lambda: -1,
+        led_since: Callable[[int], float | None] = lambda term: None,
     ) -> None:
         """``leadership()``: (ready leader?, leader's replica number, term), as ``whoami`` answers.
+        ``led_since(term)``: when this replica began to lead in that term, by ``clock``; None: just now.
 
         ``partitions(topic)``: the number, None for an unknown topic. ``committed(group)``: its offsets
         of all topics; ``group_names()``: groups that have any. ``submit``: see ``Requests.submit_in_turn``.
@@ -76,7 +78,7 @@ class GroupService:
         self._leadership, self._partitions, self._committed = leadership, partitions, committed
         self._group_names, self._submit, self._clock = group_names, submit, clock
         self._lock = threading.Lock()
-        self._which, self._tells_ids = which, tells_ids
+        self._which, self._tells_ids, self._led_since = which, tells_ids, led_since
         self._coordinator = GroupCoordinator(which, last_void, tells_ids)
         self._under_way = PlacesUnderWay()
         self._log_end, self._applied = log_end, applied
@@ -96,6 +98,7 @@ class GroupService:
             tells_ids=reads.tells_ids,
             log_end=running.log_end,
             applied=lambda: running.replica.state.applied_index,
+            led_since=running.led_since,
         )
 
     def join(
@@ -340,7 +343,9 @@ class GroupService:
             return leadership.refusal()
         with self._lock:
             now = self._clock()
-            if not self._coordinator.lead(leadership.term, now):
+            # Members have had their time to join since then, not since the first call to this coordinator.
+            since = self._led_since(leadership.term)
+            if not self._coordinator.lead(leadership.term, now if since is None else since):
                 return leadership._replace(leader=None).refusal()
             self._under_way.lead(leadership.term)
             return "ok", do(self._coordinator, now)

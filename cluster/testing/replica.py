@@ -161,6 +161,7 @@ class MemoryReplica(RunningReplica):
 
     def _on_timer(self) -> float:
         self.replica.on_timer(self.now_ms())
+        self._note_leading(self.node, self._stage.now())
         self._after_tick()
         return self._look_again_at()
 

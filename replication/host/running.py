@@ -96,6 +96,9 @@ class RunningReplica:
     ``news`` (something was applied) and ``checks_due`` (a transaction check came due).
     """
 
+    #: The term in which it was last seen to lead, and when that began, on ``setup.monotonic``.
+    _led: tuple[int, float] = 0, 0.0
+
     def __init__(self, setup: ReplicaSetup, directory: DataDir, found: Recovered, listen_port: int) -> None:
         """Takes part in the group on return. Raises what binding or building the node raised; then the
         driver has stopped, the log is closed, and the directory is still the caller's."""
@@ -240,6 +243,12 @@ class RunningReplica:
         leader = node.leader_id
         return Leadership(node.ready, None if leader is None else int(leader), node.term)
 
+    def led_since(self, term: int) -> float | None:
+        """When it began to lead in that term, on ``setup.monotonic``, to a tenth of a second; None: just now.
+        Any thread."""
+        led, since = self._led
+        return since if led == term else None
+
     def levels(self) -> LevelReport:
         """The format level that this software knows, and the one that the state has reached. Any thread."""
         return LevelReport(LEVEL_MAX, self.replica.state.level)
@@ -359,6 +368,7 @@ class RunningReplica:
                 self.end(Unavailable("the leader's log starts after ours ends: copying its log", 1.0))
             if self.journal.holes:
                 self._look_at_damage()
+            self._note_leading(self.driver.node, now)
             self._follow_node(self.driver.node)
             self._note_members(self.driver.node)
         applied = self.replica.state.applied_index
@@ -366,6 +376,10 @@ class RunningReplica:
             self._last_applied = applied
             self.news.announce()
         self.replica.pump(now_ms)
+
+    def _note_leading(self, node: RaftNode, now: float) -> None:
+        if node.ready and node.term != self._led[0]:
+            self._led = node.term, now
 
     def _look_at_damage(self) -> None:
         """Have damage mended. If no replica has the entry any more, only a copy of the leader's state

@@ -127,6 +127,17 @@ def test_a_group_without_members_is_deleted_once_a_new_leader_has_waited_for_the
     assert "g" not in cluster.admin.groups()
 
 
+def test_long_after_a_fail_over_nothing_waits_for_members(cluster: InMemoryCluster) -> None:
+    """Members had their time to join, although nobody has called the coordinator since."""
+    with member(cluster) as consumer:
+        send(cluster, b"0")
+        drain(consumer)
+        consumer.commit()
+    groups = fail_over(cluster)
+    cluster.clock.advance(60)
+    assert groups.delete("g", {"orders": {0: 1}}) == ("ok", None)
+
+
 def fail_over(cluster: InMemoryCluster) -> GroupService:
     """The broker leads in a new term, with an empty memory of members."""
     network: Any = cluster._network
