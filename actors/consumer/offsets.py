@@ -161,24 +161,37 @@ class OffsetReader:
         standing = self._commit_first(group, first, timeout_s) if first else {}
         return [standing.get(look.tp, offset) for look, offset in zip(lookups, chosen, strict=True)]
 
-    def begin_at_start(
-        self, group: str, partitions: Iterable[TopicPartition], timeout_s: float
-    ) -> frozenset[str]:
-        """Commits the starts as the group's places where it has none. Returns the topics that may lack places
-        afterwards, because a broker group does not know them yet, or no longer: try these again."""
-        starts: dict[TopicPartition, int] = {}
+    def begin(self, group: str, at_end: Mapping[TopicPartition, bool], timeout_s: float) -> frozenset[str]:
+        """Commits the ends of these partitions, or else their starts, as the group's places where it has
+        none. Returns the topics that may lack places afterwards, because a broker group does not know them
+        yet, or no longer: try these again."""
+        places: dict[TopicPartition, int] = {}
         late: set[str] = set()
-        for tp, found in self.bounds(partitions, timeout_s).items():
+        for tp, found in self.bounds(at_end, timeout_s).items():
             if isinstance(found, UnknownTopic):
                 late.add(tp[0])
             else:
-                starts[tp] = found[0]
-        while starts := {tp: start for tp, start in starts.items() if tp[0] not in late}:
-            answer = self._send_first(group, starts, timeout_s)
+                places[tp] = found[at_end[tp]]
+        while places := {tp: place for tp, place in places.items() if tp[0] not in late}:
+            answer = self._send_first(group, places, timeout_s)
             if not isinstance(answer, TopicMissing | TopicIsOther):
                 break
             late.add(answer.topic)  # one such topic must not hold up the others
         return frozenset(late)
+
+    def incomplete(self, topics: Iterable[TopicInfo], timeout_s: float) -> frozenset[str]:
+        """Those of these topics that a broker group with partitions of theirs does not know yet, or no
+        longer."""
+        groups = self._router.info.groups
+        if groups == 1:
+            return frozenset()
+        asked = [(info.name, p, EARLIEST) for info in topics for p in range(min(info.partitions, groups))]
+        found = self.offsets(asked, timeout_s)
+        return frozenset(
+            topic
+            for (topic, _, _), offset in zip(asked, found, strict=True)
+            if isinstance(offset, UnknownTopic)
+        )
 
     def _commit_first(
         self, group: str, ends: Mapping[TopicPartition, int], timeout_s: float

@@ -52,6 +52,8 @@ class Subscribing:
         found = self._offsets.hear(pattern.topics, self._timeout_s)
         if self._group is not None and self._reset == "latest":
             pattern.learn(answer, self._first_places(self._group, found))
+        else:
+            pattern.learn(answer, self._offsets.incomplete(found, self._timeout_s))
 
     def _first_places(self, group: str, found: Sequence[TopicInfo]) -> frozenset[str]:
         """Commits the group's first places in the topics that a pattern has found. If it has places in some
@@ -60,19 +62,20 @@ class Subscribing:
         if not found:
             return frozenset()
         names = [info.name for info in found]
-        begun = {topic for topic, _ in self._offsets.committed(group, names, self._timeout_s)}
-        now: list[TopicPartition] = []
-        later: list[TopicPartition] = []
-        for info in found:
-            partitions = [(info.name, p) for p in range(info.partitions)]
-            (later if begun and info.name not in begun else now).extend(partitions)
-        self.places_now(now)
-        return self._offsets.begin_at_start(group, later, self._timeout_s) if later else frozenset()
+        known = self._offsets.committed(group, names, self._timeout_s)
+        begun = {topic for topic, _ in known}
+        at_end = {
+            (info.name, p): not begun or info.name in begun
+            for info in found
+            for p in range(info.partitions)
+            if (info.name, p) not in known
+        }
+        return self._offsets.begin(group, at_end, self._timeout_s) if at_end else frozenset()
 
     def follow(self, pattern: TopicPattern, timeout_s: float) -> bool:
         """Looks for changes since the last answer. Returns whether the topics have changed; the first places
         of new ones are then committed. A new topic that a broker group has not created yet is tried again
-        next time: a member that read it without a place would begin at its end."""
+        next time: reading it now would fail there, and with "latest" begin at its end."""
         before = pattern.topics
         answer = self._names(pattern, timeout_s)
         known = frozenset(before)
@@ -80,8 +83,10 @@ class Subscribing:
         new = self._offsets.hear([t for t in pattern.found(answer) if t not in known], timeout_s)
         late: frozenset[str] = frozenset()
         if new and self._group is not None and self._reset == "latest":
-            partitions = [(info.name, p) for info in new for p in range(info.partitions)]
-            late = self._offsets.begin_at_start(self._group, partitions, timeout_s)
+            partitions = {(info.name, p): False for info in new for p in range(info.partitions)}
+            late = self._offsets.begin(self._group, partitions, timeout_s)
+        elif new:
+            late = self._offsets.incomplete(new, timeout_s)
         pattern.learn(answer, late)  # only now, so that new ones are new again if anything above has failed
         return pattern.topics != before
 

@@ -91,25 +91,41 @@ def test_several_members_and_several_groups_of_brokers(tmp_path, consumer_of):
         brokers.close()
 
 
+@pytest.fixture(scope="module")
+def two_groups(tmp_path_factory):
+    brokers = Brokers(tmp_path_factory.mktemp("groups"), groups=2)
+    yield brokers
+    brokers.close()
+
+
+@pytest.mark.parametrize("early", [True, False], ids=["after subscribe", "before subscribe"])
+@pytest.mark.parametrize("reset", ["latest", "earliest"])
 @pytest.mark.parametrize("coordinator", [0, 1])
-def test_a_topic_is_found_while_a_group_of_brokers_has_not_created_it_yet(tmp_path, consumer_of, coordinator):
-    """Its places cannot all be committed then, wherever offsets are kept. Other new topics need not wait."""
-    name = next(f"g{i}" for i in range(99) if coordinator_group(f"g{i}", 2) == coordinator)
-    brokers = Brokers(tmp_path, groups=2)
-    try:
-        consumer = consumer_of(
-            brokers, group=name, pattern="a-.*", auto_offset_reset="latest", config=QUICK
-        )  # fmt: skip
-        brokers.groups[0].topic("a-1", 2)
-        brokers.topic("a-2", 2)
-        settle([consumer], lambda: ("a-2", 1) in consumer.assignment())
-        brokers.groups[1].topic("a-1", 2)
-        brokers.produce("a-1", 0, numbered(0, 2))
-        brokers.produce("a-1", 1, numbered(2, 4))
-        got = settle([consumer], lambda: len(consumer.assignment()) == 4)
-        assert sorted(values(got + read(consumer, 4 - len(got)))) == numbered(0, 4)
-    finally:
-        brokers.close()
+def test_a_topic_is_found_while_a_group_of_brokers_has_not_created_it_yet(
+    two_groups, unique, consumer_of, coordinator, reset, early
+):
+    """Its places cannot all be looked up then, wherever offsets are kept. Other topics need not wait. Both
+    for a new group and for one whose members look for topics."""
+    brokers, kind = two_groups, unique("shop")
+    name = next(f"{kind}{i}" for i in range(99) if coordinator_group(f"{kind}{i}", 2) == coordinator)
+
+    def create():
+        brokers.groups[0].topic(f"{kind}-1", 2)
+        brokers.topic(f"{kind}-2", 2)
+
+    if not early:
+        create()
+    consumer = consumer_of(
+        brokers, group=name, pattern=f"{kind}-.*", auto_offset_reset=reset, config=QUICK
+    )  # fmt: skip
+    if early:
+        create()
+    settle([consumer], lambda: (f"{kind}-2", 1) in consumer.assignment())
+    brokers.groups[1].topic(f"{kind}-1", 2)
+    brokers.produce(f"{kind}-1", 0, numbered(0, 2))
+    brokers.produce(f"{kind}-1", 1, numbered(2, 4))
+    got = settle([consumer], lambda: len(consumer.assignment()) == 4)
+    assert sorted(values(got + read(consumer, 4 - len(got)))) == numbered(0, 4)
 
 
 def test_a_member_that_joins_before_the_others_have_found_a_topic_begins_at_its_start(
