@@ -1,8 +1,9 @@
-"""A slow wire: packets that the router sends into a TUN device come out of it later, or never.
+"""Simulates a slow link: packets that the router sends into a TUN device come out of it later, or are lost.
 
-The kernel's own netem would do the same where it is built in; this works wherever TUN does, and needs no
-second way to choose the packets. It runs as a process in the router's namespace
-(``python -m tests.chaos.rig.delays``), takes its table as JSON lines on its standard input and ends with it:
+The kernel's netem does the same, but not every kernel has it; this needs only TUN, and the routing rules
+choose the packets. It runs as a process in the router's namespace
+(``python -m tests.chaos.rig.delays``), reads its table as JSON lines from standard input, and ends when that
+ends:
 ``{"source": "10.77.0.2", "target": "10.77.1.2", "seconds": 1.0, "jitter": 0.2, "loss": 0.1, "seed": 7}``.
 """
 
@@ -22,7 +23,7 @@ from dataclasses import dataclass, field
 DEVICE = "delay0"
 _TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
 _PACKET_MAX = 65536
-#: What is on its way at most, as in a real router; packets beyond it are lost, and TCP sends them again.
+#: Limit of the bytes in transit, as in a real router. Packets beyond it are lost, and TCP sends them again.
 WAITING_MAX_BYTES = 64 << 20
 _ADDRESSES = slice(12, 20)
 
@@ -37,7 +38,7 @@ class Wire:
     dice: random.Random
 
     def take(self) -> float | None:
-        """How long the next packet is under way; None: it is lost."""
+        """Seconds that the next packet takes; None: it is lost."""
         if self.loss and self.dice.random() < self.loss:
             return None
         return max(0.0, self.seconds + self.dice.uniform(-self.jitter, self.jitter))
@@ -45,7 +46,7 @@ class Wire:
 
 @dataclass(slots=True)
 class Wires:
-    """Packets under way, by the moment of their arrival; no clock and no device of its own."""
+    """Packets in transit, by the time of their arrival. It has no clock and no device."""
 
     table: dict[bytes, Wire] = field(default_factory=dict)
     _waiting: list[tuple[float, int, bytes]] = field(default_factory=list)
@@ -61,7 +62,7 @@ class Wires:
         )
 
     def put(self, packet: bytes, now: float) -> None:
-        """A packet arrives from its sender. One of an unknown pair passes at once."""
+        """Take a packet from its sender. It is due at once if its two hosts are not in the table."""
         wire = self.table.get(packet[_ADDRESSES])
         wait = wire.take() if wire else 0.0
         if wait is None or self._bytes + len(packet) > WAITING_MAX_BYTES:
@@ -71,7 +72,7 @@ class Wires:
         heapq.heappush(self._waiting, (now + wait, self._count, packet))
 
     def due(self, now: float) -> list[bytes]:
-        """Packets whose time has come, in order."""
+        """The packets that are due, in order."""
         ready = []
         while self._waiting and self._waiting[0][0] <= now:
             ready.append(heapq.heappop(self._waiting)[2])
@@ -84,7 +85,7 @@ class Wires:
 
 
 def open_device(name: str = DEVICE) -> int:
-    """The TUN device of that name in this process's namespace, created if need be."""
+    """The TUN device with this name in this process's namespace; created if it does not exist."""
     device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     fcntl.ioctl(device, _TUNSETIFF, struct.pack("16sH22x", name.encode(), _IFF_TUN | _IFF_NO_PI))
     return device
@@ -98,7 +99,7 @@ def main() -> None:
     selector.register(sys.stdin, selectors.EVENT_READ)
     print("ready", flush=True)
     while True:
-        # epoll counts in milliseconds and rounds up, which is as exact as a wire needs to be.
+        # epoll's time-out is rounded up to milliseconds, which is exact enough.
         for key, _ in selector.select(wires.pause(time.monotonic())):
             if key.fileobj is sys.stdin:
                 line = sys.stdin.readline()
@@ -111,12 +112,12 @@ def main() -> None:
         for packet in wires.due(time.monotonic()):
             try:
                 os.write(device, packet)
-            except OSError:  # no room, or the way is blocked by now: the packet is lost
+            except OSError:  # no buffer space, or the route is blocked by now: the packet is lost
                 continue
 
 
 def receive(device: int, wires: Wires) -> None:
-    """Take what has arrived, but not for ever: due packets must leave too."""
+    """Read a limited number of packets that have arrived: due packets must leave, too."""
     for _ in range(256):
         try:
             packet = os.read(device, _PACKET_MAX)

@@ -1,12 +1,12 @@
-"""Disks of simulated hosts: a real ext4 each, in a file of its own, to fill, to fail, or to cut off.
+"""Disks of simulated hosts: each is a real ext4 file system in a file, which can be filled or made to fail.
 
-- ``fill``: a ballast file takes all space (ENOSPC), ``give_back`` cuts it a little, ``free`` removes it.
-- ``fail``: the file system stops as if the disk had gone: every write, fsync and open ends in EIO, and what
+- ``fill``: a ballast file takes all space (ENOSPC), ``give_back`` makes it smaller, ``free`` removes it.
+- ``fail``: the file system stops as if the disk were gone: every write, fsync and open ends in EIO, and what
   was not synced is lost. ``replace`` brings it back from its journal, as after a power cut.
-- ``exhaust`` (thin disks only): the storage below has no room for blocks that were never written. Writes
-  still succeed, in memory; the next fsync fails (EIO or ENOSPC), and the file system may go read-only.
+- ``exhaust`` (thin disks only): the underlying storage has no room for blocks that were never written. Writes
+  still succeed in memory; the next fsync fails (EIO or ENOSPC), and the file system may go read-only.
 
-Device-mapper's error and flakey targets would be another way; they need a kernel that has them.
+Device-mapper's error and flakey targets could do the same, but not every kernel has them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SHUTDOWN, _NOLOGFLUSH = 0x8004587D, 2
 
 
 def unavailable() -> str | None:
-    """Why there can be no disks here; None if there can. Found by trying."""
+    """Why this machine cannot have such disks; None if it can. Finds out by making one."""
     if os.geteuid() != 0:
         return "mounting a file system needs root"
     for tool in ("mkfs.ext4", "mount", "umount"):
@@ -46,7 +46,7 @@ def unavailable() -> str | None:
 class Disk:
     """One file system below ``directory``; files go into ``path``. Real fsync, unless ``thin``.
 
-    A thin disk promises ``size`` bytes and has ``room`` for so many (in memory), until ``exhaust``.
+    A thin disk has ``size`` bytes (in memory) until ``exhaust``.
     """
 
     def __init__(self, directory: Path, size: int, *, thin: bool = False) -> None:
@@ -63,8 +63,8 @@ class Disk:
             run("mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(self._below))
         with open(self._image, "wb") as image:
             image.truncate(size)
-        # Everything written at once: nothing is left to the kernel's background initialisation. No reserve
-        # for root, as whom the brokers run here.
+        # Write everything now, without the kernel's background initialisation; and no reserve for root,
+        # because the brokers run as root here.
         lazy = "lazy_itable_init=0,lazy_journal_init=0"
         run("mkfs.ext4", "-q", "-F", "-m", "0", "-E", lazy, str(self._image))
         self._mount()
@@ -73,25 +73,25 @@ class Disk:
         run("mount", "-o", "loop", str(self._image), str(self.path))
 
     def fill(self, leave: int = 0) -> int:
-        """Take all space that is left, but for ``leave`` bytes; returns how many bytes that was."""
+        """Take all free space except ``leave`` bytes; returns the number of bytes taken."""
         taken = _fill(self._ballast)
-        os.sync()  # delayed allocation: what others have in memory takes its blocks now, too
+        os.sync()  # delayed allocation: data that others have in memory get their blocks now, too
         taken += _fill(self._ballast)
         if leave:
             os.truncate(self._ballast, max(0, self._ballast.stat().st_size - leave))
         return taken - leave
 
     def give_back(self, size: int) -> None:
-        """So many bytes of what ``fill`` took; whoever waits for room soon meets the end of it again."""
+        """Free ``size`` bytes of what ``fill`` took, so a waiting process soon runs out of space again."""
         if self._ballast.exists():
             os.truncate(self._ballast, max(0, self._ballast.stat().st_size - size))
 
     def free(self) -> None:
-        """Give the space back."""
+        """Free all of it."""
         self._ballast.unlink(missing_ok=True)
 
     def exhaust(self) -> None:
-        """Thin disks: take the room below. Blocks that were written before can be written again."""
+        """Thin disks: use up the underlying storage. Blocks that were written before can be overwritten."""
         if not self.thin:
             raise RigError("only a thin disk can be exhausted from below: Disk(..., thin=True)")
         self.failed = True
@@ -99,7 +99,7 @@ class Disk:
         _fill(self._below / "ballast")
 
     def fail(self) -> None:
-        """From now on everything ends in EIO. What was not synced is gone."""
+        """From now on every operation fails with EIO. Unsynced data are lost."""
         self.failed = True
         mount = os.open(self.path, os.O_RDONLY)
         try:
@@ -108,11 +108,11 @@ class Disk:
             os.close(mount)
 
     def replace(self) -> None:
-        """After ``fail`` or ``exhaust``: mount it anew. Nobody may have a file open on it any more."""
+        """Mount it again after ``fail`` or ``exhaust``. No process may have a file on it open."""
         (self._below / "ballast").unlink(missing_ok=True)
         unmount(self.path)
         checked = attempt(("fsck.ext4", "-p", str(self._image)))
-        # It says so with a code above 0 when it has mended something; a mount tells whether that is enough.
+        # Its exit code is above 0 if it repaired anything; the mount shows whether the repair is sufficient.
         try:
             self._mount()
         except RigError as error:
@@ -125,7 +125,7 @@ class Disk:
 
 
 def _fill(path: Path) -> int:
-    """Grow the file until there is no space at all; returns by how much."""
+    """Grow the file until no space is left; returns the number of bytes added."""
     taken = 0
     with open(path, "ab", buffering=0) as ballast:
         for size in (MIB, 4096, 1024):

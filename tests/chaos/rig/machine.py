@@ -1,11 +1,11 @@
-"""The rig as a whole: hosts, disks, Ray and EscrowMQ on them, and everything that can be done to them.
+"""The whole rig: hosts, disks, Ray and EscrowMQ on them, and the faults that can be inflicted on them.
 
-At the start replica 1 of every group lives on host ``n1``, with a disk of its own; ``spares`` are hosts
-without a replica, for the supervisor to move one to. ``HEAD`` is the host of Ray's control store and of the
-clients; it has no small disk, and is not killed. Use it so::
+At the start, replica 1 of every group is on host ``n1``, which has a separate disk, and so on. ``spares`` are
+hosts without a replica, to which the supervisor may move one. ``HEAD`` is the host of Ray's control store and
+of the clients; it has no small disk, and is not killed. Example::
 
     with MachineRig() as rig:
-        rig.enter()                                    # this thread is on the head now
+        rig.enter()                                    # this thread now runs on the head
         with escrowmq.connect(rig.address) as cluster:
             rig.cut(0, 1)
 """
@@ -33,7 +33,7 @@ Place = int | str
 
 
 class MachineRig:
-    """Builds everything when it is made; ``close`` removes it. Faults stay until ``heal`` or ``mend``."""
+    """The constructor builds everything, ``close`` removes it. Faults last until ``heal`` or ``mend``."""
 
     def __init__(
         self,
@@ -46,11 +46,11 @@ class MachineRig:
         config: dict[str, Any] | None = None,
         seed: int = 0,
     ) -> None:
-        """``thin``: replicas whose disks can be exhausted. ``config``: as in escrowmq.yaml."""
-        netns.remove_stale()  # first: the processes hold the mounts
+        """``thin``: replicas whose disks can be exhausted. ``config``: settings as in escrowmq.yaml."""
+        netns.remove_stale()  # first, because their processes hold the mounts
         remove_stale_directories()
         self.replicas = range(replicas)
-        #: All hosts but the head, each of which has a disk.
+        #: All hosts except the head; each has a disk.
         self.hosts = tuple(self.host(number) for number in range(replicas + spares))
         self.disks: dict[str, Disk] = {}
         self._network: Network | None = None
@@ -83,12 +83,12 @@ class MachineRig:
         self.close()
 
     def close(self) -> None:
-        """Kill everything on the hosts and remove them, their disks and files. Twice does no harm."""
+        """Kill everything on the hosts, and remove the hosts, their disks and files. Idempotent."""
         if self._network is not None:
             self._network.close()
         remove_directory(self.directory)
 
-    # ------------------------------------------------------------ where things are
+    # ------------------------------------------------------------ places
 
     @property
     def network(self) -> Network:
@@ -98,12 +98,12 @@ class MachineRig:
 
     @property
     def address(self) -> str:
-        """Of Ray, for ``escrowmq.connect`` on the head."""
+        """Ray's address, for ``escrowmq.connect`` on the head."""
         return self.ray.address
 
     @staticmethod
     def host(place: Place) -> str:
-        """A replica's host; a host's name is that already."""
+        """The host of a replica; a host's name is returned unchanged."""
         return f"n{place}" if isinstance(place, int) else place
 
     def enter(self) -> None:
@@ -118,33 +118,33 @@ class MachineRig:
         return [*self.network.within(HEAD), *arguments]
 
     def logs(self) -> list[Path]:
-        """What the processes of Ray and of the brokers wrote, most recent last."""
+        """The output of Ray's and the brokers' processes, most recent last."""
         files = self.directory.glob("*/session_2*/logs/*.*")
         return sorted((path for path in files if path.is_file()), key=lambda path: path.stat().st_mtime)
 
     # ------------------------------------------------------------ network
 
     def cut(self, a: Place, b: Place, one_way: bool = False, *, raft_only: bool = False) -> None:
-        """Lose all packets from ``a`` to ``b`` (and back). ``raft_only``: Ray's traffic still passes."""
+        """Drop all packets from ``a`` to ``b`` (and back). ``raft_only``: Ray's traffic still passes."""
         ports = RAFT_LINKS if raft_only else None
         self.network.cut(self.host(a), self.host(b), one_way=one_way, ports=ports)
 
     def cut_off(self, place: Place, *, raft_only: bool = False) -> None:
-        """Cut a host from the others, but for Ray and the clients on its head, which reach it."""
+        """Cut a host off from the others; Ray and the clients on the head still reach it."""
         for other in self._others(place):
             self.cut(place, other, raft_only=raft_only or HEAD in (other, place))
 
     def _others(self, place: Place) -> list[str]:
-        """Every host on which a replica may be, but this one."""
+        """All other hosts that may have a replica."""
         return [host for host in (*self.hosts, HEAD) if host != self.host(place)]
 
     def slow_down(self, place: Place, seconds: float) -> None:
-        """Links of a host to the others are late; clients and Ray on its head reach it as ever."""
+        """Delay a host's links to the others, but not those to the clients and Ray on the head."""
         for other in self._others(place):
             self.delay(place, other, seconds, raft_only=HEAD in (other, place))
 
     def isolate(self, place: Place) -> None:
-        """Cut a host from everything, also from Ray, which takes the node for dead in 1 to 3 s."""
+        """Cut a host off from everything, Ray included, which declares the node dead after 1 to 3 s."""
         self.network.isolate(self.host(place))
 
     def delay(
@@ -158,40 +158,40 @@ class MachineRig:
         one_way: bool = False,
         raft_only: bool = False,
     ) -> None:
-        """Make packets late, each way, and lose a share of them; between replicas or to the head."""
+        """Delay packets in both directions, and drop a share of them; between replicas, or to the head."""
         ports = RAFT_LINKS if raft_only else None
         self.network.delay(
             self.host(a), self.host(b), seconds, jitter=jitter, loss=loss, one_way=one_way, ports=ports
         )
 
     def heal(self) -> None:
-        """All packets arrive again. A node that Ray has taken for dead meanwhile needs ``mend``."""
+        """Let all packets arrive again. A node that Ray declared dead meanwhile needs ``mend``."""
         self.network.heal()
 
     # ------------------------------------------------------------ disks
 
     def fill_disk(self, place: Place, leave: int = 0) -> None:
-        """No space is left (ENOSPC), or just so many bytes."""
+        """Fill the disk (ENOSPC), except for ``leave`` bytes."""
         self.disks[self.host(place)].fill(leave)
 
     def give_back(self, place: Place, size: int) -> None:
-        """A full disk has room for so many bytes more."""
+        """Free so many bytes of a full disk."""
         self.disks[self.host(place)].give_back(size)
 
     def free_disk(self, place: Place) -> None:
-        """There is space again."""
+        """Free a full disk."""
         self.disks[self.host(place)].free()
 
     def fail_disk(self, place: Place) -> None:
-        """Every access ends in EIO and unsynced data are lost, until ``replace_disk``."""
+        """Every access fails with EIO, and unsynced data are lost, until ``replace_disk``."""
         self.disks[self.host(place)].fail()
 
     def exhaust_disk(self, place: Place) -> None:
-        """Writes succeed, the fsync after them fails, until ``replace_disk``. For ``thin`` replicas."""
+        """Writes succeed, but the fsync after them fails, until ``replace_disk``. For ``thin`` replicas."""
         self.disks[self.host(place)].exhaust()
 
     def replace_disk(self, place: Place) -> None:
-        """Mount a failed disk anew, with what was synced; the node, if it runs, loses power meanwhile."""
+        """Mount a failed disk again, with the synced data; the node, if it runs, is killed for that."""
         running = self.ray.raylet(self.host(place)) is not None
         self.kill_node(place)
         self.disks[self.host(place)].replace()
@@ -216,7 +216,7 @@ class MachineRig:
         self.ray.start(self.host(place))
 
     def mend(self) -> None:
-        """Undo every fault. To be repeated while the cluster is not well: nodes die late of earlier cuts."""
+        """Undo every fault. Repeat it until the cluster is healthy: nodes may die late from earlier cuts."""
         self.heal()
         for host, disk in self.disks.items():
             disk.free()
@@ -225,7 +225,7 @@ class MachineRig:
         self.revive()
 
     def revive(self) -> None:
-        """Start the nodes that died. What is cut or full stays so."""
+        """Start the nodes that died. Cut links and full disks stay as they are."""
         for host in self.hosts:
             if self.ray.raylet(host) is None:
                 self.kill_node(host)

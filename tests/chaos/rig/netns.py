@@ -1,8 +1,8 @@
-"""Hosts of a simulated network: a network namespace each, joined by a router in a namespace of its own.
+"""Hosts of a simulated network: each is a network namespace, and a router in another namespace joins them.
 
-Nothing here touches the machine's own network: the router is linked to the hosts alone. What goes from one
-host to another is decided by the router's routing rules: a pair of hosts can be cut (one way or both) or
-sent over a slow wire (``delays``), for all of its traffic or for some TCP ports. Needs root and ``ip``.
+The machine's own network is not touched: the router is linked only to the hosts. The router's routing rules
+decide about the traffic between two hosts: it can be cut (in one direction or both) or sent over a slow link
+(``delays``), all of it or that of some TCP ports. Needs root and ``ip``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from tests.chaos.rig.delays import DEVICE
 from tests.chaos.rig.shell import RigError, attempt, is_stale, own_tag, run
 
-#: Addresses of our own; the same in every run, since the namespaces of two runs never meet.
+#: The same addresses in every run, since the namespaces of two runs are not connected.
 _PREFIX = "10.77"
 _CUT, _SLOW, _TABLE = 100, 200, 77
 _CLONE_NEWNET = 0x40000000
@@ -33,23 +33,23 @@ _ROOT = Path(__file__).resolve().parents[3]
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """TCP traffic whose both ends are in this range."""
+    """TCP traffic with both ports in this range."""
 
     first: int
     last: int
 
     def selector(self) -> tuple[str, ...]:
-        """As ``ip rule`` wants it."""
+        """The range in the syntax of ``ip rule``."""
         wanted = f"{self.first}-{self.last}"
         return ("ipproto", "tcp", "sport", wanted, "dport", wanted)
 
 
-#: What the hosts' kernels give to whoever asks for any port.
+#: The range from which the hosts' kernels choose a port if a program asks for any.
 GIVEN_PORTS = Ports(32768, 60999)
 
 
 def unavailable() -> str | None:
-    """Why hosts cannot be simulated here; None if they can. Found by trying."""
+    """Why this machine cannot simulate hosts; None if it can. Finds out by trying."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     if shutil.which("ip") is None:
@@ -71,7 +71,7 @@ def unavailable() -> str | None:
 
 
 class Network:
-    """Some hosts that reach each other. Use as a context manager; ``close`` kills what runs in the hosts."""
+    """Hosts that can reach each other. A context manager; ``close`` kills all processes on the hosts."""
 
     def __init__(self, hosts: Sequence[str], seed: int = 0) -> None:
         remove_stale()
@@ -109,7 +109,7 @@ class Network:
             run("ip", "-n", inside, *f"route add default via {gateway}".split())
             ports = f"echo {GIVEN_PORTS.first} {GIVEN_PORTS.last} > /proc/sys/net/ipv4/ip_local_port_range"
             run(*self.within(host), "sh", "-c", ports)
-        # Packets come back from the slow wire by another device than the one they arrived at.
+        # Packets come back from the slow link through another device than the one they arrived at.
         settings = "echo 0 | tee /proc/sys/net/ipv4/conf/*/rp_filter; echo 1 > /proc/sys/net/ipv4/ip_forward"
         run(*self.within("router"), "sh", "-c", settings)
         self._start_wire()
@@ -142,7 +142,7 @@ class Network:
         return f"{_PREFIX}.{self.hosts.index(host)}.2"
 
     def within(self, host: str) -> list[str]:
-        """What to put before a command so that it runs on the host."""
+        """The words that make a command run on the host when put before it."""
         return ["ip", "netns", "exec", self.namespace(host)]
 
     def enter(self, host: str) -> None:
@@ -153,28 +153,28 @@ class Network:
                 raise RigError(f"setns: {os.strerror(ctypes.get_errno())}")
 
     def processes(self, host: str) -> list[int]:
-        """Ids of all processes on the host, but this one."""
+        """Ids of all processes on the host except this one."""
         return processes_in(self.namespace(host))
 
     def kill(self, host: str) -> int:
-        """SIGKILL everything on the host, also what is being started meanwhile; returns how many."""
+        """Send SIGKILL to all processes on the host, new ones included; returns their number."""
         return _kill_all(self.namespace(host))
 
     # ------------------------------------------------------------ faults
 
     def cut(self, a: str, b: str, *, one_way: bool = False, ports: Ports | None = None) -> None:
-        """Lose everything from ``a`` to ``b``, and back unless ``one_way``: packets just vanish."""
+        """Drop all packets from ``a`` to ``b``, and back unless ``one_way``, without an error."""
         for source, target in ((a, b),) if one_way else ((a, b), (b, a)):
             self._rule(_CUT, source, target, ports, "blackhole")
 
     def isolate(self, host: str) -> None:
-        """Cut a host from all others."""
+        """Cut a host off from all others."""
         for other in self.hosts:
             if other != host:
                 self.cut(host, other)
 
     def partition(self, sides: Iterable[Sequence[str]], *, ports: Ports | None = None) -> None:
-        """Cut every pair of hosts that are on different sides."""
+        """Cut every pair of hosts on different sides."""
         groups = [list(side) for side in sides]
         for number, side in enumerate(groups):
             for other in groups[number + 1 :]:
@@ -193,10 +193,10 @@ class Network:
         one_way: bool = False,
         ports: Ports | None = None,
     ) -> None:
-        """Make packets from ``a`` to ``b`` late by ``seconds`` ± ``jitter``, and lose the share ``loss``.
+        """Delay packets from ``a`` to ``b`` by ``seconds`` ± ``jitter``, and drop the share ``loss`` of them.
 
-        The way back likewise, unless ``one_way``. Jitter reorders. A later delay of the same pair replaces
-        the earlier one.
+        The other direction too, unless ``one_way``. Jitter reorders packets. A later delay of the same pair
+        replaces the earlier one.
         """
         for source, target in ((a, b),) if one_way else ((a, b), (b, a)):
             self._seed += 1
@@ -215,7 +215,7 @@ class Network:
             self._rule(_SLOW, source, target, ports, "lookup", str(_TABLE))
 
     def heal(self) -> None:
-        """Undo all cuts and delays. What is on a slow wire still arrives late."""
+        """Undo all cuts and delays. Packets already on a slow link still arrive late."""
         while self._rules:
             run("ip", "-n", self.namespace("router"), "rule", "del", *self._rules[-1])
             self._rules.pop()
@@ -229,7 +229,7 @@ class Network:
             self._rules.append(rule)
 
     def close(self) -> None:
-        """End everything in the hosts and remove them. Twice does no harm."""
+        """Kill everything on the hosts, and remove the hosts. Idempotent."""
         if self._wire is not None:
             assert self._wire.stdin is not None and self._wire.stdout is not None
             self._wire.stdin.close()
@@ -243,7 +243,7 @@ class Network:
 
 
 def remove_stale() -> list[str]:
-    """Remove the namespaces of runs that died, with what still runs in them; returns their names."""
+    """Remove the namespaces of runs that died, and kill what runs in them; returns their names."""
     stale = [name for name in _namespaces() if is_stale(name)]
     for name in stale:
         _remove(name)
@@ -256,12 +256,12 @@ def _namespaces() -> list[str]:
 
 def _remove(namespace: str) -> None:
     _kill_all(namespace)
-    with contextlib.suppress(RigError):  # somebody else removed it at the same time
+    with contextlib.suppress(RigError):  # another process removed it at the same time
         run("ip", "netns", "del", namespace)
 
 
 def processes_in(namespace: str) -> list[int]:
-    """Who lives in a namespace, but this process. Without help of a command: it might live there itself."""
+    """Pids of the processes in a namespace, except this one. Runs no command: it might be one of them."""
     try:
         wanted = (_NAMESPACES / namespace).stat().st_ino
     except FileNotFoundError:
@@ -281,7 +281,7 @@ def _lives_in(pid: int, namespace: int) -> bool:
 
 
 def _kill_all(namespace: str) -> int:
-    """See ``Network.kill``. A process is held by a descriptor and looked at again: ids are used anew."""
+    """See ``Network.kill``. It opens a descriptor of each process and looks again, since pids are reused."""
     killed = 0
     deadline = time.monotonic() + 10.0
     while pids := processes_in(namespace):

@@ -1,10 +1,10 @@
-"""A Ray cluster whose nodes are simulated hosts, and EscrowMQ on it, started as users start it.
+"""A Ray cluster with simulated hosts as nodes, and EscrowMQ on it, started as users start it.
 
-One host has Ray's control store, the supervisor and the clients, and no replica at first: Ray does not
-survive its loss, so nothing is to be learned from it. Every other host is a Ray node, with a replica of each
-group or, as a spare, without. The supervisor may move a replica to any of them, also to the head. All of
-Ray's own ports are below the range that the kernel gives out, so that traffic with both ends in that range is
-that of the Raft links.
+One host has Ray's control store, the supervisor and the clients, and at first no replica: Ray does not
+survive the loss of this host, so no test loses it. Every other host is a Ray node, with a replica of each
+group or, as a spare, without. The supervisor may move a replica to any host, the head included. All of Ray's
+ports are below the range from which the kernel chooses ports, so traffic with both ports in that range is
+Raft's.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from escrowmq.cluster.settings import ClusterSettings, RaySettings
 from tests.chaos.rig.netns import GIVEN_PORTS, Network
 from tests.chaos.rig.shell import RigError
 
-#: Sorts after the others: replicas are placed on nodes in the order of their names.
+#: Sorts after the others, because replicas are placed on nodes in the order of the nodes' names.
 HEAD = "ray"
 GCS_PORT = 10000
 RAFT_LINKS = GIVEN_PORTS
@@ -42,12 +42,12 @@ _PORTS = {
     "min-worker-port": 11000,
     "max-worker-port": 19999,
 }
-#: Puts the host's disk in the place of the data directory, for this process and what it starts.
+#: Mounts the host's disk over the data directory, for this process and its children.
 _WITH_DISK = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'
 
 
 class RayNodes:
-    """Ray on the hosts of a network. ``data_dir`` is one path, but on each host with a disk that disk."""
+    """Ray on the hosts of a network. ``data_dir``: one path, where each host's disk is mounted."""
 
     def __init__(self, network: Network, directory: Path, disks: dict[str, Path]) -> None:
         self.network, self._directory, self._disks = network, directory, disks
@@ -56,15 +56,15 @@ class RayNodes:
         self.address = f"{network.address(HEAD)}:{GCS_PORT}"
 
     def start_all(self) -> None:
-        """The head first, then the others together."""
+        """Start the head first, then the others together."""
         self.start(HEAD)
         with ThreadPoolExecutor() as pool:
             list(pool.map(self.start, [host for host in self.network.hosts if host != HEAD]))
 
     def start(self, host: str) -> None:
-        """``ray start`` on a host, as its operator would, and again if need be. Raises RigError.
+        """Run ``ray start`` on a host, as an operator does; repeat it if it fails. Raises RigError.
 
-        A node that is slow to start on a busy machine is soon taken for dead: health checks are strict.
+        Health checks are strict: on a busy machine, a node that starts slowly is soon declared dead.
         """
         for attempt in range(1, START_ATTEMPTS + 1):
             try:
@@ -92,7 +92,7 @@ class RayNodes:
         self._on(host, command)
 
     def raylet(self, host: str) -> int | None:
-        """The id of the host's raylet, if it lives."""
+        """Pid of the host's raylet; None if it is dead."""
         for pid in self.network.processes(host):
             try:
                 if Path(f"/proc/{pid}/comm").read_text().strip() == "raylet":
@@ -102,16 +102,16 @@ class RayNodes:
         return None
 
     def escrowmq(self, *arguments: str) -> Any:
-        """``escrowmq ... --format json`` on the head; its result. Raises RigError."""
+        """Run ``escrowmq ... --format json`` on the head; returns its result. Raises RigError."""
         code = "from escrowmq.cluster.cli import main; main()"
         command = [sys.executable, "-c", code, *arguments, "--address", self.address, "--format", "json"]
         return json.loads(self._on(HEAD, command))
 
     def up(self, config: Path | None, hosts: Sequence[str], groups: int) -> dict[str, Any]:
-        """``escrowmq up`` with a replica of every group on each of these hosts.
+        """Run ``escrowmq up`` with a replica of every group on each of these hosts.
 
-        Their seats are chosen before: the supervisor would spread several groups over the head and spares
-        too.
+        Their places are chosen in advance: the supervisor would also use the head and the spares for
+        several groups.
         """
         shape = ClusterSettings(groups=groups, replicas=len(hosts))
         directory = ClusterDir(self.data_dir, shape, None)
@@ -140,10 +140,10 @@ class RayNodes:
 
 
 def _environment() -> dict[str, str]:
-    """This process's environment, without what is meant for another Ray.
+    """This process's environment, without the variables for another Ray.
 
-    Without token: nobody but the hosts reaches this Ray, and a process reads the token's place only once,
-    when Ray is imported, which may be long before there is a rig.
+    Without a token: only the hosts can reach this Ray. Besides, a process reads the token's path only when it
+    imports Ray, perhaps long before there is a rig.
     """
     own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     return {**own, "RAY_AUTH_MODE": "disabled"}

@@ -1,8 +1,8 @@
-"""The stories of test_machine.py, in a process of its own, which moves to the rig and joins Ray there.
+"""The stories of test_machine.py, in a separate process, which moves to the rig and joins Ray there.
 
-Each story hurts a running cluster in one way, checks what clients and replicas see meanwhile, and mends it;
-after each, all replicas must hold the same, and everything acknowledged. By hand:
-``python -m tests.chaos.rig.scenario cut full ...`` (no names: all of them).
+Each story inflicts one fault on a running cluster, checks what clients and replicas see meanwhile, and undoes
+it. Then all replicas must hold the same entries, and everything acknowledged. To run stories by hand:
+``python -m tests.chaos.rig.scenario cut full ...`` (without names: all of them).
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from escrowmq.actors.client.topology import broker_name
 from escrowmq.replication.errors import DiskFull
 from tests.chaos.rig.machine import MachineRig, wait_until
 
-#: Large enough to make full disks come soon, and truncation visible.
+#: Large enough to fill disks soon, and to make truncation visible.
 BODY_BYTES = 32_000
-#: Seconds in which a commit must be acknowledged again after the leader is lost. The machine may be busy.
+#: Limit (seconds) for the next acknowledged commit after the loss of the leader. The machine may be busy.
 FAIL_OVER_S = 15.0
-#: The replica whose disk has less room than it says.
+#: The replica with a thin disk.
 THIN = 0
-#: What brokers keep free of a disk that is small.
+#: The reserve that brokers keep free, for small disks.
 RESERVE_BYTES = 16 << 20
 BEGAN = time.monotonic()
 
@@ -47,27 +47,27 @@ class Story:
         wait_until("all are well", self.settled)
         cluster.admin.create_topic("t")
 
-    # ------------------------------------------------------------ looking
+    # ------------------------------------------------------------ reading
 
     def replicas(self) -> dict[int, Any]:
-        """What each replica that answers says of itself."""
+        """The report of each replica that answers."""
         return {r.replica: r for r in self.cluster.status().groups[0].replicas if r.reachable}
 
     def leader(self) -> int:
-        """Who leads and is ready to; the one of the latest term, since a deposed one may not know it yet."""
+        """The ready leader with the latest term; a deposed leader may not know of a later one yet."""
         ready = wait_until(
             "a leader", lambda: [(r.term, n) for n, r in self.replicas().items() if r.details.get("ready")]
         )
         return int(max(ready)[1])
 
     def settled(self) -> bool:
-        """All replicas answer and have applied the same, and the supervisor is content."""
+        """Whether all replicas answer and have applied the same, and the supervisor reports no problem."""
         found = self.replicas()
         same = len({r.applied_index for r in found.values()}) == 1
         return len(found) == len(self.rig.replicas) and same and self.cluster.health()["ready"]
 
     def visible(self, replica: int, start: int = 0) -> tuple[int, list[bytes]]:
-        """(end, values from ``start``) of the partition as this one replica shows them."""
+        """(end, values from ``start``) of the partition, read from this replica."""
         actor = ray.get_actor(broker_name(0, replica), namespace="escrowmq")
         end = ray.get(actor.fetch.remote([("t", 0, start)], 1, 0.0), timeout=5)[0][4]
         blobs: list[bytes] = []
@@ -82,11 +82,11 @@ class Story:
     # ------------------------------------------------------------ sending
 
     def body(self, number: int) -> bytes:
-        """A value that says its number."""
+        """A value that contains its number."""
         return (b"%08d" % number) * (BODY_BYTES // 8)
 
     def send(self) -> bool:
-        """One transaction; whether its commit was acknowledged."""
+        """Send one transaction; returns whether its commit was acknowledged."""
         number = self.sent
         self.sent += 1
         try:
@@ -99,7 +99,7 @@ class Story:
         return True
 
     def committed_within(self, what: str, patience_s: float = FAIL_OVER_S) -> float:
-        """Send until a commit is acknowledged; seconds it took. Must be less than ``patience_s``."""
+        """Send until a commit is acknowledged; returns the seconds, which must be below ``patience_s``."""
         began = time.monotonic()
         while not self.send():
             assert time.monotonic() - began < patience_s, f"{what}: nothing committed; {self.problems[-1]!r}"
@@ -109,7 +109,7 @@ class Story:
         return took
 
     def well_again(self, what: str) -> None:
-        """Mend everything; then all must hold the same, and every acknowledged number exactly once."""
+        """Undo all faults. All replicas must then hold the same, and every acknowledged number once."""
         began = time.monotonic()
 
         def mended() -> bool:
@@ -138,7 +138,8 @@ class Story:
 
 
 def cut(story: Story) -> None:
-    """Cut off from its peers, but not from its clients, a leader must neither acknowledge nor show."""
+    """A leader that is cut off from its peers, but not from its clients, must neither acknowledge commits nor
+    show them to readers."""
     old = story.leader()
     story.send()
     before, _ = story.visible(old)
@@ -157,7 +158,7 @@ def cut(story: Story) -> None:
 
 
 class _CutOffLeader:
-    """Watches a leader that is cut off: its commit index and what it shows must stand still."""
+    """Watches a leader that is cut off: its commit index and what readers see must not change."""
 
     def __init__(self, story: Story, replica: int, end: int) -> None:
         self._actor = ray.get_actor(broker_name(0, replica), namespace="escrowmq")
@@ -179,7 +180,7 @@ class _CutOffLeader:
             self.looks += 1
 
     def stop(self) -> int:
-        """How many entries it held without being able to commit them."""
+        """The number of entries that it held and could not commit."""
         self._stop.set()
         self._thread.join(10)
         assert not self._wrong, self._wrong[:3]
@@ -187,7 +188,8 @@ class _CutOffLeader:
 
 
 def full(story: Story) -> None:
-    """The leader's disk is full: refused with a typed error or taken by others, and nothing is lost."""
+    """The leader's disk is full: requests get a typed error or are served by another leader; nothing is
+    lost."""
     victim = story.leader()
     story.rig.fill_disk(victim)
     before = len(story.problems)
@@ -205,7 +207,7 @@ def full(story: Story) -> None:
 
 
 def scarce(story: Story) -> None:
-    """Below the leader's reserve new work is refused; what is open can be decided all the same."""
+    """Below the leader's reserve new work is refused, but open transactions can be decided."""
     number, victim = story.sent, story.leader()
     story.sent += 1
     with story.producer.transaction() as tx:
@@ -218,7 +220,7 @@ def scarce(story: Story) -> None:
 
 
 def full_follower(story: Story) -> None:
-    """A follower without space holds nobody up, and has everything once it has space again."""
+    """A follower without space delays no one, and catches up once it has space again."""
     leader = story.leader()
     victim = next(replica for replica in story.rig.replicas if replica != leader)
     story.rig.fill_disk(victim)
@@ -228,7 +230,7 @@ def full_follower(story: Story) -> None:
 
 
 def exhaust(story: Story) -> None:
-    """The leader's fsync fails: it must not take part any more, and nothing acknowledged may be lost."""
+    """The leader's fsync fails: it must leave the group, and nothing acknowledged may be lost."""
     while story.leader() != THIN:
         leader = story.leader()
         story.rig.cut_off(leader)
@@ -237,7 +239,7 @@ def exhaust(story: Story) -> None:
         wait_until("all are well", story.settled)
     story.rig.exhaust_disk(THIN)
     story.committed_within("leader's fsync fails")
-    # Until blocks are needed that were never written, all goes well, and rightly so.
+    # Nothing fails until blocks are needed that were never written, and that is correct.
     deadline = time.monotonic() + 20.0
     while story.replicas().get(THIN) and story.leader() == THIN and time.monotonic() < deadline:
         story.committed_within("leader's fsync may fail")
@@ -245,7 +247,7 @@ def exhaust(story: Story) -> None:
 
 
 def fail(story: Story) -> None:
-    """The leader's disk fails for good (EIO), with the loss of what was not synced."""
+    """The leader's disk fails permanently (EIO), and unsynced data are lost."""
     victim = story.leader()
     story.rig.fail_disk(victim)
     story.committed_within("leader's disk failed")
@@ -259,7 +261,7 @@ def kill(story: Story) -> None:
 
 
 def isolate(story: Story) -> None:
-    """The leader's node is cut from everything, so that Ray takes it for dead."""
+    """The leader's node is cut off from everything, so Ray declares it dead."""
     victim = story.leader()
     story.rig.isolate(victim)
     story.committed_within("leader's node isolated")
@@ -271,7 +273,7 @@ def isolate(story: Story) -> None:
 
 
 def slow(story: Story) -> None:
-    """A follower a second away holds nobody up; neither do loss and reordering."""
+    """A follower with a latency of a second delays no one; nor do loss and reordering."""
     leader = story.leader()
     near, far = (replica for replica in story.rig.replicas if replica != leader)
     story.rig.delay(leader, far, 1.0, jitter=0.2, loss=0.02)
@@ -281,7 +283,7 @@ def slow(story: Story) -> None:
 
 
 def one_way(story: Story) -> None:
-    """The leader is heard, but hears nobody: it must not lead on."""
+    """The leader can send but not receive: it must step down."""
     leader = story.leader()
     for other in story.rig.replicas:
         if other != leader:
@@ -296,7 +298,7 @@ STORIES: dict[str, Callable[[Story], None]] = {
 
 
 def main() -> None:
-    """The stories named, one after another on one rig."""
+    """Run the named stories one after the other on one rig."""
     names = sys.argv[1:] or list(STORIES)
     with MachineRig(thin=(THIN,), config={"broker": {"disk_reserve_bytes": RESERVE_BYTES}}) as rig:
         say("three nodes are up")

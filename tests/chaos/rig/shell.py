@@ -1,8 +1,7 @@
-"""Running the system's own commands, and names that tell whose leftovers something is.
+"""Runs the system's commands, and makes names that show which run a leftover belongs to.
 
-What a rig creates outside its own process (namespaces, mounts, directories) carries the process's id and
-start time in its name. A run that was killed cannot clean up after itself: the next one does it, for every
-owner that no longer lives.
+The names of namespaces, mounts and directories contain the pid and the start time of the rig's process. A run
+that was killed cannot clean up, so the next run removes the leftovers of every process that has ended.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ _TAG = re.compile(r"emq-(\d+)-(\d+)(?:-|$)")
 
 
 class RigError(RuntimeError):
-    """A command of the rig failed; says which, and what it wrote."""
+    """A command of the rig failed; the text has the command and its output."""
 
 
 def run(*command: str, timeout_s: float = COMMAND_TIMEOUT_S) -> str:
-    """The command's output. Raises RigError."""
+    """Run a command; returns its output. Raises RigError."""
     done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
     if done.returncode != 0:
         raise RigError(f"{' '.join(command)}: {(done.stderr or done.stdout).strip()}")
@@ -32,7 +31,7 @@ def run(*command: str, timeout_s: float = COMMAND_TIMEOUT_S) -> str:
 
 
 def attempt(command: Sequence[str]) -> str | None:
-    """None if the command succeeds, else why it does not."""
+    """Run a command; returns None if it succeeds, else why it failed."""
     try:
         run(*command)
     except (RigError, OSError, subprocess.TimeoutExpired) as error:
@@ -41,7 +40,7 @@ def attempt(command: Sequence[str]) -> str | None:
 
 
 def born(pid: int) -> int | None:
-    """When a process started, in ticks since boot; None if it is gone."""
+    """Start time of a process in ticks since boot; None if it does not exist."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -50,13 +49,13 @@ def born(pid: int) -> int | None:
 
 
 def own_tag() -> str:
-    """The beginning of this process's names."""
+    """The prefix of this process's names."""
     pid = os.getpid()
     return f"emq-{pid}-{born(pid)}"
 
 
 def is_stale(name: str) -> bool:
-    """Whether something of that name belonged to a process that is gone."""
+    """Whether a name belongs to a process that has ended."""
     found = _TAG.match(name)
     return bool(found) and born(int(found[1])) != int(found[2])
 
@@ -69,17 +68,17 @@ def own_directory() -> Path:
 
 
 def share_mounts(path: Path) -> None:
-    """Let what is mounted and unmounted below ``path`` be so for the hosts' processes, too.
+    """Make mounts and unmounts below ``path`` visible to the hosts' processes, too.
 
-    ``ip netns exec`` gives each command a copy of all mounts. A copy that is not told would keep an
-    unmounted file system alive, and mounting it once more would destroy it.
+    ``ip netns exec`` gives each command a copy of all mounts. Such a copy would keep an unmounted file system
+    alive, and mounting the file system a second time would destroy it.
     """
     run("mount", "--bind", str(path), str(path))
     run("mount", "--make-shared", str(path))
 
 
 def unmount(path: Path | str) -> None:
-    """Tried for a while: dying processes hold their files a little longer."""
+    """Unmount, with retries: dying processes keep their files open a little longer."""
     deadline = time.monotonic() + 10.0
     while problem := attempt(("umount", str(path))):
         if time.monotonic() > deadline:
@@ -90,7 +89,7 @@ def unmount(path: Path | str) -> None:
 def remove_directory(path: Path) -> None:
     """Unmount everything at and below ``path``, then delete it."""
     for mount in mounts_below(path):
-        if mount == str(path):  # from share_mounts; a client of Ray keeps its log there open to its end
+        if mount == str(path):  # from share_mounts; a Ray client keeps its log there open until it ends
             run("umount", "--lazy", mount)
         else:
             unmount(mount)
@@ -98,7 +97,7 @@ def remove_directory(path: Path) -> None:
 
 
 def remove_stale_directories() -> list[Path]:
-    """Remove what runs that died have left below /tmp."""
+    """Remove the directories that dead runs left below /tmp."""
     stale = [path for path in Path("/tmp").glob("emq-*") if is_stale(path.name)]
     for path in stale:
         remove_directory(path)
