@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 import escrowmq
-from escrowmq.cluster.exporter.reading_server import ReadingServer
+from escrowmq.cluster.reading_server import ReadingServer
 
 COMMANDS = ("status", "topic list", "topic describe orders", "group list", "txn list")
 RUN = "from escrowmq.cluster.cli import main; main()"
@@ -67,7 +67,7 @@ def main() -> None:
             cluster.admin.create_topic(f"orders-{n}", 4)
         cluster.admin.create_topic("orders", 4)
         runtime = Path(folder)
-        server = ReadingServer(cluster, runtime / "escrowmq")
+        server = ReadingServer(cluster, "exporter", runtime / "escrowmq")
         server.start()
         costs: dict[tuple[str, str], list[Cost]] = {}
         environments = ways(cluster.address, runtime, options.against)

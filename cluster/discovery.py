@@ -8,15 +8,14 @@ head, so they run in a separate thread, and callers wait for it no longer than t
 from __future__ import annotations
 
 import logging
-import queue
-import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import ray
 
 from escrowmq.actors.client.topology import ClusterInfo, broker_name
+from escrowmq.cluster.asking_ray import ask_broker, within
 from escrowmq.cluster.head import HOW_TO
 from escrowmq.cluster.launch import ANSWER_TIMEOUT_S, ask_about, find_supervisor, named_actors
 from escrowmq.replication.errors import ClusterNotFound, Unavailable
@@ -58,30 +57,6 @@ def _remember(table: dict[tuple[str, str], T], cluster: tuple[str, str], value: 
         table.pop(oldest, None)
 
 
-def within(wait_s: float, address: str, ask: Callable[[], T]) -> T:
-    """Run ``ask`` in a new thread; return or raise what it does. Raises Unavailable after ``wait_s``."""
-    answers: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
-
-    def run() -> None:
-        try:
-            answers.put((ask(), None))
-        except BaseException as error:
-            answers.put((None, error))
-
-    threading.Thread(target=run, name="escrowmq-discovery", daemon=True).start()
-    try:
-        answer, error = answers.get(timeout=wait_s)
-    except queue.Empty:
-        raise Unavailable(
-            f"Ray's head at {address} has not answered for {wait_s:g} s: it was lost, or cannot be "
-            f"reached from here; {HOW_TO}",
-            5.0,
-        ) from None
-    if error is not None:
-        raise error
-    return answer  # type: ignore[return-value]  # without an error it is a T
-
-
 def _discover(namespace: str, address: str, known: ClusterInfo | None, deadline: float) -> ClusterInfo:
     first: ClusterNotFound | None = None
     try:
@@ -99,7 +74,7 @@ def _discover(namespace: str, address: str, known: ClusterInfo | None, deadline:
     if first is not None and not brokers:
         raise first
     while True:
-        calls = [call for broker in brokers if (call := _asked(broker)) is not None]
+        calls = [call for broker in brokers if (call := ask_broker(broker)) is not None]
         if supervisor is not None:
             calls.append(ask_about(supervisor))
         info = _first_answer(calls, min(time.monotonic() + SUPERVISOR_FIRST_S, deadline))
@@ -156,13 +131,6 @@ def _brokers(
     return found
 
 
-def _asked(broker: Any) -> Any | None:
-    try:
-        return broker.about.remote()
-    except AttributeError:  # an earlier version, which has no such call
-        return None
-
-
 def _first_answer(calls: Sequence[Any], deadline: float) -> ClusterInfo | None:
     """The first good answer before ``deadline``; None if there was none."""
     left = list(calls)
@@ -177,35 +145,3 @@ def _first_answer(calls: Sequence[Any], deadline: float) -> ClusterInfo | None:
             log_format = answer.get("log_format", "text")  # earlier versions do not say
             return ClusterInfo(**{name: answer[name] for name in _SHAPE}, log_format=log_format)
     return None
-
-
-def reconnect_waits(
-    namespace: str,
-    replicas: Iterable[tuple[int, int]],
-    address: str,
-    wait_s: float = SUPERVISOR_FIRST_S,
-) -> dict[tuple[int, int], float]:
-    """(group, replica) -> seconds that the processes on its node wait for a lost Ray head.
-
-    Contains only the replicas that answered within ``wait_s``.
-    """
-
-    def ask() -> dict[tuple[int, int], float]:
-        calls: dict[Any, tuple[int, int]] = {}
-        for gid, rid in replicas:
-            try:
-                call = _asked(ray.get_actor(broker_name(gid, rid), namespace=namespace))
-            except ValueError:
-                continue
-            if call is not None:
-                calls[call] = gid, rid
-        done, _ = ray.wait(list(calls), num_returns=len(calls), timeout=wait_s) if calls else ([], [])
-        found = {}
-        for call in done:
-            try:
-                found[calls[call]] = float(ray.get(call)["reconnect_s"])
-            except ray.exceptions.RayError:
-                continue
-        return found
-
-    return within(wait_s + 2.0, address, ask)

@@ -147,9 +147,9 @@ class Cluster(Closing):
 
         ``health``: the result of :meth:`health`.
         """
-        from escrowmq.cluster import supervisor_calls
+        from escrowmq.cluster import asking_ray
 
-        return supervisor_calls.head_waits(self._open_info().namespace, self.address, health)
+        return asking_ray.head_waits(self._open_info().namespace, self.address, health)
 
     def leftovers(self, remove: bool = False) -> list[dict[str, Any]]:
         """Directories of replaced replicas, each with the fields of ``Leftover`` in cluster/leftovers.py.

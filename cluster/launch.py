@@ -16,7 +16,8 @@ from typing import Any
 import ray
 
 from escrowmq.actors.client.topology import SUPERVISOR, ClusterInfo
-from escrowmq.cluster.supervisor import SupervisorPlan, create_supervisor
+from escrowmq.cluster.head import HEAD_RESOURCE, HEAD_SHARE
+from escrowmq.cluster.supervisor import Supervisor, SupervisorPlan
 from escrowmq.replication import errors
 from escrowmq.replication.carried_settings import from_names
 from escrowmq.replication.errors import ClusterNotFound, ConfigError, EscrowMQError, Unavailable
@@ -77,6 +78,36 @@ def launch(
     if late is not None:
         require_ready(late, wait_s)
     return info
+
+
+def create_supervisor(plan: SupervisorPlan, node_id: str | None) -> Any:
+    """Create the named, detached actor; returns its handle. Raises ValueError if the name is taken.
+
+    ``node_id`` None: on the head node. The actor is then bound to the head's resource and not to a node id,
+    because a head that is lost and comes back has a new id, and an actor bound to the old id would never be
+    restarted.
+    """
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    place: dict[str, Any] = (
+        {"resources": {HEAD_RESOURCE: HEAD_SHARE}}
+        if node_id is None
+        else {"scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=False)}
+    )
+    return (
+        ray.remote(Supervisor)
+        .options(
+            name=SUPERVISOR,
+            namespace=plan.shape.namespace,
+            lifetime="detached",
+            max_restarts=-1,
+            max_task_retries=0,
+            max_concurrency=16,
+            num_cpus=0,
+            **place,
+        )
+        .remote(plan.packed())
+    )
 
 
 def require_ready(health: dict[str, Any], waited_s: float) -> None:

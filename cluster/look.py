@@ -4,12 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from escrowmq.actors.admin.types import ClusterStatus
 
 if TYPE_CHECKING:
-    from escrowmq.cluster.handle import Cluster
+    from escrowmq.actors.admin.admin import Admin
+    from escrowmq.actors.client.topology import ClusterInfo
+
+
+class Asked(Protocol):
+    """What questions need of a cluster: that of a client."""
+
+    @property
+    def info(self) -> ClusterInfo: ...
+
+    @property
+    def address(self) -> str: ...
+
+    @property
+    def admin(self) -> Admin: ...
+
+    def health(self) -> dict[str, Any]: ...
+
+    def head_waits(self, health: dict[str, Any]) -> dict[str, float]: ...
 
 
 @dataclass(frozen=True)
@@ -29,14 +47,14 @@ class Look:
         return self.found.healthy and not self.away
 
 
-def take(cluster: Cluster) -> Look:
+def take(cluster: Asked) -> Look:
     """Ask all replicas and the supervisor."""
     from escrowmq.cluster.head import Head, head_in_words
     from escrowmq.replication.errors import ClusterNotFound, Unavailable
 
     health: Mapping[str, Any] = {"nodes": [], "replicas": []}
     away = head = None
-    found = cluster.status()
+    found = cluster.admin.status()
     try:
         health = cluster.health()
         if health.get("head"):  # the supervisor of an embedded cluster reports no head

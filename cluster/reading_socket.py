@@ -1,10 +1,13 @@
-"""The Unix socket between an exporter and a command of the same user, in a folder that only this user can
-enter.
+"""The Unix socket between a process that has joined a cluster and a command of the same user, in a folder
+that only this user can enter.
 
-Joining Ray costs a command seconds of processor time; an exporter has joined already. The socket gives no
-new rights: only the user that runs the exporter (or root) can open it, and that user could read the
-exporter's memory anyway, Ray's token included. Both ends check the peer's user again, with the kernel's
-answer. Neither end listens on a network or unpickles what it receives.
+Joining Ray costs a command seconds of processor time; an exporter has joined already. The
+socket gives no new rights: only the user that runs that process (or root) can open it, and that user could
+read the process's memory anyway, Ray's token included. Both ends check the peer's user again, with the
+kernel's answer. Neither end listens on a network or unpickles what it receives.
+
+An answer has two messages: an empty one as soon as the question is there, so that a command leaves a stopped
+process alone after a second, and the answer itself.
 """
 
 from __future__ import annotations
@@ -13,7 +16,8 @@ import os
 import socket
 import stat
 import struct
-import tempfile
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +25,10 @@ import msgspec
 
 #: Longest question, and longest answer (enough for a million open transactions).
 QUESTION_BYTES_MAX, ANSWER_BYTES_MAX = 64 << 10, 512 << 20
-#: Sockets that a command tries: one for each cluster with an exporter on this machine.
-SOCKETS_MAX = 8
+#: Sockets that a command tries: one or two for each cluster on this machine.
+SOCKETS_MAX = 16
+#: The message that says that the question is there.
+TAKEN = b""
 _LENGTH = struct.Struct(">I")
 _CREDENTIALS = struct.Struct("3i")
 
@@ -46,12 +52,25 @@ class Answer(msgspec.Struct, frozen=True):
     not_mine: str | None = None
 
 
-def folder() -> Path:
-    """The folder of this user's sockets on this machine."""
-    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
-    if runtime and Path(runtime).is_dir():
-        return Path(runtime) / "escrowmq"
-    return Path(tempfile.gettempdir()) / f"escrowmq-{os.getuid()}"
+def version() -> str:
+    """This software's version, not imported: the public face names all modules, those that use this too."""
+    return str(sys.modules["escrowmq"].__version__)
+
+
+#: Where a login puts a folder for each user's sockets, and what is used without a login.
+LOGINS, SHARED = Path("/run/user"), Path("/tmp")
+
+
+def folders() -> list[Path]:
+    """The folders of this user's sockets on this machine, the preferred one first.
+
+    A service and a shell must find each other, whether or not each of them has a login. So a process listens
+    in the first folder that it can use, and a command looks in all of them.
+    """
+    user, named = os.getuid(), os.environ.get("XDG_RUNTIME_DIR", "")
+    runtime = [Path(named)] if named else []
+    found = [path / "escrowmq" for path in (*runtime, LOGINS / str(user)) if path.is_dir()]
+    return list(dict.fromkeys([*found, SHARED / f"escrowmq-{user}"]))
 
 
 def is_ours(path: Path) -> bool:
@@ -73,13 +92,26 @@ def same_user(link: socket.socket) -> bool:
 
 def send(link: socket.socket, message: Any) -> None:
     """Send one message. Raises OSError."""
-    packed = msgspec.msgpack.encode(message)
+    send_packed(link, msgspec.msgpack.encode(message))
+
+
+def send_packed(link: socket.socket, packed: bytes) -> None:
+    """Send one message that is packed already. Raises OSError."""
     link.sendall(_LENGTH.pack(len(packed)) + packed)
 
 
-def receive(link: socket.socket, bytes_max: int) -> bytes:
-    """Receive one packed message. Raises OSError, also for a message that is cut off or too long."""
-    (size,) = _LENGTH.unpack(_read(link, _LENGTH.size))
+def receive(link: socket.socket, bytes_max: int, deadline: float | None = None) -> bytes:
+    """Receive one packed message. Raises OSError, also for a message that is cut off or too long.
+
+    ``deadline`` (of ``time.monotonic``): TimeoutError if the message has not begun by then. A message that
+    has begun may take the link's own time limit for each part.
+    """
+    link_s = link.gettimeout()
+    if deadline is not None:
+        link.settimeout(max(deadline - time.monotonic(), 0.001))
+    begun = _read(link, 1)
+    link.settimeout(link_s)
+    (size,) = _LENGTH.unpack(begun + _read(link, _LENGTH.size - 1))
     if size > bytes_max:
         raise OSError(f"a message of {size} bytes is announced, above the limit of {bytes_max}")
     return _read(link, size)

@@ -8,15 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from escrowmq.actors.admin.types import GroupDescription, TopicDescription, TransactionDescription
-from escrowmq.cluster.look import Look, take
+from escrowmq.actors.admin.types import (
+    GroupDescription,
+    GroupMembers,
+    MemberChange,
+    NodeStatus,
+    ReplicaShift,
+    TopicDescription,
+    TransactionDescription,
+)
+from escrowmq.cluster.look import Asked, Look, take
 from escrowmq.replication.errors import UnknownGroup
 from escrowmq.replication.model import OpenTransaction, TopicInfo
-
-if TYPE_CHECKING:
-    from escrowmq.cluster.handle import Cluster
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +32,7 @@ class Read:
     kind: Any
 
 
-def _group(cluster: Cluster, name: str) -> GroupDescription:
+def _group(cluster: Asked, name: str) -> GroupDescription:
     found = cluster.admin.describe_group(name)
     if not found.members and not found.partitions and name not in cluster.admin.groups():
         raise UnknownGroup(name)
@@ -35,7 +40,7 @@ def _group(cluster: Cluster, name: str) -> GroupDescription:
 
 
 def _transactions(
-    cluster: Cluster, state: str | None, app: str | None, topic: str | None, limit: int
+    cluster: Asked, state: str | None, app: str | None, topic: str | None, limit: int
 ) -> list[OpenTransaction]:
     found = cluster.admin.list_transactions(state, app, topic, limit)
     if topic is not None and not found:
@@ -56,4 +61,9 @@ READS: dict[str, Read] = {
     "transaction": Read(
         lambda cluster, tx_id, app: cluster.admin.show_transaction(tx_id, app), TransactionDescription
     ),
+    "settings": Read(lambda cluster: cluster.admin.change_settings(), dict[str, int]),
+    "members": Read(lambda cluster: cluster.admin.members(), tuple[GroupMembers, ...]),
+    "changes": Read(lambda cluster: cluster.admin.member_changes(), tuple[MemberChange, ...]),
+    "nodes": Read(lambda cluster: cluster.admin.nodes(), tuple[NodeStatus, ...]),
+    "rebalance": Read(lambda cluster: cluster.admin.plan_rebalance(), tuple[ReplicaShift, ...]),
 }

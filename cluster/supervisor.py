@@ -21,11 +21,11 @@ import ray
 
 from escrowmq.actors.broker.broker import Broker  # noqa: F401  (workers then have it imported before brokers start)
 from escrowmq.actors.broker.config import BrokerConfig
-from escrowmq.actors.client.topology import SUPERVISOR, ClusterInfo
+from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.cluster.cluster_dir import ClusterDir
 from escrowmq.cluster.driver import Driver, DriverWatch, end_cluster
 from escrowmq.cluster.group_members import newest, possible_voters, to_be_told
-from escrowmq.cluster.head import HEAD_RESOURCE, HEAD_SHARE, head_of
+from escrowmq.cluster.head import head_of
 from escrowmq.cluster.leftovers import leftovers, remove_all, removed_replicas
 from escrowmq.cluster.member_keeper import MemberKeeper
 from escrowmq.cluster.placement import Condition, Node, ReplicaKey, decide, found_seats
@@ -463,34 +463,4 @@ def _open_dir(plan: SupervisorPlan) -> ClusterDir:
         DataDirLocked,
         clock=time.monotonic,
         sleep=time.sleep,
-    )
-
-
-def create_supervisor(plan: SupervisorPlan, node_id: str | None) -> Any:
-    """Create the named, detached actor; returns its handle. Raises ValueError if the name is taken.
-
-    ``node_id`` None: on the head node. The actor is then bound to the head's resource and not to a node id,
-    because a head that is lost and comes back has a new id, and an actor bound to the old id would never be
-    restarted.
-    """
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    place: dict[str, Any] = (
-        {"resources": {HEAD_RESOURCE: HEAD_SHARE}}
-        if node_id is None
-        else {"scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=False)}
-    )
-    return (
-        ray.remote(Supervisor)
-        .options(
-            name=SUPERVISOR,
-            namespace=plan.shape.namespace,
-            lifetime="detached",
-            max_restarts=-1,
-            max_task_retries=0,
-            max_concurrency=16,
-            num_cpus=0,
-            **place,
-        )
-        .remote(plan.packed())
     )

@@ -6,7 +6,7 @@ from typing import Any
 
 import ray
 
-from escrowmq.cluster.discovery import reconnect_waits, within
+from escrowmq.cluster.asking_ray import within
 from escrowmq.cluster.launch import ANSWER_TIMEOUT_S, find_supervisor
 from escrowmq.replication.errors import Unavailable
 
@@ -26,13 +26,6 @@ def health(namespace: str, address: str) -> dict[str, Any]:
         return within(ANSWER_TIMEOUT_S + 1.0, address, ask)
     except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError) as error:
         raise Unavailable(f"the supervisor does not answer: {error}", 1.0) from error
-
-
-def head_waits(namespace: str, address: str, health: dict[str, Any]) -> dict[str, float]:
-    """See ``Cluster.head_waits``."""
-    nodes = {(entry["group"], entry["replica"]): entry["node"] for entry in health["replicas"]}
-    found = reconnect_waits(namespace, nodes, address)
-    return {nodes[replica]: wait for replica, wait in found.items() if replica in nodes}
 
 
 def leftovers(namespace: str, address: str, remove: bool) -> list[dict[str, Any]]:

@@ -12,17 +12,17 @@ from escrowmq.cluster.cli.output import note
 from escrowmq.replication.log_lines import LogFormat, log_to_stderr
 
 if TYPE_CHECKING:
-    from escrowmq.cluster.exporter.reading_server import ReadingServer
     from escrowmq.cluster.handle import Cluster
+    from escrowmq.cluster.reading_server import ReadingServer
 
 
 def _reading(cluster: Cluster) -> ReadingServer | None:
     """A convenience: where it cannot be, metrics are served all the same."""
-    from escrowmq.cluster.exporter.reading_server import ReadingServer
+    from escrowmq.cluster.reading_server import ReadingServer
     from escrowmq.replication.errors import ConfigError
 
     try:
-        made = ReadingServer(cluster)
+        made = ReadingServer(cluster, "exporter")
     except ConfigError as error:
         note(f"commands that only read join Ray themselves: {error}")
         return None

@@ -26,8 +26,7 @@ def members(connection: ConnectionOptions, ctx: typer.Context, shown: Shown = Fo
     """List each broker group's voters and learners (replicas still copying the log), with the version."""
     if ctx.invoked_subcommand is not None:
         return
-    with connection.joined() as cluster:
-        found = cluster.admin.members()
+    found = connection.read("members")
     table = shown is Format.table
     rows = [
         {
@@ -86,8 +85,7 @@ def move_replica(
 @with_connection
 def changes(connection: ConnectionOptions, shown: Shown = Format.table) -> None:
     """List broker groups whose replicas are not yet as wanted, and the next step for each."""
-    with connection.joined() as cluster:
-        found = cluster.admin.member_changes()
+    found = connection.read("changes")
     rows = [
         {
             "group": one.group,

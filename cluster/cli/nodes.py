@@ -29,8 +29,7 @@ class Switch(enum.StrEnum):
 @with_connection
 def list_nodes(connection: ConnectionOptions, shown: Shown = Format.table) -> None:
     """List nodes: whether each is up, what it is used for, and its replicas and leaders."""
-    with connection.joined() as cluster:
-        found = cluster.admin.nodes()
+    found = connection.read("nodes")
     show_rows(shown, [plain(one) for one in found], COLUMNS)
 
 

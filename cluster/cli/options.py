@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -81,14 +82,14 @@ class ConnectionOptions:
         )
 
     def read(self, what: str, *arguments: Any) -> Any:
-        """The answer to one of ``READS``: an exporter's of this user, where one runs here that has joined the
-        cluster, else the cluster's own."""
-        from escrowmq.cluster.reading_client import NoExporter, ask
+        """The answer to one of ``READS``: from an exporter of this user on this machine, if one answers, else
+        from the cluster itself."""
+        from escrowmq.cluster.reading_client import NotAnswered, ask
         from escrowmq.cluster.reads import READS
 
         try:
             return ask(self.address, self.namespace, self.config, what, list(arguments))
-        except NoExporter:
+        except NotAnswered:
             with self.joined() as cluster:
                 return READS[what].ask(cluster, *arguments)
 
@@ -108,6 +109,8 @@ def with_connection(command: Callable[Concatenate[ConnectionOptions, P], None]) 
 
     @functools.wraps(command)
     def run(*args: P.args, **given: P.kwargs) -> None:
+        # Ray's library prints each refusal and lost connection itself; the command says it in its own line.
+        os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "error")
         chosen: dict[str, Any] = {name: given.pop(name) for name in options}
         command(ConnectionOptions(**chosen).resolved(), *args, **given)
 

@@ -21,8 +21,7 @@ app = typer.Typer(no_args_is_help=True, help="Spread replicas and leaders over t
 @with_connection
 def plan(connection: ConnectionOptions, shown: Shown = Format.table) -> None:
     """Show which replicas and leaders would be better on other nodes. Nothing is changed."""
-    with connection.joined() as cluster:
-        _show(shown, cluster.admin.plan_rebalance())
+    _show(shown, connection.read("rebalance"))
 
 
 @app.command("apply")

@@ -25,7 +25,10 @@ def settings(connection: ConnectionOptions, changes: Changes = None, shown: Show
         if not number.isdecimal():
             raise typer.BadParameter(f"{change!r} is not NAME=NUMBER")
         values[name] = int(number)
-    with connection.joined() as cluster:
-        in_force = cluster.admin.change_settings(**values)
+    if values:
+        with connection.joined() as cluster:
+            in_force = cluster.admin.change_settings(**values)
+    else:
+        in_force = connection.read("settings")
     rows = [{"setting": name, "value": value} for name, value in in_force.items()]
     show_rows(shown, rows, ("setting", "value"), empty="none")

@@ -9,10 +9,11 @@ import pytest
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from escrowmq.actors.broker.config import BrokerConfig
-from escrowmq.cluster import supervisor
+from escrowmq.cluster import launch
 from escrowmq.cluster.head import HEAD_RESOURCE
+from escrowmq.cluster.launch import create_supervisor
 from escrowmq.cluster.settings import ClusterSettings, SupervisorSettings
-from escrowmq.cluster.supervisor import SupervisorPlan, create_supervisor
+from escrowmq.cluster.supervisor import SupervisorPlan
 
 PLAN = SupervisorPlan(ClusterSettings(), Path("/data"), None, BrokerConfig(), SupervisorSettings())
 HEAD, WORKER = {HEAD_RESOURCE: 1.0, "CPU": 2.0}, {"CPU": 2.0}
@@ -32,7 +33,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         def remote(self, *args: Any) -> Actor:
             return self
 
-    monkeypatch.setattr(supervisor.ray, "remote", lambda actor: Actor())
+    monkeypatch.setattr(launch.ray, "remote", lambda actor: Actor())
     return asked
 
 

@@ -8,6 +8,7 @@ import os
 import select
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,21 @@ from typing import Any
 import msgspec
 import pytest
 
-from escrowmq.actors.admin.types import ClusterStatus, GroupDescription, GroupPartition
+from escrowmq.actors.admin.types import (
+    ClusterStatus,
+    GroupDescription,
+    GroupMembers,
+    GroupPartition,
+    MemberChange,
+    NodeStatus,
+    ReplicaShift,
+)
 from escrowmq.actors.client.consumer_groups import MemberDescription
 from escrowmq.actors.client.topology import ClusterInfo
-from escrowmq.cluster import reading_client, reading_socket
-from escrowmq.cluster.exporter import reading_server
-from escrowmq.cluster.exporter.reading_server import ReadingServer
+from escrowmq.cluster import reading_client, reading_server, reading_socket
 from escrowmq.cluster.look import Look
-from escrowmq.cluster.reading_client import NoExporter, ask
+from escrowmq.cluster.reading_client import NotAnswered, ask
+from escrowmq.cluster.reading_server import ReadingServer
 from escrowmq.cluster.reading_socket import Answer, Question, is_ours, receive, send
 from escrowmq.cluster.reads import READS
 from escrowmq.cluster.settings import ClusterSettings, RaySettings
@@ -39,9 +47,11 @@ GROUP = GroupDescription(
     (GroupPartition("orders", 0, "m", None, 7, None),),
 )
 
+MEMBERS = (GroupMembers(0, 1, 4, (0, 1, 2), (), 3, "x", True),)
+
 
 class Admin:
-    """Of a cluster that has little."""
+    """The admin of a small cluster."""
 
     def topics(self) -> list[TopicInfo]:
         return [info("orders", 2)]
@@ -61,15 +71,30 @@ class Admin:
     def describe_topic(self, name: str) -> Any:
         raise Unavailable(f"no leader for {name}", 1.5)
 
+    def status(self) -> ClusterStatus:
+        return ClusterStatus("c", ())
+
+    def change_settings(self) -> dict[str, int]:
+        return {"remember_ids_s": 1}
+
+    def members(self) -> tuple[GroupMembers, ...]:
+        return MEMBERS
+
+    def member_changes(self) -> tuple[MemberChange, ...]:
+        return (MemberChange(0, 3, (0, 1), (2,), True, "a node", None),)
+
+    def nodes(self) -> tuple[NodeStatus, ...]:
+        return (NodeStatus("a", "open", True, True, 3, 1),)
+
+    def plan_rebalance(self) -> tuple[ReplicaShift, ...]:
+        return (ReplicaShift(0, 1, "a", "b", False),)
+
 
 class FakeCluster:
     """What the server asks of a cluster."""
 
     def __init__(self) -> None:
         self.info, self.address, self.admin = ClusterInfo("c", "escrowmq", 1, 3), ADDRESS, Admin()
-
-    def status(self) -> ClusterStatus:
-        return ClusterStatus("c", ())
 
     def health(self) -> dict[str, Any]:
         return {"nodes": [{"node": "a"}], "replicas": []}
@@ -78,6 +103,8 @@ class FakeCluster:
 @pytest.fixture
 def where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr(reading_socket, "LOGINS", tmp_path / "no-logins")
+    monkeypatch.setattr(reading_socket, "SHARED", tmp_path / "shared")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     for name in [name for name in os.environ if name.startswith("ESCROWMQ_")]:
         monkeypatch.delenv(name)
@@ -87,7 +114,7 @@ def where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def server(where: Path) -> Iterator[ReadingServer]:
-    made = ReadingServer(FakeCluster())  # type: ignore[arg-type]
+    made = ReadingServer(FakeCluster(), "exporter")  # type: ignore[arg-type]
     made.start()
     yield made
     made.close()
@@ -103,6 +130,9 @@ def test_answers_are_what_they_were(server: ReadingServer) -> None:
     assert asked("groups") == [GROUP]
     assert asked("group", "g", address=ADDRESS) == GROUP
     assert asked("transactions", None, None, None, 10) == [TRANSACTION]
+    assert asked("members") == MEMBERS and asked("settings") == {"remember_ids_s": 1}
+    assert asked("changes")[0].learners == (2,) and asked("nodes")[0].head
+    assert asked("rebalance")[0].to_node == "b"
     look = asked("status")
     assert isinstance(look, Look) and look.found == ClusterStatus("c", ()) and look.well
     assert (look.health["nodes"], look.address, look.namespace) == ([{"node": "a"}], ADDRESS, "escrowmq")
@@ -135,7 +165,7 @@ def test_it_answers_for_its_own_cluster_only(
     server: ReadingServer, monkeypatch: pytest.MonkeyPatch, options: Any, here: list[str], why: str
 ) -> None:
     monkeypatch.setattr(reading_server, "running_here", lambda: here)
-    with pytest.raises(NoExporter, match=why):
+    with pytest.raises(NotAnswered, match=why):
         asked("topics", **options)
 
 
@@ -143,13 +173,13 @@ def test_the_address_comes_from_where_connect_takes_it(
     server: ReadingServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.2:6379")
-    with pytest.raises(NoExporter, match="serves the cluster"):
+    with pytest.raises(NotAnswered, match="serves the cluster"):
         asked("topics")
     monkeypatch.setenv("ESCROWMQ_RAY__ADDRESS", ADDRESS)
     assert asked("topics")
     file = tmp_path / "c.yaml"
     file.write_text("cluster: {namespace: other}\n")
-    with pytest.raises(NoExporter, match="namespace"):
+    with pytest.raises(NotAnswered, match="namespace"):
         ask("auto", None, file, "topics", [])
     assert (
         ClusterSettings().namespace,
@@ -158,32 +188,120 @@ def test_the_address_comes_from_where_connect_takes_it(
 
 
 def test_without_one_the_command_asks_itself(where: Path) -> None:
-    with pytest.raises(NoExporter, match="no exporter of this user has run here"):
+    with pytest.raises(NotAnswered, match="no exporter of this user has run here"):
         asked("topics")
     where.mkdir(mode=0o700)
-    with pytest.raises(NoExporter, match="no exporter runs here"):
+    with pytest.raises(NotAnswered, match="no exporter runs here"):
         asked("topics")
 
 
-def test_one_that_hangs_or_talks_nonsense_is_left_alone(where: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading_client, "WAIT_S", 0.3)
-    where.mkdir(mode=0o700)
+def test_a_service_without_a_login_and_a_shell_with_one_find_each_other(
+    where: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = tmp_path / "shared" / f"escrowmq-{os.getuid()}"
+    with monkeypatch.context() as service:
+        service.delenv("XDG_RUNTIME_DIR")
+        made = ReadingServer(FakeCluster(), "exporter")  # type: ignore[arg-type]
+    made.start()
+    try:
+        assert made.path.parent == shared
+        assert asked("topics") == [info("orders", 2)], "a shell with a login"
+    finally:
+        made.close()
+    login = tmp_path / "no-logins" / str(os.getuid())
+    login.mkdir(parents=True)
+    with monkeypatch.context() as service:
+        service.setenv("XDG_RUNTIME_DIR", str(login))
+        made = ReadingServer(FakeCluster(), "exporter")  # type: ignore[arg-type]
+    made.start()
+    try:
+        assert made.path.parent == login / "escrowmq"
+        assert asked("topics") == [info("orders", 2)], "a shell with another folder"
+        monkeypatch.delenv("XDG_RUNTIME_DIR")
+        assert asked("topics") == [info("orders", 2)], "a service's own command, without a login"
+    finally:
+        made.close()
+
+
+def test_where_the_first_folder_cannot_be_used_it_listens_in_the_next(where: Path, tmp_path: Path) -> None:
+    where.mkdir(mode=0o755)
+    made = ReadingServer(FakeCluster(), "exporter")  # type: ignore[arg-type]
+    made.start()
+    try:
+        assert made.path.is_relative_to(tmp_path / "shared")
+        assert asked("topics") == [info("orders", 2)]
+    finally:
+        made.close()
+
+
+@contextlib.contextmanager
+def stopped(where: Path, number: int) -> Iterator[socket.socket]:
+    """A socket on which a stopped process listens: it takes connections and questions, and never answers."""
+    where.mkdir(mode=0o700, exist_ok=True)
     with socket.socket(socket.AF_UNIX) as silent:
-        silent.bind(str(where / "exporter-1.sock"))
+        silent.bind(str(where / f"exporter-{number}.sock"))
         silent.listen(1)
-        with pytest.raises(NoExporter, match="timed out"):
+        yield silent
+
+
+def test_stopped_ones_cost_one_wait_together(where: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them had its own five seconds."""
+    monkeypatch.setattr(reading_client, "TAKEN_S", 0.2)
+    with stopped(where, 1), stopped(where, 2), stopped(where, 3):
+        began = time.monotonic()
+        with pytest.raises(NotAnswered, match="timed out"):
             asked("topics")
+    assert time.monotonic() - began < reading_client.WAIT_S / 2
 
-        def talk() -> None:
-            silent.accept()[0].close()  # the one above
-            link, _ = silent.accept()
-            with link:
-                receive(link, 1 << 16)
-                send(link, "what?")
 
-        talking = threading.Thread(target=talk)
+def test_a_stopped_one_hides_no_other(server: ReadingServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading_client, "TAKEN_EACH_S", 0.2)
+    with stopped(server.path.parent, 0) as silent:
+        assert asked("topics") == [info("orders", 2)]
+        Path(silent.getsockname()).unlink()
+
+
+@pytest.mark.parametrize("planted", [False, True], ids=["", "planted: a question is not acknowledged"])
+def test_one_that_works_on_the_answer_is_waited_for(
+    server: ReadingServer, monkeypatch: pytest.MonkeyPatch, planted: bool
+) -> None:
+    monkeypatch.setattr(reading_client, "TAKEN_S", 0.3)
+
+    def slow(self: Admin) -> list[TopicInfo]:
+        time.sleep(2 * reading_client.TAKEN_S)
+        return []
+
+    monkeypatch.setattr(Admin, "topics", slow)
+    if planted:
+        monkeypatch.setattr(reading_server, "send_packed", lambda link, packed: None)
+        with pytest.raises(NotAnswered, match="timed out"):
+            asked("topics")
+    else:
+        assert asked("topics") == []
+
+
+def test_sockets_that_were_left_behind_hide_no_other(server: ReadingServer) -> None:
+    for number in range(2 * reading_socket.SOCKETS_MAX):
+        with socket.socket(socket.AF_UNIX) as killed:
+            killed.bind(str(server.path.parent / f"a-{number}.sock"))
+    try:
+        assert asked("topics") == [info("orders", 2)]
+    finally:
+        for path in server.path.parent.glob("a-*.sock"):
+            path.unlink()
+
+
+def test_one_that_talks_nonsense_is_left_alone(where: Path) -> None:
+    def talk(silent: socket.socket) -> None:
+        link, _ = silent.accept()
+        with link:
+            receive(link, 1 << 16)
+            send(link, "what?")
+
+    with stopped(where, 1) as talker:
+        talking = threading.Thread(target=talk, args=(talker,))
         talking.start()
-        with pytest.raises(NoExporter):
+        with pytest.raises(NotAnswered):
             asked("topics")
         talking.join(10)
 
@@ -192,8 +310,8 @@ def test_a_folder_of_others_is_not_believed(where: Path, tmp_path: Path) -> None
     where.mkdir(mode=0o755)
     assert not is_ours(where)
     with pytest.raises(ConfigError, match="chmod 700"):
-        ReadingServer(FakeCluster())  # type: ignore[arg-type]
-    with pytest.raises(NoExporter):
+        ReadingServer(FakeCluster(), "exporter", where)  # type: ignore[arg-type]
+    with pytest.raises(NotAnswered):
         asked("topics")
     where.chmod(0o700)
     assert is_ours(where)
@@ -204,14 +322,14 @@ def test_a_folder_of_others_is_not_believed(where: Path, tmp_path: Path) -> None
 
 def test_another_user_is_sent_away(server: ReadingServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading_server, "same_user", lambda link: False)
-    with pytest.raises(NoExporter, match=r"closed the connection|Broken pipe|reset"):
+    with pytest.raises(NotAnswered, match=r"closed the connection|Broken pipe|reset"):
         asked("topics")
     monkeypatch.undo()
 
 
 def test_a_client_believes_no_other_user(server: ReadingServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading_client, "same_user", lambda link: False)
-    with pytest.raises(NoExporter, match="another user listens"):
+    with pytest.raises(NotAnswered, match="another user listens"):
         asked("topics")
 
 
@@ -261,7 +379,7 @@ def test_more_than_a_few_at_a_time_are_sent_away(
         thread.start()
     for _ in threads:
         assert held.acquire(timeout=10)
-    with pytest.raises(NoExporter, match="busy"):
+    with pytest.raises(NotAnswered, match="busy"):
         asked("topics")
     hold.set()
     for thread in threads:
@@ -271,7 +389,7 @@ def test_more_than_a_few_at_a_time_are_sent_away(
 def test_one_that_cannot_take_a_command_takes_the_next(where: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A moment without free file descriptors ended the thread, and every command waited for its time-out."""
     monkeypatch.setattr(reading_server, "RETRY_S", 0.01)
-    made = ReadingServer(FakeCluster())  # type: ignore[arg-type]
+    made = ReadingServer(FakeCluster(), "exporter")  # type: ignore[arg-type]
     listener, failures = made._listener, [OSError(errno.EMFILE, "too many open files")]
 
     class Failing:
@@ -290,7 +408,7 @@ def test_one_that_cannot_take_a_command_takes_the_next(where: Path, monkeypatch:
         with monkeypatch.context() as patch:
             patch.setattr(threading.Thread, "start", _no_thread)
             patch.setattr(reading_client, "send", _send_late)
-            with pytest.raises(NoExporter, match="no thread"):
+            with pytest.raises(NotAnswered, match="no thread"):
                 asked("topics")
         assert asked("topics") == [info("orders", 2)], "its place is free again"
     finally:
@@ -312,7 +430,7 @@ def test_one_that_is_being_ended_leaves_the_command_to_itself(server: ReadingSer
         raise Closed
 
     server._cluster.admin.topics = closed  # type: ignore[method-assign, assignment]
-    with pytest.raises(NoExporter, match="being ended"):
+    with pytest.raises(NotAnswered, match="being ended"):
         asked("topics")
 
 
@@ -321,7 +439,7 @@ def test_a_socket_that_was_left_behind_is_removed(where: Path) -> None:
     dead = where / "exporter-0.sock"
     with socket.socket(socket.AF_UNIX) as killed:
         killed.bind(str(dead))
-    server = ReadingServer(FakeCluster())  # type: ignore[arg-type]
+    server = ReadingServer(FakeCluster(), "exporter")  # type: ignore[arg-type]
     assert not dead.exists()
     server.start()
     assert asked("topics")
@@ -337,7 +455,10 @@ def test_the_command_prefers_an_exporter(server: ReadingServer, monkeypatch: pyt
 
     joined = []
     monkeypatch.setattr(ConnectionOptions, "joined", lambda self: joined.append(self))
-    for command in ("topic list", "group list", "group describe g", "txn list", "status"):
+    for command in (
+        "topic list", "group list", "group describe g", "txn list", "status", "settings", "members",
+        "members changes", "node list", "rebalance plan",
+    ):  # fmt: skip
         done = CliRunner().invoke(app, command.split())
         assert done.exit_code == 0, done.output
     assert joined == []

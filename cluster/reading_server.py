@@ -15,18 +15,20 @@ from pathlib import Path
 
 import msgspec
 
-from escrowmq import __version__
 from escrowmq.cluster.address import running_here, same_address
-from escrowmq.cluster.handle import Cluster
+from escrowmq.cluster.look import Asked
 from escrowmq.cluster.reading_socket import (
     QUESTION_BYTES_MAX,
+    TAKEN,
     Answer,
     Question,
-    folder,
+    folders,
     is_ours,
     receive,
     same_user,
     send,
+    send_packed,
+    version,
 )
 from escrowmq.cluster.reads import READS
 from escrowmq.replication.errors import Closed, ConfigError, EscrowMQError
@@ -43,28 +45,14 @@ RETRY_S = 0.1  # after a command that could not be taken
 class ReadingServer:
     """Listens from its creation on. ``start`` begins to answer; ``close`` stops and removes the socket."""
 
-    def __init__(self, cluster: Cluster, where: Path | None = None) -> None:
-        """``where``: the folder; None: this user's. Raises ConfigError if the socket cannot be created."""
-        self._cluster = cluster
-        where = where or folder()
-        self.path = where / f"exporter-{os.getpid()}.sock"
+    def __init__(self, cluster: Asked, name: str, where: Path | None = None) -> None:
+        """``name``: what this process is, in texts for people. ``where``: the folder; None: the first of this
+        user's that can be used. Raises ConfigError if the socket cannot be created."""
+        self._cluster, self._name = cluster, name
         self._places = threading.BoundedSemaphore(AT_A_TIME)
         self._closing = False
-        self._listener = socket.socket(socket.AF_UNIX)
-        try:
-            where.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if not is_ours(where):
-                raise ConfigError(f"{where} is open to other users or not yours; remove it, or chmod 700 it")
-            _remove_dead(where)
-            self._listener.bind(str(self.path))
-            self._listener.listen(2 * AT_A_TIME)
-        except OSError as error:
-            self._listener.close()
-            raise ConfigError(f"cannot listen on {self.path}: {error.strerror or error}") from error
-        except BaseException:
-            self._listener.close()
-            raise
-        self._thread = threading.Thread(target=self._run, name="exporter-reading", daemon=True)
+        self.path, self._listener = _listening(name, folders() if where is None else [where])
+        self._thread = threading.Thread(target=self._run, name=f"{name}-reading", daemon=True)
 
     def start(self) -> None:
         """Begin to answer."""
@@ -91,21 +79,23 @@ class ReadingServer:
                 if self._is_closing():
                     return
                 if not failing:  # said once, and not ten times a second
-                    log.warning("the exporter cannot take commands; it keeps trying: %s", error)
+                    log.warning("the %s cannot take commands; it keeps trying: %s", self._name, error)
                 failing = True
                 time.sleep(RETRY_S)
                 continue
             failing = False
             link.settimeout(TIMEOUT_S)
             if not self._places.acquire(blocking=False):
-                _refuse(link, "the exporter is busy")
+                _refuse(link, f"the {self._name} is busy")
                 continue
-            thread = threading.Thread(target=self._serve, args=(link,), name="exporter-answer", daemon=True)
+            thread = threading.Thread(
+                target=self._serve, args=(link,), name=f"{self._name}-answer", daemon=True
+            )
             try:
                 thread.start()
             except RuntimeError as error:  # the process may have no more threads
                 self._places.release()
-                _refuse(link, f"the exporter has no thread for this: {error}")
+                _refuse(link, f"the {self._name} has no thread for this: {error}")
 
     def _is_closing(self) -> bool:
         return self._closing
@@ -117,6 +107,7 @@ class ReadingServer:
                     log.warning("refused a command of another user")
                     return
                 question = msgspec.msgpack.decode(receive(link, QUESTION_BYTES_MAX), type=Question)
+                send_packed(link, TAKEN)
                 send(link, self.answer(question))
         except (OSError, msgspec.MsgspecError) as error:
             log.debug("a command disconnected, or sent an invalid question: %s", error)
@@ -126,21 +117,21 @@ class ReadingServer:
     def answer(self, question: Question) -> Answer:
         """The answer to one question."""
         cluster, read = self._cluster, READS.get(question.read)
-        if question.version != __version__ or read is None:
-            return Answer(not_mine=f"the exporter has version {__version__}")
+        if question.version != version() or read is None:
+            return Answer(not_mine=f"the {self._name} has version {version()}")
         if question.namespace != cluster.info.namespace:
-            return Answer(not_mine=f"the exporter serves namespace {cluster.info.namespace!r}")
+            return Answer(not_mine=f"the {self._name} serves namespace {cluster.info.namespace!r}")
         try:
             if not self._means_this(question.address):
-                return Answer(not_mine=f"the exporter serves the cluster at {cluster.address}")
+                return Answer(not_mine=f"the {self._name} serves the cluster at {cluster.address}")
             value = read.ask(cluster, *question.arguments)
-        except Closed:  # the exporter's own client: it is about to end
-            return Answer(not_mine="the exporter is being ended")
+        except Closed:  # this process's own client: it is about to end
+            return Answer(not_mine=f"the {self._name} is being ended")
         except EscrowMQError as error:
             return Answer(error=(type(error).__name__, list(error.args)))
         except Exception as error:  # a bug, here or in the question: the command asks the cluster itself
             log.exception("answering a command failed")
-            return Answer(not_mine=f"the exporter failed: {error!r}")
+            return Answer(not_mine=f"the {self._name} failed: {error!r}")
         return Answer(value=msgspec.Raw(msgspec.msgpack.encode(value)))
 
     def _means_this(self, address: str | None) -> bool:
@@ -148,6 +139,36 @@ class ReadingServer:
             return same_address(address, self._cluster.address)
         here = running_here()
         return len(here) == 1 and same_address(here[0], self._cluster.address)
+
+
+def _listening(name: str, places: list[Path]) -> tuple[Path, socket.socket]:
+    """A listening socket in the first of these folders that can be used. Raises the first ConfigError."""
+    refused: list[ConfigError] = []
+    for where in places:
+        try:
+            path = where / f"{name}-{os.getpid()}.sock"
+            return path, _listen(where, path)
+        except ConfigError as error:
+            refused.append(error)
+    raise refused[0]
+
+
+def _listen(where: Path, path: Path) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        where.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not is_ours(where):
+            raise ConfigError(f"{where} is open to other users or not yours; remove it, or chmod 700 it")
+        _remove_dead(where)
+        listener.bind(str(path))
+        listener.listen(2 * AT_A_TIME)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"cannot listen on {path}: {error.strerror or error}") from error
+    except BaseException:
+        listener.close()
+        raise
+    return listener
 
 
 def _refuse(link: socket.socket, why: str) -> None:
@@ -159,7 +180,7 @@ def _refuse(link: socket.socket, why: str) -> None:
 
 
 def _remove_dead(where: Path) -> None:
-    """Remove the sockets of killed exporters: no process listens on them."""
+    """Remove the sockets of killed processes: nobody listens on them."""
     for path in where.glob("*.sock"):
         with socket.socket(socket.AF_UNIX) as probe:
             probe.settimeout(1.0)
