@@ -41,7 +41,13 @@ from escrowmq.actors.client.router import Router, result_of
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.consumer.offsets import OffsetReader
 from escrowmq.replication.calling.answers import MembersReport
-from escrowmq.replication.errors import ConfigError, UnknownGroup, UnknownTopic
+from escrowmq.replication.errors import (
+    ConfigError,
+    OutcomeUnknown,
+    Unavailable,
+    UnknownGroup,
+    UnknownTopic,
+)
 from escrowmq.replication.format import ops
 from escrowmq.replication.model import (
     NO_ID,
@@ -402,11 +408,17 @@ class Admin(Closing):
 
         Names and meanings: ``Settings`` in replication/state/settings.py. Without arguments nothing is
         changed. Raises InvalidMessage for a name or value that is not allowed, or NotSupported while a
-        replica runs older software. Repeat the call if it was interrupted: until then groups may differ.
+        replica runs older software; without arguments Unavailable. Repeat the call if it was interrupted:
+        until then groups may differ.
         """
         in_force: dict[str, int] = {}
         for gid in range(self.info.groups):
-            _, in_force = self._submit(gid, ops.settings(values))
+            try:
+                _, in_force = self._submit(gid, ops.settings(values))
+            except OutcomeUnknown:
+                if values:
+                    raise
+                raise Unavailable(f"the leader of group {gid} does not answer", 1.0) from None
         return in_force
 
     def status(self, wait_s: float = STATUS_WAIT_S) -> ClusterStatus:

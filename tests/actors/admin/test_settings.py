@@ -7,13 +7,15 @@ from pathlib import Path
 import pytest
 
 from escrowmq.actors.admin.admin import Admin
-from escrowmq.replication.errors import InvalidMessage, NotSupported
+from escrowmq.replication.errors import InvalidMessage, NotSupported, OutcomeUnknown, Unavailable
 from escrowmq.replication.state.settings import Settings
 from tests.support.brokers import Brokers, ClientCalls
 from tests.support.waiting import wait_until
 
 
-def test_settings_are_changed_in_every_group_once_all_replicas_know_them(tmp_path: Path) -> None:
+def test_settings_are_changed_in_every_group_once_all_replicas_know_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     brokers = Brokers(tmp_path, groups=2, replicas=1, old=True)
     brokers.groups[0].old = set()  # upgraded first; the other group holds it back
     admin = Admin(brokers.info, timeout_s=10.0, calls=ClientCalls(brokers))
@@ -30,6 +32,15 @@ def test_settings_are_changed_in_every_group_once_all_replicas_know_them(tmp_pat
             admin.change_settings(groups_kept=0)
         with pytest.raises(InvalidMessage, match="unknown setting 'groups'"):
             admin.change_settings(groups=1)
+
+        def no_answer(gid: int, request: bytes) -> None:
+            raise OutcomeUnknown(f"group {gid}")
+
+        monkeypatch.setattr(admin, "_submit", no_answer)
+        with pytest.raises(OutcomeUnknown):
+            admin.change_settings(groups_kept=8)
+        with pytest.raises(Unavailable, match="group 0 does not answer"):
+            admin.change_settings()  # it only reads, so it cannot have had an effect
     finally:
         admin.close()
         brokers.close()

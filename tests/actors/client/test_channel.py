@@ -7,6 +7,7 @@ import pytest
 from escrowmq.actors.broker.broker import Broker
 from escrowmq.actors.client.channel import READ_ONLY, Request
 from escrowmq.actors.client.failures import Failure, FailureKind
+from escrowmq.replication.errors import DiskFull, Overloaded
 from tests.support.channel_wire import Wire, led
 
 
@@ -120,17 +121,22 @@ def test_an_overloaded_broker_gets_a_pause_and_then_the_same_bytes() -> None:
     assert [args for _, args, _ in wire.take("submit")] == [("a",), ("b",)]
 
 
-def test_refused_until_the_deadline_means_that_nothing_was_done() -> None:
+@pytest.mark.parametrize(("status", "kind"), [("overloaded", Overloaded), ("disk_full", DiskFull)])
+def test_refused_until_the_deadline_means_that_nothing_was_done(
+    status: str, kind: type[Overloaded | DiskFull]
+) -> None:
     wire = led(0)
     wire.submit("a", 1.0, timeout=0.5)
     now = 1.0
     while not wire.ended:
         for _, _, token in wire.take("submit"):
-            wire.answer(token, ("overloaded", 0.1), now)
+            wire.answer(token, (status, 0.3), now)
         now += 0.05
         wire.channel.tick(now)
     (failure,) = wire.ended
-    assert isinstance(failure, Failure) and failure.kind is FailureKind.OVERLOADED and failure.nothing_done
+    assert isinstance(failure, Failure) and failure.nothing_done
+    error = failure.error("a")
+    assert isinstance(error, kind) and error.retry_after_s == 0.3
 
 
 def test_no_leader_until_the_deadline_is_unavailable() -> None:
