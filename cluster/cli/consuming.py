@@ -85,7 +85,7 @@ def consume(
             else:
                 _put(made(record), flush=follow)
             count += 1
-    note(f"{count} messages")
+    note(f"{count} message{'' if count == 1 else 's'}")
 
 
 def _put(output: bytes, *, flush: bool) -> None:

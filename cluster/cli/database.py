@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,6 +15,7 @@ from escrowmq.cluster.cli.shown import Format, Shown
 from escrowmq.feedback.database.errors import FenceMisused
 from escrowmq.feedback.database.fence import TABLE, Fence
 from escrowmq.feedback.database.statements import Statements, dialect_of
+from escrowmq.replication.errors import EscrowMQError, Unavailable
 
 if TYPE_CHECKING:
     from escrowmq.feedback.database.purging import Purged
@@ -52,7 +55,7 @@ def purge(
             told_at = time.monotonic()
             note(f"{so_far.removed:,} rows removed of {so_far.read:,} read so far")
 
-    with connection.joined() as cluster:
+    with connection.joined() as cluster, _of_the_database():
         done = fence.purge(cluster.admin, keep_s=keep_days * DAY_S, slice_rows=slice_rows, told=told)
     note(f"{done.removed:,} rows removed of {done.read:,} read")
 
@@ -69,7 +72,7 @@ def audit(
 ) -> None:
     """List transactions on which the database and the broker disagree; exit code 1 if there are any."""
     fence = _fence(url, app_name, table)
-    with connection.joined() as cluster:
+    with connection.joined() as cluster, _of_the_database():
         found = fence.audit(cluster.admin, time.time() - days * DAY_S)
     rows = [
         {"tx_id": one.tx_id, "database": one.database.value, "broker": one.broker.value}
@@ -79,6 +82,19 @@ def audit(
     note(f"{found.read:,} rows read; {found.open:,} still open, {found.forgotten:,} not remembered")
     if rows:
         raise typer.Exit(1)
+
+
+@contextlib.contextmanager
+def _of_the_database() -> Iterator[None]:
+    """The driver's errors in one line, such as a server that does not answer or a wrong password."""
+    from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+
+    try:
+        yield
+    except (InterfaceError, OperationalError) as error:
+        raise Unavailable(f"the database cannot be used: {error.orig}", 5.0) from error
+    except DBAPIError as error:
+        raise EscrowMQError(f"the database refused a statement: {error.orig}") from error
 
 
 def _fence(url: str, app_name: str, table: str) -> Fence:

@@ -21,6 +21,7 @@ from escrowmq.replication.errors import (
     InvalidMessage,
     NotAuthorized,
     NotLeader,
+    OffsetOutOfRange,
     OutcomeUnknown,
     Overloaded,
     TopicExists,
@@ -38,6 +39,7 @@ _CODES: tuple[tuple[type[EscrowMQError], int], ...] = (
     (FenceMisused, USAGE),
     (InvalidMessage, USAGE),
     (NotAuthorized, USAGE),
+    (OffsetOutOfRange, USAGE),
     (ClusterNotFound, UNAVAILABLE),
     (Unavailable, UNAVAILABLE),
     (Overloaded, UNAVAILABLE),
@@ -62,6 +64,8 @@ def explain(error: EscrowMQError) -> str:
     what, _, todo = str(error).replace("\n", " ").partition("; ")
     if isinstance(error, UnknownTopic) and error.partition is None:
         todo = f"escrowmq topic create {error.topic} --partitions 1; 'escrowmq topic list' shows all topics"
+    if isinstance(error, OffsetOutOfRange):  # its own advice is for consumers
+        todo = "give one in this range"
     lines = [f"error: {what or type(error).__name__}"]
     if todo:
         lines.append(f"hint: {todo}")
@@ -83,3 +87,8 @@ class Commands(TyperGroup):
         except BrokenPipeError:  # `escrowmq consume ... | head`: the reader has closed the pipe
             sys.stderr.close()
             raise typer.Exit(0) from None
+        except OSError as error:  # a file that the user named, or the profiles, cannot be read or written
+            if error.filename is None:
+                raise
+            print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
+            raise typer.Exit(FAILED) from None

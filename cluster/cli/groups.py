@@ -61,7 +61,7 @@ def reset(
     to: Annotated[
         str,
         typer.Option(
-            help="earliest, latest, a date like 2026-01-31T12:00Z, or (with --topic) an offset.",
+            help="earliest, latest, a date like 2026-01-31T12:00Z, or (for one partition) an offset.",
             show_default=False,
         ),
     ],

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-import pytest
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
+from typer.testing import CliRunner
+
+from escrowmq.cluster.cli.app import app
 from escrowmq.cluster.cli.failing import FAILED, NOT_FOUND, UNAVAILABLE, USAGE, exit_code, explain
+from escrowmq.cluster.cli.options import ConnectionOptions
 from escrowmq.replication.errors import (
     CorruptLog,
     EscrowMQError,
     NotAuthorized,
+    OffsetOutOfRange,
     Unavailable,
     UnknownGroup,
     UnknownTopic,
@@ -29,8 +37,45 @@ def test_an_error_has_its_exit_code(error: EscrowMQError, code: int) -> None:
     assert exit_code(error) == code
 
 
+def test_an_offset_out_of_range_is_told_with_the_range() -> None:
+    error = OffsetOutOfRange("orders", 0, 99, 3, 7)
+    assert exit_code(error) == USAGE
+    assert explain(error) == "error: offset 99 of orders/0 is outside [3, 7]\nhint: give one in this range"
+
+
 def test_an_unknown_partition_is_told_with_those_that_there_are() -> None:
     assert explain(UnknownTopic("orders", 17, 2)) == (
         "error: topic 'orders' has no partition 17 (it has 2)\nhint: choose one of 0 to 1"
     )
     assert "None" not in str(UnknownTopic("orders", 17))
+
+
+@pytest.mark.parametrize("directory", ["{file}", "{file}/below"])
+def test_a_file_that_cannot_be_used_is_one_line(tmp_path: Path, directory: str) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    done = CliRunner().invoke(app, ["demo", "--directory", directory.format(file=file)])
+    assert done.exit_code == FAILED, done.exception
+    assert done.stderr.startswith(f"error: {file}") and len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("url", "code", "text"),
+    [
+        ("sqlite:////no/such/folder/shop.db", UNAVAILABLE, "the database cannot be used: unable to open"),
+        ("postgresql+psycopg://127.0.0.1:1/shop", UNAVAILABLE, "the database cannot be used: "),
+        ("sqlite:///{file}", FAILED, "the database refused a statement: file is not a database"),
+    ],
+    ids=["no folder", "no server", "a file that is no database"],
+)
+@pytest.mark.parametrize("command", ["audit", "purge"])
+def test_a_database_that_cannot_be_used_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, url: str, code: int, text: str
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("not a database" * 100)
+    nothing_open = SimpleNamespace(admin=SimpleNamespace(list_transactions=lambda *_, **__: []))
+    monkeypatch.setattr(ConnectionOptions, "joined", lambda self: nullcontext(nothing_open))
+    done = CliRunner().invoke(app, ["db", command, url.format(file=file), "--app", "shop"])
+    assert done.exit_code == code, done.exception
+    assert done.stderr.startswith(f"error: {text}") and len(done.stderr.splitlines()) <= 2, done.stderr
