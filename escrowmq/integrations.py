@@ -1,7 +1,7 @@
 """Ties to an application's own database: ``Fence``, the querier that nobody has to write.
 
-SQLAlchemy is needed only by who gives objects of it: ``pip install escrowmq[sql]``. ``AsyncFence`` and
-``fence_table`` are loaded when they are first used, since they cannot do without.
+SQLAlchemy (``pip install escrowmq[sql]``) is needed only if you pass its objects. ``AsyncFence`` and
+``fence_table`` always need it, so they are imported when they are first used.
 """
 
 from typing import TYPE_CHECKING, Any

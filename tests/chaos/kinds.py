@@ -79,13 +79,13 @@ KINDS: dict[Kind, About] = {
         "SIGKILL of the raylet, or of all processes, of the leader's node", 2, True, (2.0, 5.0)
     ),
     Kind.NODE_REPLACED: About(
-        "a node is killed until its replicas were built anew elsewhere, sometimes with another disk full",
+        "a node is killed until its replicas were rebuilt elsewhere, sometimes with another disk full",
         2,
         True,
         (0.0, 3.0),
     ),
     Kind.GHOST: About(
-        "a raylet, its brokers, or both stand still until the replicas were built anew elsewhere, then go on",
+        "a raylet, its brokers, or both stand still until the replicas were rebuilt elsewhere, then go on",
         2,
         True,
         (0.0, 3.0),

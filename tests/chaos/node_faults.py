@@ -122,7 +122,7 @@ class NodeFaults(Striking):
         try:
             yield blow
             until(
-                f"what was on {host} is built anew",
+                f"what was on {host} is rebuilt",
                 lambda: moved(self.deployment, before, whole=whole),
                 REPLACED_S,
             )

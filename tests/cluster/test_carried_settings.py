@@ -160,7 +160,7 @@ def test_planted_a_map_as_the_state_of_an_object_is_garbage_there(monkeypatch: p
 
 
 def test_maps_as_the_state_of_an_object_are_still_read() -> None:
-    """So a version in between pickled them."""
+    """Settings as a version in between pickled them."""
     made = object.__new__(After)
     made.__setstate__({"version": 1, "first": 8, "second": 9})  # type: ignore[attr-defined]
     assert made == After(first=8, second=9)

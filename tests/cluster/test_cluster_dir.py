@@ -106,7 +106,7 @@ def test_a_newer_format_is_refused(tmp_path: Path) -> None:
 
 
 def edited(path: Path, **changed: object) -> None:
-    """As a later version might have written it."""
+    """The record as a later version might have written it."""
     content = json.loads((path / CLUSTER_FILE).read_text())
     (path / CLUSTER_FILE).write_text(json.dumps({**content, **changed}))
 

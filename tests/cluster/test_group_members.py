@@ -31,7 +31,7 @@ def test_one_that_is_not_applied_may_be_in_force_and_an_older_one_is_not() -> No
 
 
 def test_one_that_was_cut_off_and_is_still_reported_counts_for_nothing() -> None:
-    """By a replica that is silent by now, and may stay so: it must not keep others from being replaced."""
+    """A replica reported it that is silent by now, perhaps for good: others must still be replaced."""
     reports = [told(0, 5, 0, 1, 2, 3, applied=False), told(1, 5, 0, 1, 2), told(2, 4, 0, 1, 2)]
     assert possible_voters(reports) == {0: [frozenset((0, 1, 2))]}
 

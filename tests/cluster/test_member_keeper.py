@@ -1,4 +1,4 @@
-"""The supervisor's part in changes of members: what it keeps before it does it, and whom it asks."""
+"""The supervisor's part in changes of members: what it records before it acts, and which replicas it asks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NODES = [Node(f"n{i}", f"id{i}", "", head=i == 0) for i in range(4)]
 
 
 class Handle:
-    """Of a broker: notes what it is asked, and answers what it is told to."""
+    """Stands for a broker: notes what it is asked, and gives prepared answers."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[Any, ...]] = []
@@ -54,7 +54,7 @@ class Rig:
         self.members(1, [0, 1, 2], 2)
 
     def end(self, seat: Seat) -> None:
-        """As ``Watch.end``; notes whether the seat was off the record by then."""
+        """Stands for ``Watch.end``; notes whether the seat was removed from the record before."""
         self.ended.append((seat, seat.key not in self.directory.record.seats))
 
     def members(self, version: int, voters: list[int], highest: int) -> None:
@@ -181,7 +181,7 @@ def test_a_plan_to_spread_is_kept(rig: Rig) -> None:
 def test_a_lead_that_is_to_go_elsewhere_is_kept_until_it_has_been_there(
     rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once a supervisor that started anew had forgotten it."""
+    """A supervisor that had restarted had forgotten it."""
     shift = Shift(0, 2, "n0", "n2", leads=True)
     monkeypatch.setattr(member_keeper, "plan", lambda *_: [shift])
     rig.keeper.rebalance(NODES, True)

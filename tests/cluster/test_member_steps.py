@@ -67,7 +67,7 @@ class World:
         return frozenset(rid for rid, seat in self.seats.items() if seat.node in self.nodes)
 
     def look(self) -> None:
-        """As the supervisor's look, and an election where one is due."""
+        """Acts as the supervisor's look, and as an election where one is due."""
         self.now += 1.0
         running = self.running
         self.away_since = {r: self.away_since.get(r, self.now) for r in self.seats if r not in running}
@@ -128,7 +128,7 @@ class World:
         self.check()
 
     def change(self, step: MemberStep) -> None:
-        """What the leader makes of it."""
+        """The leader's answer."""
         assert self.leader is not None
         goal = Goal(step.text, tuple(map(str, step.add)), tuple(map(str, step.remove)))
         taken = leaders_step(self.members, goal, str(self.leader), lambda rid: int(rid) in self.filled)
@@ -276,7 +276,7 @@ def test_no_voter_goes_while_the_others_are_no_running_majority() -> None:
     world.to_the_end()
 
 
-@pytest.mark.parametrize("planted", [False, True], ids=["", "planted: whoever is to go may go"])
+@pytest.mark.parametrize("planted", [False, True], ids=["", "planted: any replica may be removed"])
 def test_a_replica_is_not_taken_away_from_a_group_that_needs_it(
     planted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

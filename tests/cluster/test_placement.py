@@ -182,7 +182,7 @@ def test_a_refused_replica_waits_for_nothing_while_the_others_are_a_majority_of_
         ((0, 1), 1, False),  # empty, it would wait for the other one to lead, which that cannot alone
         ((0, 1), 0, False),
         ((1,), 1, False),
-        ((0, 1), 2, False),  # it has never voted: empty, it would wait for whom it is to replace
+        ((0, 1), 2, False),  # it has never voted: empty, it would wait for the replica that it is to replace
     ],
 )
 def test_a_copy_that_does_not_vote_is_no_reason_to_move_a_voter(

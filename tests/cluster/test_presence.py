@@ -18,12 +18,12 @@ STARTING = ReplicaReport(gid=0, rid=3, role="starting")
 
 
 def created(at: float) -> Track:
-    """As ``Watch.start`` leaves it."""
+    """A track as ``Watch.start`` leaves it."""
     return Track(Seat(0, 3, "n1"), condition=Condition.STARTING, begun_at=at)
 
 
 def answered(track: Track) -> None:
-    """As ``Watch`` notes it."""
+    """Note the answer as ``Watch`` does."""
     track.question = object()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(watch, "ray", SimpleNamespace(get=lambda *_, **__: STARTING, exceptions=ray.exceptions))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.controls.catalogue import PLANTED
 from tests.controls.page import COLUMNS, NOT_MEASURED, PAGE, listed, renewed, told
 
-RENEW = "python -m tests.controls.page writes the rows anew"
+RENEW = "python -m tests.controls.page writes the rows again"
 
 
 def test_every_planted_fault_has_its_row_and_no_other_has_one() -> None:

@@ -35,7 +35,7 @@ def recorded() -> Recorder:
 
 def test_rates_are_counted_at_each_replica_and_from_each_process() -> None:
     points = recorded().points
-    # 200 in two seconds; then 60 of the new leader's and 5 of a process that began anew.
+    # 200 in two seconds; then 60 of the new leader's and 5 of a process that was restarted.
     assert rates(points, BY_PRODUCER) == [(102.0, 100.0), (104.0, 32.5)]
     assert rates(points, BY_CHECK) == [(102.0, 0.0), (104.0, 5.0)]
     assert rates(points, MESSAGES) == [(102.0, 20.0), (104.0, 0.0)]

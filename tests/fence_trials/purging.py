@@ -27,7 +27,7 @@ END_S = 60.0
 
 
 class Purging:
-    """Of one app's rows. ``removed``: so many so far; ``failed``: walks that a kill cut off."""
+    """Purges one app's rows. ``removed``: their number so far; ``failed``: passes that a kill cut short."""
 
     def __init__(self, cluster: Cluster, engine: sa.Engine, app: str) -> None:
         self._admin = cluster.admin

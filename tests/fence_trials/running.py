@@ -36,7 +36,7 @@ from tests.support.waiting import wait_until
 
 #: Killed; ``SLOW``: the database is killed and takes long to come back; ``STOPPED``: a service stands still.
 SERVICE, LEADER, DATABASE, SLOW, STOPPED = "service", "leader", "database", "slow database", "stopped service"
-#: What is struck together, and how often such a trial comes.
+#: What is struck together, and the weight of such trials.
 DECK = {
     (SERVICE,): 2,
     (LEADER,): 1,
@@ -79,7 +79,7 @@ class Trial:
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of a run."""
+    """The result of a run."""
 
     trials: int = 0
     strikes: Counter[str] = field(default_factory=Counter)
@@ -151,7 +151,7 @@ class Place:
         self.engine.dispose()
 
     def said(self) -> str:
-        """The end of the services' log, and who of them lives."""
+        """The end of the services' log, and which of them are alive."""
         alive = [service.poll() for service in self.services]
         return f"exit codes {alive}\n{self._log_file.read_text(errors='replace')[-4000:]}"
 
@@ -160,7 +160,7 @@ class Place:
             return {order for (order,) in db.execute(sa.text("select id from orders"))}
 
     def checks_first(self) -> int:
-        """So far; asked often, since rows are purged."""
+        """The rows so far; read often, since rows are purged."""
         with self.engine.connect() as db:
             found = db.execute(sa.text(f"select tx_key from {self.fence.statements.table} where outcome = 2"))
             self._checks_first |= {bytes(key) for (key,) in found}

@@ -36,7 +36,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What a service is told."""
+    """The settings of a service."""
 
     address: str
     namespace: str

@@ -95,7 +95,7 @@ def mapped(data: bytes) -> None:
 
 
 def found_again(data: bytes) -> None:
-    """As at a restart: a snapshot is used whole, or reported and passed over; then nothing of it stays."""
+    """Read it as a restart does: a snapshot is used as a whole, or reported and ignored as a whole."""
     disk, name = SimDisk(random.Random(0)), f"{5:016x}.snap"
     disk.write_atomic(name, (data,))
     disk.write_atomic("a.runs", (RUNS,))  # which the good one names

@@ -83,7 +83,7 @@ def survives(state: StateMachine) -> None:
 
 
 def served(single: Single, request: bytes) -> None:
-    """As a client: admission, the log, the state, a snapshot; every exception but a refusal is a bug."""
+    """Send it through admission, log, state and snapshot; every exception except a refusal is a bug."""
     ops_in = parse_request(request)
     answers: list[tuple[object, ...]] = []
     single.replica.submit(request, ops_in, answers.append)

@@ -69,7 +69,7 @@ class GhostStory(Story):
         assert broker.is_running(), "the process on the old node lives"
         until("the successor counts", lambda: settled(cluster), cluster)
         assert seats(cluster)[replica]["incarnation"] == 1
-        say("its replica was built anew on n3, and is a full member")
+        say("its replica was rebuilt on n3, and is a full member")
         broker.resume()
         mark = self.data_dir / f"g0-r{replica}" / "superseded"
         until("the old process is told", lambda: mark.exists(), cluster)
@@ -98,7 +98,7 @@ class GhostStory(Story):
         until("a further incarnation", lambda: seats(cluster)[replica]["incarnation"] > 0, cluster)
         until("it is a full member", lambda: settled(cluster), cluster)
         assert seats(cluster)[replica]["node"] == seat["node"]
-        say(f"replica {replica} lost its directory, and was built anew where it was")
+        say(f"replica {replica} lost its directory, and was rebuilt in its place")
 
 
 def main() -> None:

@@ -219,7 +219,7 @@ def another_node_is_replaced(story: HeadStory, cluster: Cluster) -> None:
     fresh.wait_started()
     until("the replica moves", lambda: seats(cluster)[replica]["node"] == "n3", cluster)
     until("everything is well", lambda: settled(cluster), cluster)
-    say("a replica of a lost worker was built anew elsewhere")
+    say("a replica of a lost worker was rebuilt elsewhere")
 
 
 def check_all_there(cluster: Cluster, traffic: Traffic) -> None:

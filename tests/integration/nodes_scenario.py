@@ -191,7 +191,7 @@ class Story:
         assert (self.data_dir / f"g0-r{replica}-i1" / "identity.json").exists()
         self.send(cluster)
         self.check_all_there(cluster)
-        say(f"node {lost} is gone for good; its replica was built anew on n3")
+        say(f"node {lost} is gone for good; its replica was rebuilt on n3")
 
     def empties_a_node(self, cluster: Cluster) -> None:
         """Its replica is replaced by one with another number, and the node can be removed."""

@@ -149,7 +149,7 @@ def test_bad_input(face: Cluster, unique: Unique) -> None:
 def test_reading_and_committing_through_the_death_of_every_kind_of_replica(
     ray_local: str, unique: Unique
 ) -> None:
-    """In its own cluster: a follower and the leader are killed while a group reads."""
+    """A follower and the leader of a separate cluster are killed while a group reads."""
     with escrowmq.start_local(namespace=unique("deaths")) as cluster:
         cluster.admin.create_topic("orders", partitions=3)
         consumer = member(cluster, "g", "orders", heartbeat_interval_s=0.2)

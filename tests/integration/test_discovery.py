@@ -19,7 +19,7 @@ pytestmark = pytest.mark.ray
 
 @pytest.fixture
 def supervisor_stands_still(cluster: Cluster) -> Iterator[None]:
-    """As when the supervisor's node is lost: its handle exists, but does not answer."""
+    """The supervisor's node is lost: its handle exists, but does not answer."""
     from ray._private import state  # there is no public API for this without Ray's dashboard
 
     actors: dict[str, dict[str, Any]] = state.actors()  # type: ignore[no-untyped-call]

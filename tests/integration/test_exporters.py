@@ -118,7 +118,7 @@ def test_no_reader_waits_and_the_exporters_tell_the_truth(cluster: Cluster) -> N
             assert both(ready=True), "two of three lead on"
         group.well()
         with group.stopped(*group.pids("leader")):
-            # Whoever is stopped leads nobody; the others have a new leader within a second.
+            # A stopped replica does not lead; the others elect a new leader within a second.
             wait_until(lambda: tell("escrowmq_group_spare_replicas", 0), SEEN_S, "a replica less")
             wait_until(lambda: both(ready=True), SEEN_S, "the next leader")
         group.well()

@@ -73,7 +73,7 @@ class Service:
                 return refused.code, json.load(refused)
 
     def end(self, number: signal.Signals) -> None:
-        """By this signal; ``said`` is whole then."""
+        """End it with this signal; ``said`` is complete then."""
         self.process.send_signal(number)
         self.process.wait(30)
         self._reader.join(10)

@@ -109,7 +109,7 @@ def test_errors_name_what_is_wrong(face: Cluster, unique: Unique) -> None:
 @pytest.mark.ray
 @pytest.mark.slow
 def test_the_leader_is_killed_under_load(ray_local: str, unique: Unique) -> None:
-    """In its own cluster. Every thread continues; no message is lost, none is there twice."""
+    """In a separate cluster. Every thread continues; no message is lost, and none is stored twice."""
     with escrowmq.start_local(namespace=unique("kill")) as cluster:
         cluster.admin.create_topic("plain", partitions=2)
         cluster.admin.create_topic("orders", partitions=2)

@@ -129,7 +129,7 @@ def test_an_epoch_that_is_run_again_has_one_effect(
 def test_a_batch_that_spark_plans_anew_is_not_taken_for_the_one_that_was_written(
     spark: SparkSession, target: Target, tmp_path: Path
 ) -> None:
-    """As after a power failure that loses the end of Spark's logs, but not the intent."""
+    """A power failure has lost the end of Spark's logs, but not the intent."""
     from pyspark.errors import StreamingQueryException
 
     files, checkpoint = Files(tmp_path / "in", 2), tmp_path / "check"
@@ -150,7 +150,7 @@ def test_a_batch_that_spark_plans_anew_is_not_taken_for_the_one_that_was_written
 def test_an_intent_that_a_dead_driver_left_is_carried_out(
     spark: SparkSession, cluster: Cluster, target: Target, tmp_path: Path
 ) -> None:
-    """As after a crash between the intent and the COMMIT: the chunks are prepared and still open."""
+    """A crash between the intent and the COMMIT: the chunks are prepared and still open."""
     files = Files(tmp_path / "in", 2)
     checkpoint = tmp_path / "check"
     run(files.stream(spark), target, checkpoint)

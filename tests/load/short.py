@@ -31,7 +31,7 @@ def main(folder: Path) -> None:
 
 
 def print_beside(text: str) -> None:
-    """Not among the figures."""
+    """Print beside the figures, which are on standard output."""
     print(text, file=sys.stderr)
 
 

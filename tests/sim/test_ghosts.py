@@ -34,7 +34,7 @@ def test_replicas_are_replaced_and_their_predecessors_give_up(monkeypatch: pytes
         struck = [victim for _, kind, victim in simulation.fault_log if kind == GHOST]
         assert len(struck) == simulation.supervisor.replaced == len(simulation.ghosts)
     assert replaced > 6, "the fault misses"
-    assert gave_up > replaced / 2, "they are told by whoever they meet"
+    assert gave_up > replaced / 2, "any peer that they meet tells them"
 
 
 def test_two_supervisors_that_act_on_old_looks_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

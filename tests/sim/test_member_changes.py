@@ -41,7 +41,7 @@ def test_operators_who_act_on_an_old_look_change_members_too(
         done += sum(change.steps for change in simulation.operators.done)
         refused += sum(change.refused for change in simulation.operators.done)
     assert done > 6, "the fault misses"
-    assert refused > 3, "nobody's look is too old"
+    assert refused > 3, "no look is too old"
 
 
 @pytest.mark.parametrize("seed", [75, 242, 356])

@@ -17,8 +17,8 @@ from tests.support.faults.tables import Cells, Grid
 
 
 class Victim(enum.Enum):
-    """What dies. A ``ZOMBIE`` is a driver that is dead but for the process that commits, which goes on after
-    a while, when another driver may have taken over."""
+    """What dies. A ``ZOMBIE`` is a driver whose committing process survives and continues after a while, when
+    another driver may have taken over."""
 
     DRIVER = "driver"
     ZOMBIE = "zombie"

@@ -1,8 +1,8 @@
 """Strikes inside Spark's Python processes: a sink that dies, stalls or raises at a drawn step.
 
 The sink's own code has no hooks. The trial's data source hands Spark a writer that, for the one epoch that
-is struck, wraps the function at that step. A strike happens once, whoever repeats the step: its marker file
-is created exclusively before anything else.
+is struck, wraps the function at that step. A strike happens once, even if another process repeats the step:
+its marker file is created exclusively before anything else.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ class BrokerGroup(RunningGroup[Member], Submitting):
         #: Replicas that count as ones with older software: they do not know of format levels.
         self.old: set[int] = set()
         self.had_a_leader = False  # what the supervisor would remember
-        #: Whom the supervisor has placed by now, and whom it names to a process that it starts.
+        #: The replicas that the supervisor has placed so far, and that it names to each process it starts.
         self.seated: tuple[int, ...] = ()
         self._incarnations: dict[int, int] = {}  # of each replica that was created: see ``setup``
 
@@ -179,7 +179,7 @@ class BrokerGroup(RunningGroup[Member], Submitting):
         change_id: str = "c",
         timeout_s: float = 20.0,
     ) -> MembersReport:
-        """As the supervisor: ask whoever leads for a step after the other, until it is done."""
+        """Act as the supervisor: ask the leader for each step until the change is done."""
         deadline = time.monotonic() + timeout_s
         while True:
             answer = self.leader().parts.members.change(change_id, add, remove)

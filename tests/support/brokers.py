@@ -175,7 +175,7 @@ class Brokers:
         """What the leader's retention does when messages are too old; on every replica on return."""
         frame = ops.trim(topic, starts)
         done = False
-        while not done:  # a busy machine may elect anew in between
+        while not done:  # there may be another election on a busy machine
             running = self.groups[gid].leader().parts.running
             answer: Future[Any] = Future()
             submission = Submission(frame, codec.decode_ops(frame), answer.set_result)

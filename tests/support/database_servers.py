@@ -196,7 +196,7 @@ class Server:
                 time.sleep(0.02)
 
     def kill(self) -> None:
-        """As a machine that loses its power, but for what the page cache keeps."""
+        """As a machine that loses its power, except that the page cache stays."""
         if self._process is not None:
             self._process.kill()
             self._process.wait(timeout=30)

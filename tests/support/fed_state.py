@@ -126,7 +126,7 @@ def state_with_ids() -> FedState:
 
 
 def dump(state: StateMachine) -> dict[str, Any]:
-    """All of a state that a restart must bring back; "counts" is told apart, since it may be counted anew."""
+    """All of a state that a restart must bring back; "counts" is separate: it may be counted again."""
     return {
         "altered": (state.topics.altered, {n: t.altered for n, t in state.topics.topics.items()}),
         "topics": {n: (t.info, sorted(t.partitions)) for n, t in state.topics.topics.items()},

@@ -1,4 +1,4 @@
-"""Producers as the feedback core sees them: whoever polls and answers. Here they can die, freeze, lie."""
+"""Producers as the feedback core sees them: whatever polls and answers. They can die, freeze, or lie."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 ``level-1.tar.xz`` was written by the software before format levels (commit 431ec1c, this script with that
 checkout's tree in PYTHONPATH), ``level-2.tar.xz`` by the first with level 2, ``level-3.tar.xz``
-to ``level-5.tar.xz`` by the last that had no level above. They are never written anew:
+to ``level-5.tar.xz`` by the last that had no level above. They are never written again:
 they stand for what lies on users' disks. One for a further level:
 
     python -P tests/support/golden_directory.py tests/golden/directories/level-N.tar.xz

@@ -1,6 +1,6 @@
 """Broker groups in memory behind the network's edge: each is a ``Single`` in virtual time.
 
-What is not real: Raft (an entry is committed when proposed, the leader is whom the test names) and the
+Not real: Raft (an entry is committed when proposed, and the test names the leader) and the
 wire (a call takes a millisecond, a dead replica answers after a second and a half as with Ray, a frozen
 one never).
 """

@@ -1,4 +1,4 @@
-"""How many checks a ``DueQueue`` holds in memory, counted anew."""
+"""How many checks a ``DueQueue`` holds in memory, by counting them."""
 
 from __future__ import annotations
 

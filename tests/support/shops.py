@@ -33,7 +33,7 @@ class Tx:
 
 
 class Local:
-    """A local transaction, begun and in nobody's hands but the test's."""
+    """A local transaction that has begun and that the test controls."""
 
     def __init__(self, shop: Shop, connection: Any) -> None:
         self.shop, self.connection = shop, connection
@@ -115,7 +115,7 @@ class Shop:
             return {name for (name,) in db.execute(sa.text(f"select id from {self.orders}"))}
 
     def count(self) -> int:
-        """Rows of the fence, but for the one that names the database."""
+        """Rows of the fence, except the one that names the database."""
         with self.engine.connect() as db:
             return int(
                 db.execute(sa.text(f"select count(*) from {self.table} where outcome < 3")).scalar_one()

@@ -231,7 +231,7 @@ class TestTransactions:
         assert (shown.state, shown.decided_by) in ((ROLLBACK, None), (ROLLBACK, "producer"))
 
     def test_a_settled_transaction_tells_its_life(self, brokers, admin, unique):
-        """What it was, its checks, who decided it and when: formerly only the outcome was left."""
+        """Its content, its checks, who decided it and when. Formerly only the outcome was kept."""
         brokers.at_highest_level()
         topic, app = unique("t"), unique("app")
         admin.create_topic(topic)

@@ -130,7 +130,7 @@ def test_a_deletion_that_arrives_late_does_nothing_to_a_group_that_is_used_again
     assert late({topic: {0: 10, 1: 10}}) == PlacesMoved()
     assert [place.committed for place in admin.describe_group(group).partitions] == [0, 0]
     assert late({topic: {0: 0, 1: 0}}) is None
-    assert late({topic: {0: 0, 1: 0}}) is None, "it is gone, whoever asks again"
+    assert late({topic: {0: 0, 1: 0}}) is None, "it stays deleted if the request is repeated"
     assert not isinstance(late({}), GroupLives)
 
 

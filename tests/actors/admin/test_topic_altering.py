@@ -74,7 +74,7 @@ def test_what_is_stated_changes_in_every_group_and_the_rest_stays() -> None:
     assert groups.settings() == [altered] * 3
     assert groups.alter(retention_ms=5) == altered, "repeating it changes nothing"
     assert groups.alter() == altered
-    assert create_topic(groups.submit, 3, "t", 4, {}) == altered, "whoever states nothing takes it as it is"
+    assert create_topic(groups.submit, 3, "t", 4, {}) == altered, "a creation without options accepts it"
 
 
 @pytest.mark.parametrize(

@@ -226,7 +226,7 @@ def test_two_creators_that_meet_leave_one_topic_and_no_promise_broken(
     last = groups.create()
 
     assert groups.settings() == [last] * count, (
-        "all groups have the same, and whoever states nothing takes it"
+        "all groups have the same, and a creation without options accepts it"
     )
     for options, made in ended:
         assert made == last
@@ -293,7 +293,7 @@ def test_until_all_replicas_are_upgraded_topics_lie_where_their_names_say(refusa
     assert made.first_group == BY_NAME
     assert groups.hosts() == [by_name("t", number, 5) for number in range(7)]
     groups.behind = {}
-    assert groups.create(7) == made, "and stay there, whoever creates them again"
+    assert groups.create(7) == made, "and stay there if they are created again"
     assert groups.hosts() == [by_name("t", number, 5) for number in range(7)]
 
 

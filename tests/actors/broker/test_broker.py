@@ -154,7 +154,7 @@ CALLS_OF_ALL: list[tuple[str, tuple[Any, ...]]] = [
 def test_while_it_is_opened_calls_for_a_leader_are_answered_as_by_a_follower(
     start: Callable[[int], Broker],
 ) -> None:
-    """So that clients know that nothing was done; an error would leave that open."""
+    """Clients must know that nothing was done; an error would leave that open."""
     broker = start(3)
     for method, arguments in LEADERS_CALLS:
         assert getattr(broker, method)(*arguments) == ("not_leader", None, 0), method

@@ -19,7 +19,7 @@ from tests.support.broker_group import BrokerGroup
 
 
 def pickled(topics: PackedTopics) -> bytes:
-    """As Ray does it."""
+    """Pickle as Ray does."""
     file = io.BytesIO()
     pickle.Pickler(file, protocol=5).dump(topics)
     return file.getvalue()

@@ -15,7 +15,7 @@ from escrowmq.actors.client.topology import ClusterInfo
 
 #: They have operations done, and come back when a majority has them: while the log stands still, after 15 s.
 WAIT_FOR_THE_LOG = {"submit", "follow", "commit_offsets", "group_delete"}
-#: Without an answer to these a member is dead, or a leader is, for whoever asks.
+#: If these are not answered, a member or a leader counts as dead.
 KEEP_ALIVE = {"whoami", "group_join", "group_heartbeat", "group_leave", "committed", "offsets", "lock_pairs"}
 
 

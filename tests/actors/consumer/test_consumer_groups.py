@@ -15,7 +15,7 @@ PARTITIONS = 4
 
 
 def vanish(consumer):
-    """As if its process were killed: it does not leave, and sends no more heartbeats or fetches."""
+    """Stop a consumer as if its process were killed: it does not leave; heartbeats and fetches end."""
     consumer.core.membership_thread._closing = True
     consumer.core.membership_thread.wake()
     consumer.core.membership_thread.join_thread()

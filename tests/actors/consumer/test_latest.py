@@ -1,4 +1,4 @@
-"""With "latest", a message that is sent after the consumer was created is delivered, whoever reads it."""
+"""With "latest", a message that is sent after the consumer was created is delivered to some member."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class Producing:
         return outcomes
 
     def build(self) -> tuple[list[tuple[int, ...]], BuiltRequest]:
-        """Of each MESSAGE (epoch, sequence, topic id), of each PRE_MESSAGE (topic id)."""
+        """For each MESSAGE (epoch, sequence, topic id), for each PRE_MESSAGE (topic id)."""
         request = self.batcher.build()
         assert request is not None
         shown: list[tuple[int, ...]] = []
@@ -89,7 +89,7 @@ def test_a_topic_without_an_id_is_told_as_before() -> None:
 
 
 def test_a_batch_that_was_sent_once_goes_to_the_topic_that_there_is_now() -> None:
-    """As it did before: its application has named the topic by its name, and it is stored nowhere."""
+    """It is sent again: the application meant the topic with that name, and nothing was stored."""
     producing = Producing()
     future = producing.send()
     _, request = producing.build()

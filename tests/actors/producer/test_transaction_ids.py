@@ -70,7 +70,7 @@ def test_an_id_with_other_content_is_a_conflict_open_or_settled(
 def test_a_block_takes_up_a_committed_id_without_its_local_transaction(
     brokers: Brokers, topic: str, producer_of: ProducerOf
 ) -> None:
-    """As with the callback: the same id and content is already done, and that is no error."""
+    """Like the callback API: the same id and content is already done, and that is no error."""
     producer = producer_of(brokers)
     producer.send_message_in_transaction(Message(topic, b"a"), lambda: None, tx_id="block")
     with producer.transaction(tx_id="block") as tx:

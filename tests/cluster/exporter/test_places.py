@@ -1,4 +1,4 @@
-"""Who gets a series of its own: applications with open transactions, and not those that once were here."""
+"""Which applications have a series: those with open transactions, not those that only once had some."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ async def _settled(cluster: InMemoryCluster) -> list[str]:
 
 
 def test_a_querier_may_run_an_event_loop_in_an_asynchronous_test(cluster: InMemoryCluster) -> None:
-    """As that of an AsyncFence does; clients of a real cluster ask it in threads of their own."""
+    """The querier of an AsyncFence does so; a real cluster's clients call it in separate threads."""
     assert asyncio.run(_settled(cluster)) == ["asked"]
     assert not cluster.admin.list_transactions()
 

@@ -75,7 +75,7 @@ def test_a_thread_that_waits_is_woken_by_the_clock(cluster: InMemoryCluster) -> 
 
 
 def test_what_a_real_consumer_believes_after_some_seconds(cluster: InMemoryCluster) -> None:
-    """That its place, or its topic, is not there; with a real cluster, replicas may lag for so long."""
+    """For some seconds, it believes that a replica lags if its position or its topic is missing."""
     cluster.producer("shop").send(Message("orders", b"x")).result(0)
     with cluster.consumer("g", ["orders"], auto_offset_reset="none") as consumer:
         with pytest.raises(OffsetOutOfRange):

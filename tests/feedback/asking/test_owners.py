@@ -56,7 +56,7 @@ class Shop:
 
 
 def test_a_slow_local_transaction_is_not_rolled_back_by_another_instance() -> None:
-    """Of ten such transactions, five ended with their row but without their message."""
+    """Formerly, five of ten such transactions ended with their row but without their message."""
 
     async def scene(w: World) -> None:
         shop = Shop(w)

@@ -259,7 +259,7 @@ def test_a_question_that_comes_late_removes_nobody_beside_who_went_instead(
     status, why = ask("a", [], [late], seen)
     assert status == "not_yet" and f"not {seen}: look again" in why
     assert leader.parts.members.members().voters == sorted({leader.rid, late})
-    assert ask("a", [], [late], seen + 1)[1].act == "REMOVE", "whoever has seen the members may go on"
+    assert ask("a", [], [late], seen + 1)[1].act == "REMOVE", "a caller that has seen the members may proceed"
 
 
 def test_a_leader_hands_over_to_whom_it_is_told(group: BrokerGroup) -> None:

@@ -108,7 +108,7 @@ def test_pairs_with_due_transactions_are_named_once_and_locked_many_at_a_time(tr
     assert found == {("app", "t"), ("other", "t")}
     assert checks.due_pairs(seen.term, seen.seen, 0, 1, 0.0)[1].pairs == [], "each is named once"
     both = [checks.due_pairs(0, 0, part, 2, 0.0)[1].pairs for part in (0, 1)]
-    assert sorted(both[0] + both[1]) == sorted(found), "each by one of two parts, to who has seen nothing"
+    assert sorted(both[0] + both[1]) == sorted(found), "each in one of two parts"
     opened = checks.open_pairs(["app", "nobody", "other"], 0, 1)[1]
     assert (opened.apps, set(opened.pairs)) == (3, found)
     wanted = [("app", "t", 1), ("nobody", "t", 5), ("other", "t", 5)]

@@ -148,7 +148,7 @@ def test_a_directory_is_not_opened_for_another_incarnation(tmp_path: Path) -> No
 def test_the_file_of_the_peers_incarnations_is_there_before_the_id(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So a file that is missing although the id exists was lost, and is never taken for new."""
+    """A file that is missing although the id exists was lost; the directory is never taken for new."""
 
     def die(self: RealDisk, name: str, buffers: object) -> None:
         if name == "identity.json":

@@ -40,7 +40,7 @@ def stage(disk: SimDisk, peer: SimDisk) -> list[str]:
 
 
 def install(disk: SimDisk, staged: list[str]) -> None:
-    """As a repair does it while the log is not in use: the staged files replace the whole log."""
+    """Install as a repair does while the log is not in use: the staged files replace the whole log."""
     ours = [name for name in disk.names() if not name.startswith(PREFIX)]
     switch_files(disk, staged, remove=[name for name in ours if name.endswith((".log", ".pos"))])
 

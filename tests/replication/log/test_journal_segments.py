@@ -36,7 +36,7 @@ def test_rolling_reports_the_new_segment_and_seals_the_old_one(disk: Disk) -> No
 
 
 def test_headers_say_which_entries_of_their_segment_one_sync_covers() -> None:
-    """Not across segments: a segment is synced before the next one is created."""
+    """A sync does not span segments: a segment is synced before the next one is created."""
     disk = sim_disk()
     journal = SegmentJournal(disk, segment_bytes=300)
     for batch in ([1], [2, 3, 4, 5], [6]):

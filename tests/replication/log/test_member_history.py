@@ -61,7 +61,7 @@ def test_what_is_cut_off_never_was(disk: SimDisk) -> None:
 
 @pytest.mark.parametrize("segment_bytes", [1 << 20, 600])
 def test_a_start_finds_them_again(disk: SimDisk, segment_bytes: int) -> None:
-    """In the newest segment by scanning it, in the others from their sidecars."""
+    """The newest segment is scanned; the others have sidecars."""
     filled(disk, segment_bytes).close()
     again = journal(disk, segment_bytes)
     assert (again.members.current, again.members.at(15)) == (VOTED_IN, WITH_3)
@@ -72,7 +72,7 @@ def test_a_lost_sidecar_costs_nothing_but_a_scan(disk: SimDisk) -> None:
     for name in [name for name in disk.names() if name.endswith(".pos")]:
         disk.remove(name)
     assert journal(disk, 600).members.at(15) == WITH_3
-    assert journal(disk, 600).members.at(15) == WITH_3, "the sidecar that was written anew says so too"
+    assert journal(disk, 600).members.at(15) == WITH_3, "the rewritten sidecar says so, too"
 
 
 def test_a_segment_that_is_cut_and_sealed_again_names_the_right_ones(disk: SimDisk) -> None:

@@ -1,4 +1,4 @@
-"""Who leads, who may stand for election, who gives way, and who must be silent for now."""
+"""Which replica leads, which may be a candidate, which steps down, and which must not vote yet."""
 
 from __future__ import annotations
 

@@ -245,4 +245,4 @@ def test_two_majorities_after_a_promotion_that_only_the_learner_heard_of(
             break
     assert three.is_leader() is not mended
     assert first.applied is not mended, "two majorities have committed two things"
-    assert bool(stage.faithful) is not mended, "whoever has voted has told it of the successor"
+    assert bool(stage.faithful) is not mended, "a voter has told it of the successor"

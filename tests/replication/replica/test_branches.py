@@ -62,7 +62,7 @@ def test_producer_dies_home_prepared_some_branches_not(groups: int) -> None:
 
 @pytest.mark.parametrize("local_commit", [True, False])
 def test_producer_dies_all_prepared_before_or_after_its_local_commit(local_commit: bool) -> None:
-    """As in one group: the check at home decides."""
+    """The check at home decides, as with one group."""
     world = SeveralGroups()
     prepared(world)
     world.pass_time(CHECK_S + 60)

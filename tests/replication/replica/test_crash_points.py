@@ -71,7 +71,7 @@ def test_before_prepare_is_durable_nothing_happened(tmp_path: Path) -> None:
     scene = Scene(tmp_path, lambda s: None, lambda s: s.submit(prepare(["a", "b"])) and None)
     for single in scene.restarts():
         assert open_ids(single) == [] and single.texts() == []
-        assert single.submit(prepare(["a", "b"])) == [[0]], "the client's retry begins anew"
+        assert single.submit(prepare(["a", "b"])) == [[0]], "the client's retry starts again"
 
 
 def test_prepare_durable_but_only_some_messages_is_open_and_the_check_rolls_back(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_with_that_taken_away_it_is_committed_twice(tmp_path: Path, monkeypatch:
     single = small(tmp_path)
     late = settle(single, "x")
     forget(single)
-    assert single.send(late)[0][1] == [[0]], "opened anew"
+    assert single.send(late)[0][1] == [[0]], "opened again"
     assert single.submit(ops.commit("app", ["x"], "feedback")) == [[0]]
     assert single.texts().count("x") == 2
     single.close()

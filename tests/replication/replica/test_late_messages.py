@@ -135,8 +135,7 @@ def test_a_client_that_has_heard_of_what_was_forgotten_is_no_copy(tmp_path: Path
 
 
 def test_what_was_stored_after_the_last_turn_but_one_is_remembered(tmp_path: Path) -> None:
-    """So a client that heard of something later is never refused, and one whose batch is forgotten always
-    is."""
+    """A client that heard of something later is never refused; one whose batch is forgotten always is."""
     single = small(tmp_path)
     requests = []
     for number in range(30):

@@ -1,4 +1,4 @@
-"""Who owns an open transaction: the instance that prepared it last, unless its PREPARE is a late copy."""
+"""The owner of an open transaction: the instance that prepared it last, unless its PREPARE is a late copy."""
 
 from __future__ import annotations
 

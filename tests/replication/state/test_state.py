@@ -53,7 +53,7 @@ def test_prepared_messages_are_unreadable_until_commit_and_then_all_there() -> N
 def test_rows_of_a_transaction_that_are_neighbours_are_one_reference(
     parts: list[tuple[list[int], int]],
 ) -> None:
-    """In any order of its rows the result is as if each row were handled by itself."""
+    """Whatever the order of the rows, the result is as if each were handled alone."""
     log, names = FedState(), ["a", "b", "c", "d", "e"]
     frames = [ops.prepare("app", "t", names, None, 0, 0, [7] * 5, -1, len(parts))]
     sizes = [[1 + (i * 7 + tx) % 9 for i, tx in enumerate(txs)] for txs, _ in parts]

@@ -1,4 +1,4 @@
-"""Epochs over real brokers, without Spark: one effect, whoever dies or comes twice."""
+"""Epochs over real brokers, without Spark: one effect, whichever process dies or repeats a step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Intents: written once, found by whoever comes second, refused when damaged."""
+"""Intents: written once, found by the second driver, refused when damaged."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_of_many_at_once_one_wins_and_all_see_it(tmp_path: Path) -> None:
 def test_an_intent_that_is_found_is_durable_before_anybody_acts_on_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever created it may have died before its directory, a new one, was on the disk."""
+    """Its creator may have died before its directory, a new one, was on the disk."""
     writer = IntentStore(str(tmp_path / "check"), "alerts")
     monkeypatch.setattr("os.fsync", lambda _: None)
     writer.create(intent(3))
