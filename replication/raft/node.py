@@ -120,7 +120,9 @@ class RaftNode:
         self.marks = Incarnations() if marks is None else marks
         self._changes = MemberChanges(self._circle, self._core, journal, self.marks, self.send)
         quiet_s = self.config.election_min_s
-        self._prevote = PreVote(self._circle, self._core, journal, self.send, clock, quiet_s)
+        self._prevote = PreVote(
+            self._circle, self._core, journal, self.send, clock, quiet_s, self.more_to_apply
+        )
         self._rejoin = Rejoin(
             no_vote_until_caught_up and (joining or bool(self._circle.may_vote)),
             rng.getrandbits(63),
@@ -342,7 +344,7 @@ class RaftNode:
         handler = self._handlers.get(kind)
         if handler is None or (self._rejoin.active and kind in NOT_FOR_LEARNERS):
             return
-        if kind != "timeout_now" or (self.can_apply and self._circle.votes):
+        if kind != "timeout_now" or (self.can_apply and self._circle.votes and not self.more_to_apply()):
             handler(peer, message)
 
     def connected(self, peer: str, *, knows_us: bool = False) -> None:

@@ -16,6 +16,11 @@ from escrowmq.replication.raft.members import Circle
 from escrowmq.replication.raft.pysync import LEADER, Core
 from escrowmq.replication.raft.types import Clock, Log
 
+#: A replica with committed entries still to apply looks again this often, and stands for election once it has
+#: applied them: as a leader it could not answer anything before, and another one may be ready now. That ends,
+#: since nobody commits more without a leader.
+APPLY_FIRST_S = 0.01
+
 
 class PreVote:
     """The asking and answering sides of one replica."""
@@ -28,9 +33,11 @@ class PreVote:
         send: Callable[[str, RaftMessage], bool],
         clock: Clock,
         quiet_s: float,
+        more_to_apply: Callable[[], bool],
     ) -> None:
         self._circle, self._core, self._journal, self._send, self._clock = circle, core, journal, send, clock
         self._quiet_s = quiet_s  # a leader heard from more recently than this is assumed to be alive
+        self._more_to_apply = more_to_apply
         self._leader_seen_at = float("-inf")
         self._agreed: set[str] = set()
         self._asked_term: int | None = None
@@ -58,6 +65,9 @@ class PreVote:
             return
         if not circle.votes:
             core.postpone_election()
+            return
+        if self._more_to_apply():
+            core.hold_election(APPLY_FIRST_S)
             return
         if connected.isdisjoint(circle.voters):
             return

@@ -342,6 +342,11 @@ class Core(SyncObj):  # type: ignore[misc]
     def postpone_election(self) -> None:
         self._SyncObj__raftElectionDeadline = self._clock() + self._SyncObj__generateRaftTimeout()
 
+    def hold_election(self, for_s: float) -> None:
+        """Make it due no sooner than in ``for_s``."""
+        due = self._clock() + for_s
+        self._SyncObj__raftElectionDeadline = max(self._SyncObj__raftElectionDeadline, due)
+
     def hasten_election(self) -> None:
         """Make it due within half of the range of time-outs from now, unless it is due sooner."""
         within = (self._config.election_max_s - self._config.election_min_s) / 2

@@ -72,6 +72,54 @@ def test_one_broken_connection_to_the_leader_deposes_nobody() -> None:
     assert leader.is_leader() and {m.term() for m in stage.members.values()} == {term}
 
 
+# ------------------------------------------------------------------ entries still to be applied
+def one_with_much_to_apply() -> Stage:
+    """r1 has 300 committed entries, applies 100 of them per second, and r0 leads."""
+    stage = Stage(["r0", "r1", "r2"])
+    for name in stage.names:
+        stage.add(OurMember(stage, name, RaftConfig(apply_chunk=1 if name == "r1" else 256)))
+    leader = stage.open().elect("r0")
+    for n in range(300):
+        leader.propose(b"%d" % n)
+    stage.run(0.1)
+    assert stage.members["r1"].commit_index() > 250 > 50 > len(stage.members["r1"].applied)
+    return stage
+
+
+def test_a_replica_with_much_to_apply_leaves_the_lead_to_one_that_is_ready() -> None:
+    """It was elected at once, and answered nothing for as long as it still applied: 1.5 s after a restart."""
+    stage = one_with_much_to_apply()
+    stage.awake = {"r1"}  # the other one's time-out is longer
+    stage.isolate("r0")
+    stage.run(0.7)
+    stage.awake = {"r1", "r2"}
+    stage.run(0.7)
+    assert stage.members["r2"].raft.ready
+    assert stage.members["r2"].term() == 2, "nobody has stood before"
+
+
+def test_a_replica_with_much_to_apply_leads_once_it_is_ready_if_no_other_stands() -> None:
+    stage = one_with_much_to_apply()
+    stage.awake = {"r1"}
+    stage.isolate("r0")
+    stage.run(2.0)
+    assert not stage.members["r1"].is_leader()
+    stage.run(1.5)
+    assert stage.members["r1"].is_leader() and len(stage.members["r1"].applied) == 300
+
+
+def test_a_handover_waits_for_what_its_target_has_to_apply() -> None:
+    stage = one_with_much_to_apply()
+    leader = stage.members["r0"]
+    leader.raft.transfer_leadership("r1")
+    stage.run(1.2)
+    assert leader.is_leader() and not leader.raft.transferring, "given up, and it serves on"
+    stage.run(2.5)
+    leader.raft.transfer_leadership("r1")
+    stage.run(0.1)
+    assert stage.members["r1"].is_leader()
+
+
 # ------------------------------------------------------------------ handover
 def test_a_handover_takes_milliseconds_and_loses_nothing() -> None:
     stage = our_group()
