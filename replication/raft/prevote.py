@@ -5,6 +5,10 @@ others would vote for it in the next term. They agree if its log is not behind t
 not heard from a leader for a minimum election time-out. Only with a majority does the
 real election start, and only then is the term raised. An agreement promises nothing and is not
 recorded: safety depends on the real vote alone.
+
+When a leader dies, its links break at all followers at once, so they ask at nearly the same time. Two that
+both campaign split the vote, and the next attempt begins only after a whole time-out. So who agrees waits for
+a moment before it asks; and of two that ask each other with equal logs, the one with the lower id goes first.
 """
 
 from __future__ import annotations
@@ -20,6 +24,10 @@ from escrowmq.replication.raft.types import Clock, Log
 #: applied them: as a leader it could not answer anything before, and another one may be ready now. That ends,
 #: since nobody commits more without a leader.
 APPLY_FIRST_S = 0.01
+
+#: Part of the minimum election time-out for which a replica gives way to one with which it agreed: time for
+#: two synced votes and their messages. Below 1, or the other one's next attempt would come first again.
+GIVE_WAY = 0.5
 
 
 class PreVote:
@@ -41,6 +49,7 @@ class PreVote:
         self._leader_seen_at = float("-inf")
         self._agreed: set[str] = set()
         self._asked_term: int | None = None
+        self._asked_at = float("-inf")
 
     def leader_seen(self) -> None:
         """A current leader's message arrived."""
@@ -75,7 +84,7 @@ class PreVote:
             self._asked_term = None
             return  # the core may campaign in this very tick
         core.postpone_election()
-        self._asked_term, self._agreed = core.term() + 1, set()
+        self._asked_term, self._asked_at, self._agreed = core.term() + 1, now, set()
         for peer in circle.voters:
             self._send(
                 peer,
@@ -94,9 +103,19 @@ class PreVote:
             self._send(peer, {"type": "stale_term", "term": core.term()})
             return
         leader_alive = core.role() == LEADER or self._clock() - self._leader_seen_at < self._quiet_s
-        theirs = (message["last_log_term"], message["last_log_index"])
-        if not leader_alive and theirs >= (journal.last_term, journal.last_index):
-            self._send(peer, {"type": "pre_vote_granted", "term": message["term"]})
+        theirs = message["last_log_term"], message["last_log_index"]
+        ours = journal.last_term, journal.last_index
+        if leader_alive or theirs < ours or (theirs == ours and self._goes_first(peer)):
+            return
+        self._asked_term = None
+        core.hold_election(self._quiet_s * GIVE_WAY)
+        self._send(peer, {"type": "pre_vote_granted", "term": message["term"]})
+
+    def _goes_first(self, peer: str) -> bool:
+        """Whether this replica asks too just now, and has the lower id. It does not insist for long, because
+        it may be unable to reach a majority."""
+        asks = self._asked_term is not None and self._clock() - self._asked_at < self._quiet_s * GIVE_WAY
+        return asks and self._circle.id < peer
 
     def granted(self, peer: str, message: RaftMessage) -> None:
         if message["term"] == self._asked_term == self._core.term() + 1 and peer in self._circle.voters:

@@ -60,6 +60,42 @@ def test_a_leader_whose_connections_break_is_replaced_before_any_time_out() -> N
         assert leader.term() < max(stage.members[n].term() for n in ("r1", "r2"))
 
 
+@pytest.mark.parametrize("apart", [0, 1, 2])
+def test_two_that_ask_at_the_same_time_do_not_split_the_vote(apart: int) -> None:
+    """A dead leader's links break at all followers at once: every fourth fail-over took a second election."""
+    stage = our_group()
+    stage.elect("r0")
+    stage.isolate("r0")
+    for name in ("r1", "r2"):
+        stage.members[name].raft.disconnected("r0")
+    first, second = ("r2", "r1") if apart else ("r1", "r2")
+    stage.members[first].raft._core.campaign_at_next_tick()
+    stage.members[second].raft._core.hold_election(1.0)
+    stage.awake = {"r1", "r2"}
+    stage.run(apart * 0.01)
+    stage.members[second].raft._core.campaign_at_next_tick()
+    stage.run(0.1)
+    assert [stage.members[name].is_leader() for name in ("r1", "r2")].count(True) == 1
+    assert {stage.members[name].term() for name in ("r1", "r2")} == {2}
+
+
+def test_one_that_asks_in_vain_gives_way_after_a_moment() -> None:
+    stage = our_group()
+    stage.elect("r0")
+    stage.isolate("r0")
+    for name in ("r1", "r2"):
+        stage.members[name].raft.disconnected("r0")
+    stage.route = lambda mail: mail.sender == "r2"  # r1 hears and is not heard
+    stage.members["r1"].raft._core.campaign_at_next_tick()
+    stage.members["r2"].raft._core.hold_election(0.2)
+    stage.awake = {"r1", "r2"}
+    stage.run(0.19)
+    stage.isolate("r0")
+    stage.members["r1"].raft._core.hold_election(5.0)
+    stage.run(0.7)
+    assert stage.members["r2"].is_leader()
+
+
 def test_one_broken_connection_to_the_leader_deposes_nobody() -> None:
     stage = our_group()
     leader = stage.elect("r0")
