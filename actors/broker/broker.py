@@ -197,16 +197,16 @@ class Broker(BrokerCalls):
         return LevelReport(LEVEL_MAX, 0) if parts is None else parts.running.levels()
 
     @ray.method(concurrency_group="peer")
-    def peer_moved(self, rid: int, incarnation: int, disk_id: str) -> bool:
-        """Replica ``rid`` now runs elsewhere: refuse its earlier incarnations from now on. False: this
-        replica is not running; tell it again."""
+    def peer_moved(self, rid: int, incarnation: int, disk_id: str) -> tuple[int, str] | None:
+        """Replica ``rid`` now runs elsewhere: refuse its earlier incarnations from now on. Returns which one
+        is recorded; None: this replica is not running, tell it again."""
         parts = self._parts
         if parts is None or str(rid) not in self._host.setup.peers:
-            return False
+            return None
         with contextlib.suppress(Closed, TimeoutError):
-            parts.running.driver.peer_moved(str(rid), Incarnation(incarnation, disk_id[:DISK_ID_MAX]))
-            return True
-        return False
+            moved = Incarnation(incarnation, disk_id[:DISK_ID_MAX])
+            return parts.running.driver.peer_moved(str(rid), moved)
+        return None
 
     @ray.method(concurrency_group="peer")
     def founded(self) -> bool:

@@ -43,9 +43,12 @@ class RayPeers:
         address: tuple[str, int] | None = self._ask(peer, "raft_address")
         return address
 
-    def tell_moved(self, peer: str, rid: int, own: Incarnation) -> bool:
-        """Tell the peer that replica ``rid`` is now this process; returns whether it has recorded that."""
-        return bool(self._ask(peer, "peer_moved", rid, own.number, own.disk_id))
+    def tell_moved(self, peer: str, rid: int, own: Incarnation) -> Incarnation | None:
+        """Tell the peer that replica ``rid`` is now this process; returns which one it has recorded."""
+        answer = self._ask(peer, "peer_moved", rid, own.number, own.disk_id)
+        if isinstance(answer, bool):  # an earlier version, which says only that it has seen this
+            return own if answer else None
+        return None if answer is None else Incarnation(*answer)
 
     def group_founded(self) -> bool | None:
         """Whether the supervisor knows that this group has had a leader; None: no answer."""

@@ -6,12 +6,17 @@ connect to the successor. It would wait for ever for another leader to copy from
 for the replica, find the successor and no leader. A peer that is told makes the incarnation durable and
 closes its link to the earlier one. A false announcement can only make it more careful: the
 handshake and the learner's answers decide which process counts.
+
+A peer answers with the incarnation that it has recorded. That may be another one, with a higher number, or
+with the same number on another disk (two supervisors counted alike). Then this process was itself replaced,
+and nobody else would tell it so: the peers have a link to the other process.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from escrowmq.replication.errors import Superseded
 from escrowmq.replication.log.peer_marks import Incarnation
 
 PAUSE_S = 0.5
@@ -20,14 +25,22 @@ PAUSE_S = 0.5
 def announce(
     own: Incarnation,
     peers: Sequence[str],
-    tell: Callable[[str, Incarnation], bool],
+    tell: Callable[[str, Incarnation], Incarnation | None],
     sleep: Callable[[float], None],
 ) -> None:
-    """``tell`` every peer until it confirms that it has recorded it; ``peers`` may change meanwhile. Ends at
-    the latest when ``sleep`` raises."""
+    """``tell`` every peer until it has recorded this incarnation; ``peers`` may change meanwhile. ``tell``
+    returns which one the peer has recorded; None: no answer. Ends at the latest when ``sleep`` raises. Raises
+    Superseded if a peer refuses this incarnation."""
     noted: set[str] = set()
     while own.number:
-        noted.update([peer for peer in peers if peer not in noted and tell(peer, own)])
+        noted.update([peer for peer in peers if peer not in noted and is_recorded(own, tell(peer, own))])
         if noted.issuperset(peers):
             return
         sleep(PAUSE_S)
+
+
+def is_recorded(own: Incarnation, recorded: Incarnation | None) -> bool:
+    """Whether a peer that has answered this knows of us. Raises Superseded if it refuses us."""
+    if recorded is not None and recorded.supersedes(own):
+        raise Superseded("this replica", recorded.number)
+    return recorded is not None

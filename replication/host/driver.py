@@ -314,15 +314,16 @@ class Driver:
         """Keep links with these peers. In the loop's thread."""
         self._transport.follow(peers)
 
-    def peer_moved(self, peer: str, incarnation: Incarnation) -> None:
+    def peer_moved(self, peer: str, incarnation: Incarnation) -> Incarnation | None:
         """``peer`` now runs elsewhere, as ``incarnation``: record that, durable on return, and close a link
-        to an earlier one. Any thread; raises Closed, TimeoutError."""
+        to an earlier one. Returns what is recorded now. Any thread; raises Closed, TimeoutError."""
 
-        def note() -> None:
+        def note() -> Incarnation | None:
             self.marks.learn([(peer, *incarnation)])
             self.drop_link(peer)
+            return self.marks.of(peer)
 
-        self.call(note)
+        return self.call(note)
 
     # -------------------------------------------------------------- disk
     def _begin_sync(self) -> None:

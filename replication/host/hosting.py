@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from escrowmq.replication.errors import Closed, Unavailable
+from escrowmq.replication.errors import Closed, Superseded, Unavailable
 from escrowmq.replication.host.announcing import announce
 from escrowmq.replication.host.mending import RANGE_BYTES_MAX
 from escrowmq.replication.host.offers import Offers
@@ -15,6 +15,7 @@ from escrowmq.replication.host.replica_setup import ReplicaSetup
 from escrowmq.replication.host.running import RunningReplica
 from escrowmq.replication.log.datadir import DataDir
 from escrowmq.replication.log.disk import RealDisk
+from escrowmq.replication.log.marks import SUPERSEDED, Marks
 from escrowmq.replication.log.peer_marks import Incarnation
 from escrowmq.replication.log.survey import read_files
 
@@ -54,10 +55,18 @@ class ReplicaHost:
         running = self._running
         return self._founded if running is None else running.journal.last_index > 1
 
-    def announce(self, tell: Callable[[str, Incarnation], bool]) -> None:
+    def announce(self, tell: Callable[[str, Incarnation], Incarnation | None]) -> None:
         """If this process replaced another one, let the peers know; see announcing.py. Blocks until each has
-        recorded it; raises Closed once ``close`` was called."""
-        announce(self._directory.incarnation, self.setup.peers, tell, self._pause)
+        recorded it; raises Closed once ``close`` was called. Ends the process if a peer refuses it."""
+        try:
+            announce(self._directory.incarnation, self.setup.peers, tell, self._pause)
+        except Superseded as error:
+            running = self._running
+            if running is not None:
+                running.end(error)
+                return
+            Marks(self._directory.disk).write(SUPERSEDED, str(error.by))  # no start takes part again
+            self.setup.fatal(error)
 
     def entries(self, first: int, last: int) -> bytes:
         """Entries of the log for a peer that lacks them, whether the replica runs or is being opened; ends

@@ -29,6 +29,7 @@ from escrowmq.cluster.group_members import newest, possible_voters
 from escrowmq.cluster.placement import Condition, Node, ReplicaKey, Seat, Seen, decide
 from escrowmq.replication.calling.answers import MembersReport, ReplicaReport
 from escrowmq.replication.format.wire import RaftMessage
+from escrowmq.replication.host.announcing import is_recorded
 from escrowmq.replication.log.marks import DAMAGED
 from tests.sim.broker_app import number_of
 from tests.sim.damage import knows_less, others_have_all
@@ -228,7 +229,9 @@ class Supervisor:
                     continue
                 if peer.up and self._goes_on(peer) and sim.network.reaches(one.address, peer.address):
                     peer.guarded(partial(_note, peer, one))
-                    untold -= {peer.name} if peer.up else set()
+                    recorded = peer.marks.of(one.name) if peer is not one and peer.up else None
+                    if one.up and one.guarded(partial(is_recorded, one.own, recorded)):
+                        untold -= {peer.name}
 
     def _goes_on(self, replica: SimReplica) -> bool:
         return self._sim.world.now >= replica.paused_until

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from escrowmq.replication.errors import Closed
+from escrowmq.replication.errors import Closed, Superseded
 from escrowmq.replication.host.announcing import announce
 from escrowmq.replication.host.peer_list import PeerList
 from escrowmq.replication.log.peer_marks import Incarnation
@@ -16,10 +16,10 @@ def test_each_peer_is_told_until_it_has_noted_it() -> None:
     told: list[str] = []
     pauses: list[float] = []
 
-    def tell(peer: str, own: Incarnation) -> bool:
+    def tell(peer: str, own: Incarnation) -> Incarnation | None:
         assert own == OWN
         told.append(peer)
-        return peer == "0" or told.count(peer) == 3  # the other one is starting
+        return OWN if peer == "0" or told.count(peer) == 3 else None  # the other one is starting
 
     announce(OWN, ["0", "2"], tell, pauses.append)
     assert told == ["0", "2", "2", "2"]
@@ -29,9 +29,9 @@ def test_each_peer_is_told_until_it_has_noted_it() -> None:
 def test_members_that_leave_meanwhile_are_not_waited_for_and_those_that_come_are_told() -> None:
     peers, told = PeerList("1", ["0", "2"]), list[str]()
 
-    def tell(peer: str, own: Incarnation) -> bool:
+    def tell(peer: str, own: Incarnation) -> Incarnation | None:
         told.append(peer)
-        return peer != "2"  # it is gone for good
+        return None if peer == "2" else OWN  # it is gone for good
 
     announce(OWN, peers, tell, lambda seconds: peers.follow(5, ["0", "3"]))
     assert told == ["0", "2", "3"]
@@ -41,9 +41,17 @@ def test_one_that_took_nobodys_place_tells_nobody() -> None:
     announce(Incarnation(0, "disk"), ["0", "2"], lambda peer, own: pytest.fail("told"), lambda seconds: None)
 
 
+@pytest.mark.parametrize("recorded", [Incarnation(2, "another disk"), Incarnation(3, "disk")])
+def test_one_that_a_peer_refuses_learns_that_it_was_replaced(recorded: Incarnation) -> None:
+    """The peer has a link to the other process, so no handshake would tell it: it stayed a learner."""
+    with pytest.raises(Superseded) as caught:
+        announce(OWN, ["0", "2"], lambda peer, own: recorded if peer == "2" else own, lambda seconds: None)
+    assert caught.value.by == recorded.number
+
+
 def test_it_ends_when_the_replica_is_closed() -> None:
     def closed(seconds: float) -> None:
         raise Closed("stopping")
 
     with pytest.raises(Closed):
-        announce(OWN, ["0"], lambda peer, own: False, closed)
+        announce(OWN, ["0"], lambda peer, own: None, closed)

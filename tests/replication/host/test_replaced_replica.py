@@ -36,9 +36,8 @@ def successor(group: BrokerGroup, rid: int) -> Member:
     return member
 
 
-def tell(group: BrokerGroup, peer: str, rid: int, incarnation: Incarnation) -> bool:
-    group.alive[int(peer)].parts.running.driver.peer_moved(str(rid), incarnation)
-    return True
+def tell(group: BrokerGroup, peer: str, rid: int, incarnation: Incarnation) -> Incarnation | None:
+    return group.alive[int(peer)].parts.running.driver.peer_moved(str(rid), incarnation)
 
 
 @pytest.mark.parametrize("rid", [0, 1, 2])
@@ -65,6 +64,23 @@ def test_the_predecessor_is_refused_and_nothing_is_lost(group: BrokerGroup, rid:
     ghost.stop()
     member.stop()
     del group.alive[rid]
+
+
+def test_a_second_successor_of_the_same_number_is_told_that_it_is_refused(group: BrokerGroup) -> None:
+    """Two supervisors counted alike. The peers keep their link to the first one and dial no other, so the
+    second one remained a learner, and the group was never healthy again."""
+    group.stop(0)
+    first = successor(group, 0)
+    first.host.announce(lambda peer, own: tell(group, peer, 0, own))
+    first.open()
+    wait_until(lambda: not first.parts.running.learner, what="a full member")
+    setup = group.setup(0)
+    setup = replace(setup, identity=replace(setup.identity, incarnation=1), data_dir=group.path / "r0-third")
+    second = Member(setup)
+    second.host.announce(lambda peer, own: tell(group, peer, 0, own))
+    assert isinstance(group.ended.get(0), Superseded)
+    assert Marks(RealDisk(setup.data_dir)).superseded_by() == 1
+    second.stop()
 
 
 def test_a_replica_that_was_refused_never_starts_again_and_keeps_its_directory(tmp_path: Path) -> None:
