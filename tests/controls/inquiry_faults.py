@@ -128,7 +128,7 @@ def inquire_from_state(patch: pytest.MonkeyPatch) -> None:
 
 
 @plant(
-    *("home-forgets-too-early", *APART, "lost-write"),
+    *("home-forgets-too-early", *APART, "lost-write", "torn"),
     groups=3,
     chaos_s=10.0,
     start=1,
