@@ -113,7 +113,7 @@ def damage_is_left_as_it_is(patch: pytest.MonkeyPatch) -> None:
     *("failed-mend-believed", "unmended", *LOST, *STUCK),
     workload="raw",
     within=60,
-    start=6,
+    start=97,
     often={"flip-log": 80, "failed-fsync": 100, "roll": 0, "power-cut": 0},
 )
 def failed_mend_believed(patch: pytest.MonkeyPatch) -> None:
