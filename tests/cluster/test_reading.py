@@ -101,15 +101,21 @@ class FakeCluster:
 
 
 @pytest.fixture
-def where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    monkeypatch.setattr(reading_socket, "LOGINS", tmp_path / "no-logins")
-    monkeypatch.setattr(reading_socket, "SHARED", tmp_path / "shared")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A short path: that of a Unix socket has at most 107 characters."""
+    return tmp_path_factory.mktemp("s")
+
+
+@pytest.fixture
+def where(base: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(base))
+    monkeypatch.setattr(reading_socket, "LOGINS", base / "no-logins")
+    monkeypatch.setattr(reading_socket, "SHARED", base / "shared")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     for name in [name for name in os.environ if name.startswith("ESCROWMQ_")]:
         monkeypatch.delenv(name)
     monkeypatch.setattr(reading_server, "running_here", lambda: [ADDRESS])
-    return tmp_path / "escrowmq"
+    return base / "escrowmq"
 
 
 @pytest.fixture
@@ -196,9 +202,9 @@ def test_without_one_the_command_asks_itself(where: Path) -> None:
 
 
 def test_a_service_without_a_login_and_a_shell_with_one_find_each_other(
-    where: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    where: Path, base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shared = tmp_path / "shared" / f"escrowmq-{os.getuid()}"
+    shared = base / "shared" / f"escrowmq-{os.getuid()}"
     with monkeypatch.context() as service:
         service.delenv("XDG_RUNTIME_DIR")
         made = ReadingServer(FakeCluster(), "exporter")  # type: ignore[arg-type]
@@ -208,7 +214,7 @@ def test_a_service_without_a_login_and_a_shell_with_one_find_each_other(
         assert asked("topics") == [info("orders", 2)], "a shell with a login"
     finally:
         made.close()
-    login = tmp_path / "no-logins" / str(os.getuid())
+    login = base / "no-logins" / str(os.getuid())
     login.mkdir(parents=True)
     with monkeypatch.context() as service:
         service.setenv("XDG_RUNTIME_DIR", str(login))
@@ -223,12 +229,12 @@ def test_a_service_without_a_login_and_a_shell_with_one_find_each_other(
         made.close()
 
 
-def test_where_the_first_folder_cannot_be_used_it_listens_in_the_next(where: Path, tmp_path: Path) -> None:
+def test_where_the_first_folder_cannot_be_used_it_listens_in_the_next(where: Path, base: Path) -> None:
     where.mkdir(mode=0o755)
     made = ReadingServer(FakeCluster(), "exporter")  # type: ignore[arg-type]
     made.start()
     try:
-        assert made.path.is_relative_to(tmp_path / "shared")
+        assert made.path.is_relative_to(base / "shared")
         assert asked("topics") == [info("orders", 2)]
     finally:
         made.close()
