@@ -57,16 +57,19 @@ class ReplicaHost:
 
     def announce(self, tell: Callable[[str, Incarnation], Incarnation | None]) -> None:
         """If this process replaced another one, let the peers know; see announcing.py. Blocks until each has
-        recorded it; raises Closed once ``close`` was called. Ends the process if a peer refuses it."""
+        recorded it; raises Closed once ``close`` was called. Ends a process that a peer refuses, unless it is
+        a full member."""
         try:
             announce(self._directory.incarnation, self.setup.peers, tell, self._pause)
         except Superseded as error:
             running = self._running
-            if running is not None:
+            if running is None:
+                try:
+                    Marks(self._directory.disk).write(SUPERSEDED, str(error.by))  # no start takes part again
+                finally:
+                    self.setup.fatal(error)
+            elif running.learner:  # a full member has been recorded by all voters: only this peer is wrong
                 running.end(error)
-                return
-            Marks(self._directory.disk).write(SUPERSEDED, str(error.by))  # no start takes part again
-            self.setup.fatal(error)
 
     def entries(self, first: int, last: int) -> bytes:
         """Entries of the log for a peer that lacks them, whether the replica runs or is being opened; ends

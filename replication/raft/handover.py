@@ -43,6 +43,7 @@ class Handover:
         self._asked: list[str] = []  # followers asked to take over since the damage was met
         self._to: str | None = None
         self._deadline: float | None = None
+        self._began = 0.0
 
     @property
     def under_way(self) -> bool:
@@ -51,7 +52,7 @@ class Handover:
     def begin(self, to: str | None, now: float) -> None:
         """Hand over to ``to``, or to the most advanced follower; does nothing if a handover is under way."""
         if self._deadline is None:
-            self._to, self._deadline = to, now + self._config.transfer_timeout_s
+            self._to, self._began, self._deadline = to, now, now + self._config.transfer_timeout_s
 
     def end(self) -> None:
         self._deadline = None
@@ -67,9 +68,10 @@ class Handover:
         if now >= self._deadline or not able:
             self.end()
             return
-        best = self._replicator.most_advanced(able)
-        if best is not None and best[1] == self._journal.last_index:
-            self._send(best[0], {"type": "timeout_now", "term": self._core.term()})
+        ready = self._replicator.holding(self._journal.last_index, able)
+        if ready:  # one that has much to apply declines: then it is the next one's turn
+            turn = int((now - self._began) / self._config.election_min_s)
+            self._send(ready[turn % len(ready)], {"type": "timeout_now", "term": self._core.term()})
 
     def _able(self) -> set[str]:
         """Peers that could lead: connected voters."""

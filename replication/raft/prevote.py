@@ -86,15 +86,11 @@ class PreVote:
         core.postpone_election()
         self._asked_term, self._asked_at, self._agreed = core.term() + 1, now, set()
         for peer in circle.voters:
-            self._send(
-                peer,
-                {
-                    "type": "pre_vote",
-                    "term": self._asked_term,
-                    "last_log_index": self._journal.last_index,
-                    "last_log_term": self._journal.last_term,
-                },
-            )
+            self._ask(peer)
+
+    def _ask(self, peer: str) -> None:
+        last = {"last_log_index": self._journal.last_index, "last_log_term": self._journal.last_term}
+        self._send(peer, {"type": "pre_vote", "term": self._asked_term, **last})
 
     def asked(self, peer: str, message: RaftMessage) -> None:
         """Agree, or stay silent. A replica in a later term says so, or the asker could never catch up."""
@@ -105,7 +101,10 @@ class PreVote:
         leader_alive = core.role() == LEADER or self._clock() - self._leader_seen_at < self._quiet_s
         theirs = message["last_log_term"], message["last_log_index"]
         ours = journal.last_term, journal.last_index
-        if leader_alive or theirs < ours or (theirs == ours and self._goes_first(peer)):
+        if leader_alive or theirs < ours:
+            return
+        if theirs == ours and self._goes_first(peer):
+            self._ask(peer)  # it may have heard the leader until now, and been silent the first time
             return
         self._asked_term = None
         core.hold_election(self._quiet_s * GIVE_WAY)
@@ -114,8 +113,8 @@ class PreVote:
     def _goes_first(self, peer: str) -> bool:
         """Whether this replica asks too just now, and has the lower id. It does not insist for long, because
         it may be unable to reach a majority."""
-        asks = self._asked_term is not None and self._clock() - self._asked_at < self._quiet_s * GIVE_WAY
-        return asks and self._circle.id < peer
+        asks = self._asked_term == self._core.term() + 1
+        return asks and self._circle.id < peer and self._clock() - self._asked_at < self._quiet_s * GIVE_WAY
 
     def granted(self, peer: str, message: RaftMessage) -> None:
         if message["term"] == self._asked_term == self._core.term() + 1 and peer in self._circle.voters:

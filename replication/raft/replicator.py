@@ -83,6 +83,12 @@ class Replicator:
         match, peer = max(matches)
         return peer, match
 
+    def holding(self, index: int, among: set[str]) -> list[str]:
+        """The peers of ``among`` that hold the log up to ``index``, the greatest id first."""
+        return sorted(
+            (p for p in self._progress if p in among and self._core.match_index(p) >= index), reverse=True
+        )
+
     # -------------------------------------------------------------- does it still lead
     def check_lead(self) -> LeadCheck:
         """Ask all peers. See ``leads_since``."""

@@ -79,6 +79,23 @@ def test_two_that_ask_at_the_same_time_do_not_split_the_vote(apart: int) -> None
     assert {stage.members[name].term() for name in ("r1", "r2")} == {2}
 
 
+def test_one_that_asked_too_early_is_agreed_with_later() -> None:
+    """The other one still heard the leader when it was asked, and was refused when it asked itself."""
+    stage = our_group()
+    stage.elect("r0")
+    stage.isolate("r0")
+    first, second = stage.members["r1"].raft, stage.members["r2"].raft
+    first.disconnected("r0")
+    first._core.campaign_at_next_tick()
+    stage.awake = {"r1", "r2"}
+    stage.run(0.03)
+    assert not stage.members["r1"].is_leader(), "r2 has just heard from the leader"
+    second.disconnected("r0")
+    second._core.campaign_at_next_tick()
+    stage.run(0.05)
+    assert stage.members["r1"].is_leader()
+
+
 def test_one_that_asks_in_vain_gives_way_after_a_moment() -> None:
     stage = our_group()
     stage.elect("r0")
@@ -109,16 +126,16 @@ def test_one_broken_connection_to_the_leader_deposes_nobody() -> None:
 
 
 # ------------------------------------------------------------------ entries still to be applied
-def one_with_much_to_apply() -> Stage:
-    """r1 has 300 committed entries, applies 100 of them per second, and r0 leads."""
+def one_with_much_to_apply(slow: str = "r1") -> Stage:
+    """``slow`` has 300 committed entries, applies 100 of them per second, and r0 leads."""
     stage = Stage(["r0", "r1", "r2"])
     for name in stage.names:
-        stage.add(OurMember(stage, name, RaftConfig(apply_chunk=1 if name == "r1" else 256)))
+        stage.add(OurMember(stage, name, RaftConfig(apply_chunk=1 if name == slow else 256)))
     leader = stage.open().elect("r0")
     for n in range(300):
         leader.propose(b"%d" % n)
     stage.run(0.1)
-    assert stage.members["r1"].commit_index() > 250 > 50 > len(stage.members["r1"].applied)
+    assert stage.members[slow].commit_index() > 250 > 50 > len(stage.members[slow].applied)
     return stage
 
 
@@ -142,6 +159,14 @@ def test_a_replica_with_much_to_apply_leads_once_it_is_ready_if_no_other_stands(
     assert not stage.members["r1"].is_leader()
     stage.run(1.5)
     assert stage.members["r1"].is_leader() and len(stage.members["r1"].applied) == 300
+
+
+def test_a_handover_goes_to_another_one_if_the_first_has_much_to_apply() -> None:
+    """The first one declined until time was up, and nothing was accepted meanwhile."""
+    stage = one_with_much_to_apply("r2")
+    stage.members["r0"].raft.transfer_leadership()
+    stage.run(0.5)
+    assert stage.members["r1"].is_leader()
 
 
 def test_a_handover_waits_for_what_its_target_has_to_apply() -> None:
