@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Asked(Protocol):
-    """What questions need of a cluster: that of a client."""
+    """What questions need of a cluster: that of a client, or the one that a supervisor supervises."""
 
     @property
     def info(self) -> ClusterInfo: ...

@@ -1,4 +1,4 @@
-"""Asks an exporter of this user on this machine, instead of joining Ray for one question.
+"""Asks an exporter or a supervisor of this user on this machine, instead of joining Ray for one question.
 
 If none answers (none runs here, it belongs to another cluster or version, or it hangs), the command joins the
 cluster itself. An answer or an error of the cluster is final.
@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from escrowmq.cluster.ray_token import proof
 from escrowmq.cluster.reading_socket import (
     ANSWER_BYTES_MAX,
     SOCKETS_MAX,
@@ -54,10 +55,10 @@ def ask(address: str, namespace: str | None, config: Path | None, read: str, arg
     """The answer to one of ``READS``. Raises NotAnswered, and what the cluster's answer raises."""
     where = [path for path in folders() if is_ours(path)]
     if not where:
-        raise NotAnswered("no exporter of this user has run here")
+        raise NotAnswered("no exporter or supervisor of this user has run here")
     wanted, space = _cluster(address, namespace, config)
-    question = Question(version(), read, arguments, space, wanted)
-    why = "no exporter runs here"
+    question = Question(version(), read, arguments, space, wanted, proof(space))
+    why = "no exporter or supervisor runs here"
     deadline, tried = time.monotonic() + TAKEN_S, 0
     paths = [path for folder in where for path in sorted(folder.glob("*.sock"))]
     for path in paths:

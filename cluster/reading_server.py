@@ -6,6 +6,7 @@ reads.py lists the questions. It never answers for a cluster that the command di
 
 from __future__ import annotations
 
+import hmac
 import logging
 import os
 import socket
@@ -45,10 +46,13 @@ RETRY_S = 0.1  # after a command that could not be taken
 class ReadingServer:
     """Listens from its creation on. ``start`` begins to answer; ``close`` stops and removes the socket."""
 
-    def __init__(self, cluster: Asked, name: str, where: Path | None = None) -> None:
+    def __init__(
+        self, cluster: Asked, name: str, where: Path | None = None, *, proof: bytes | None = None
+    ) -> None:
         """``name``: what this process is, in texts for people. ``where``: the folder; None: the first of this
-        user's that can be used. Raises ConfigError if the socket cannot be created."""
-        self._cluster, self._name = cluster, name
+        user's that can be used. ``proof``: what a command must give; None: nothing. Raises ConfigError if the
+        socket cannot be created."""
+        self._cluster, self._name, self._proof = cluster, name, proof
         self._places = threading.BoundedSemaphore(AT_A_TIME)
         self._closing = False
         self.path, self._listener = _listening(name, folders() if where is None else [where])
@@ -121,6 +125,8 @@ class ReadingServer:
             return Answer(not_mine=f"the {self._name} has version {version()}")
         if question.namespace != cluster.info.namespace:
             return Answer(not_mine=f"the {self._name} serves namespace {cluster.info.namespace!r}")
+        if self._proof is not None and not hmac.compare_digest(question.proof, self._proof):
+            return Answer(not_mine=f"the {self._name} answers commands with Ray's token only")
         try:
             if not self._means_this(question.address):
                 return Answer(not_mine=f"the {self._name} serves the cluster at {cluster.address}")

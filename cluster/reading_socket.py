@@ -1,7 +1,7 @@
 """The Unix socket between a process that has joined a cluster and a command of the same user, in a folder
 that only this user can enter.
 
-Joining Ray costs a command seconds of processor time; an exporter has joined already. The
+Joining Ray costs a command seconds of processor time; an exporter or a supervisor has joined already. The
 socket gives no new rights: only the user that runs that process (or root) can open it, and that user could
 read the process's memory anyway, Ray's token included. Both ends check the peer's user again, with the
 kernel's answer. Neither end listens on a network or unpickles what it receives.
@@ -34,13 +34,15 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 class Question(msgspec.Struct, frozen=True):
-    """``address`` None: the only Ray cluster on this machine. ``version``: both ends must have the same."""
+    """``address`` None: the only Ray cluster on this machine. ``version``: both ends must have the same.
+    ``proof``: that the command has Ray's token (ray_token.py)."""
 
     version: str
     read: str
     arguments: list[Any]
     namespace: str
     address: str | None = None
+    proof: bytes = b""
 
 
 class Answer(msgspec.Struct, frozen=True):

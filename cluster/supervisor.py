@@ -31,6 +31,7 @@ from escrowmq.cluster.member_keeper import MemberKeeper
 from escrowmq.cluster.placement import Condition, Node, ReplicaKey, decide, found_seats
 from escrowmq.cluster.secret import Secret
 from escrowmq.cluster.settings import ClusterSettings, SupervisorSettings
+from escrowmq.cluster.supervisor_reading import SupervisorReading
 from escrowmq.cluster.survey import adopted, refuse_existing, survey
 from escrowmq.cluster.watch import StartFailure, Track, Watch, live_nodes
 from escrowmq.cluster.wishing import NodeUse, wanted_move, wanted_node, wanted_size
@@ -123,6 +124,7 @@ class Supervisor:
         self._keeper: MemberKeeper | None = None
         self._problem: StartFailure | None = None
         self._driver_watch: DriverWatch | None = None
+        self._reading = SupervisorReading()
         self._opened_at = time.monotonic()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="supervise", daemon=True)
@@ -252,6 +254,7 @@ class Supervisor:
             self._driver_watch.close()
         if self._thread.is_alive():
             self._thread.join(self._plan.settings.check_every_s + 30.0)
+        self._reading.close()
         with self._lock:
             tracks = [track for track in self._tracks.values() if track.handle is not None]
             # Followers first, then leaders: a stopping leader looks for a successor, and must not choose one
@@ -384,8 +387,10 @@ class Supervisor:
     def _begin_watch(self, directory: ClusterDir) -> Watch:
         plan, record = self._plan, directory.record
         shape = record.cluster_id, record.namespace, record.groups, record.replicas
+        info = ClusterInfo(*shape, plan.broker.log_format)
+        self._reading.begin(info, self.health)
         return Watch(
-            ClusterInfo(*shape, plan.broker.log_format),
+            info,
             plan.broker,
             plan.settings,
             plan.data_dir,

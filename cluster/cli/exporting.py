@@ -46,8 +46,8 @@ def exporter(
     """Serve /metrics, /healthz and /readyz for Prometheus until interrupted. A cluster needs only one.
 
     Requests are answered from the last look at the cluster, so a broker that hangs does not delay a scrape.
-    It also answers the same user's read-only commands on this machine (status, topic list, ...), which then
-    need not join Ray.
+    It also answers the same user's read-only commands on this machine (status, topic list, ...), as the
+    supervisor does on its machine; they need not join Ray then.
     """
     from escrowmq.cluster.exporter.exporter import Exporter
     from escrowmq.cluster.exporter.ray_mirror import RayMirror, check_exported

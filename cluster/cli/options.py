@@ -82,8 +82,8 @@ class ConnectionOptions:
         )
 
     def read(self, what: str, *arguments: Any) -> Any:
-        """The answer to one of ``READS``: from an exporter of this user on this machine, if one answers, else
-        from the cluster itself."""
+        """The answer to one of ``READS``: from an exporter or supervisor of this user on this machine, if one
+        answers, else from the cluster itself."""
         from escrowmq.cluster.reading_client import NotAnswered, ask
         from escrowmq.cluster.reads import READS
 

@@ -1,4 +1,4 @@
-"""Commands that only read, answered by an exporter of the same user over a Unix socket."""
+"""Commands that only read, answered by an exporter or supervisor of the same user over a Unix socket."""
 
 from __future__ import annotations
 
@@ -194,10 +194,10 @@ def test_the_address_comes_from_where_connect_takes_it(
 
 
 def test_without_one_the_command_asks_itself(where: Path) -> None:
-    with pytest.raises(NotAnswered, match="no exporter of this user has run here"):
+    with pytest.raises(NotAnswered, match="no exporter or supervisor of this user has run here"):
         asked("topics")
     where.mkdir(mode=0o700)
-    with pytest.raises(NotAnswered, match="no exporter runs here"):
+    with pytest.raises(NotAnswered, match="no exporter or supervisor runs here"):
         asked("topics")
 
 

@@ -106,6 +106,18 @@ def test_commands_that_only_read_are_answered_by_an_exporter(
         cluster.admin.resolve_transaction(tx_id, TransactionState.ROLLBACK, "exporter-reads", "test")
 
 
+def test_commands_that_only_read_are_answered_by_the_supervisor(
+    cluster: Cluster, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On its machine no command has to join Ray, and nobody has to start an exporter for that."""
+    monkeypatch.setattr(ConnectionOptions, "joined", None)
+    at = ("--address", cluster.address)
+    assert topic in [entry["name"] for entry in as_json("topic", "list", *at)]
+    assert as_json("status", *at)["cluster_id"] == cluster.info.cluster_id
+    assert len(as_json("node", "list", *at)) == 1
+    assert run("topic", "describe", "nosuch", *at).exit_code == 4
+
+
 # ------------------------------------------------------------ topics
 
 
