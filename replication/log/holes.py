@@ -26,7 +26,7 @@ from escrowmq.replication.errors import (
     UnknownVersion,
 )
 from escrowmq.replication.format.entry import HEADER_SIZE, Scan, encode_header, read_entry, scan
-from escrowmq.replication.format.segment_format import FILE_HEADER_SIZE, log_name
+from escrowmq.replication.format.segment_format import FILE_HEADER_SIZE, first_of_name, log_name
 from escrowmq.replication.log.disk import Disk, File
 from escrowmq.replication.log.terms import TermRuns
 from escrowmq.replication.log.torn import is_torn, sound_entries_after
@@ -35,7 +35,8 @@ from escrowmq.replication.log.torn import is_torn, sound_entries_after
 HOLES_MAX: Final = 1_000
 #: The end of a hole that reaches to the end of a file which was cut short: its position is not known.
 UNKNOWN: Final = -1
-_INVERTED: Final = bytes(255 - byte for byte in range(256))
+#: Turns each byte into another one, and none into zero: zeros look like a write that was torn.
+_SPOILED: Final = bytes(255 - byte or 1 for byte in range(256))
 
 
 class Hole(NamedTuple):
@@ -247,35 +248,50 @@ def write_hole(disk: Disk, hole: Hole, data: bytes, file: File | None = None) ->
     In place, and only the bytes that are unsound: whatever a crash leaves of this write, the file is
     no worse than before, the next check finds what is still damaged, and a full disk has room for it.
     (Recovery rewrites the newest batch in the same way.) Only a file that lacks its end grows, from its
-    end on.
+    end on. Raises FsyncFailed, DiskFailed: the process must end.
     """
     try:
         file = file or disk.open(log_name(hole.segment))
         size = file.size()
-        if hole.end != UNKNOWN and hole.end <= size:
-            if len(data) != hole.end - hole.start:
-                return False
-            _write_over(file, hole.start, data)
-        else:
+        if grows := hole.end == UNKNOWN or hole.end > size:
             if hole.start > size:
                 return False  # something before it is missing too
             if size > hole.start:
                 file.truncate(hole.start)
             file.append((data,))
+        else:
+            if len(data) != hole.end - hole.start:
+                return False
+            file.write_at(hole.start, data)
+        try:
             file.sync()
+        except FsyncFailed:
+            with suppress(DiskFailed, DiskFull, UnknownVersion, OSError):  # none of them may hide this one
+                _damage_again(disk, file, hole, None if grows else data)
+            raise
     except (FileNotFoundError, DiskFull):
         return False
     return True
 
 
-def _write_over(file: File, pos: int, data: bytes) -> None:
-    """Replace damaged bytes durably. If the sync fails, damage them again: the page cache would keep the new
-    ones, marked clean, and the next process would read them there and take the disk for a sound copy. Not
-    with zeros, which look like a torn write."""
-    file.write_at(pos, data)
-    try:
-        file.sync()
-    except FsyncFailed:
-        with suppress(DiskFailed):
-            file.write_at(pos, data.translate(_INVERTED))
-        raise
+def _damage_again(disk: Disk, file: File, hole: Hole, data: bytes | None) -> None:
+    """Undo a mend whose sync failed: the page cache would keep it, marked clean, and the next process would
+    read it there and take the disk for a sound copy. ``data``: what was written in place; None: appended.
+
+    Not in the newest segment if a start would then judge the entry as a torn tail: it would cut off entries
+    that were acknowledged. There is no need to: what can be a torn tail is of the last batch, and that is
+    written again before it counts (recovery.py).
+    """
+    # Not by the log's own table: a log that is being mended before its start has none.
+    newest = all((first_of_name(name) or 0) <= hole.segment for name in disk.names())
+    if data is None:
+        if not newest:
+            file.truncate(hole.start)
+        return
+    spoiled = data.translate(_SPOILED)
+    if newest:
+        view = bytearray(file.read(0, file.size()))
+        view[hole.start : hole.start + len(spoiled)] = spoiled
+        if is_torn(memoryview(view), hole.start, hole.first):
+            return
+    file.write_at(hole.start, spoiled)

@@ -7,16 +7,17 @@ sync that has nothing to write succeeds. What that process then acknowledges mus
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import pytest
 
-from escrowmq.replication.errors import FsyncFailed
-from escrowmq.replication.log.holes import write_hole
+from escrowmq.replication.errors import CorruptLog, DiskFull, FsyncFailed
+from escrowmq.replication.log.holes import Hole, StoredEntry, write_hole
 from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.log.survey import survey_log
 from escrowmq.replication.log.vote import VoteFile
-from tests.sim.disk import SimDisk
-from tests.support.storage import command, fill, indexes, sim_disk
+from tests.sim.disk import SimDisk, SimFile
+from tests.support.storage import NEWEST, command, fill, indexes, sim_disk, synced_log
 
 
 def fail_a_sync(disk: SimDisk, journal: SegmentJournal) -> None:
@@ -89,24 +90,176 @@ def test_a_vote_whose_sync_failed_is_durable_before_it_counts(seed: int) -> None
     assert (lasting.term, lasting.voted_for) == known
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_a_mended_entry_whose_sync_failed_counts_as_damaged(seed: int) -> None:
-    """Otherwise the next process reads it from the page cache, and takes its disk for a sound copy."""
-    disk, name = sim_disk(seed), "0000000000000001.log"
-    journal = SegmentJournal(disk)
-    fill(journal, range(1, 21))
-    journal.sync()
-    sound = disk.peek(name)
-    disk.flip(name, len(sound) // 2)
-    hole = survey_log(disk).holes[0]
-    data = sound[hole.start : hole.end]
+def fail_a_mend(disk: SimDisk, hole: Hole, data: bytes) -> None:
     disk.fail_next("sync")
     with pytest.raises(FsyncFailed):
         write_hole(disk, hole, data)
+
+
+def check_nothing_is_believed(disk: SimDisk, name: str, sound: bytes) -> None:
+    """The next process finds and mends whatever a power cut would bring back."""
     disk.kill()
-    stored = disk.durable_files()[name][hole.start : hole.end]
-    assert disk.peek(name)[hole.start : hole.end] != data or stored == data
     for left in survey_log(disk).holes:
-        assert write_hole(disk, left, sound[left.start : left.end])
+        end = left.end if left.end > 0 else len(sound)
+        assert write_hole(disk, left, sound[left.start : end])
     disk.power_cut()
     assert disk.peek(name) == sound
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_mended_entry_whose_sync_failed_counts_as_damaged(seed: int) -> None:
+    """Otherwise the next process reads it from the page cache, and takes its disk for a sound copy."""
+    disk = sim_disk(seed)
+    synced_log(disk, 20)
+    sound = disk.peek(NEWEST)
+    disk.flip(NEWEST, len(sound) // 2)
+    hole = survey_log(disk).holes[0]
+    fail_a_mend(disk, hole, sound[hole.start : hole.end])
+    check_nothing_is_believed(disk, NEWEST, sound)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_neighbours_that_were_mended_together_count_as_damaged(seed: int) -> None:
+    disk = sim_disk(seed)
+    synced_log(disk, 20)
+    sound = disk.peek(NEWEST)
+    for entry in (9, 10):
+        disk.flip(NEWEST, 32 + 72 * (entry - 1))
+    (hole,) = survey_log(disk).holes
+    assert (hole.first, hole.last) == (9, 10)
+    fail_a_mend(disk, hole, sound[hole.start : hole.end])
+    assert [(left.first, left.last) for left in survey_log(disk.frozen()).holes] == [(9, 10)]
+    check_nothing_is_believed(disk, NEWEST, sound)
+
+
+@pytest.mark.parametrize("sidecar", [True, False])
+@pytest.mark.parametrize("cut", [0, 1, 30, 72])
+@pytest.mark.parametrize("seed", range(10))
+def test_the_mended_end_of_a_sealed_segment_counts_as_damaged(seed: int, cut: int, sidecar: bool) -> None:
+    """``cut``: bytes that the file lacks; 0: its last entry is damaged. Nothing there can be a torn tail."""
+    disk = sim_disk(seed)
+    synced_log(disk, 10, segment_bytes=200)
+    name = sorted(name for name in disk.names() if name.endswith(".log"))[1]
+    sound = disk.peek(name)
+    if cut:
+        disk.cut_off(name, len(sound) - cut)
+    else:
+        disk.flip(name, len(sound) - 1)
+    if not sidecar:
+        disk.remove(name.replace(".log", ".pos"))
+        disk.sync_dir()
+    (hole,) = survey_log(disk).holes
+    fail_a_mend(disk, hole, sound[hole.start :])
+    assert [left.first for left in survey_log(disk.frozen()).holes] == [hole.first]
+    check_nothing_is_believed(disk, name, sound)
+
+
+def newest_batch(disk: SimDisk, bodies: Sequence[bytes]) -> int:
+    """A log that ends with a batch of these entries, after three batches of one; the batch's first index."""
+    journal = SegmentJournal(disk)
+    for index in range(1, 4):
+        fill(journal, [index])
+        journal.sync()
+    for k, body in enumerate(bodies):
+        journal.add(body, 4 + k, 1)
+    journal.close()
+    return 4
+
+
+@pytest.mark.parametrize("cut", [False, True])
+@pytest.mark.parametrize(
+    "bodies",
+    [
+        (command(4),),
+        (command(4, 2_000),),
+        (b"\xff" * 2_000, command(5), command(6)),
+        (b"\x00" * 2_000, command(5), command(6)),
+        (command(4), command(5), command(6)),
+    ],
+    ids=["one", "long", "ones", "zeros", "three"],
+)
+@pytest.mark.parametrize("seed", range(8))
+def test_a_failed_mend_is_never_judged_as_a_torn_tail(seed: int, bodies: Sequence[bytes], cut: bool) -> None:
+    """The replica acknowledged the newest batch, and keeps its vote: a start must not forget any of it."""
+    disk = sim_disk(seed)
+    damaged, last = newest_batch(disk, bodies), 3 + len(bodies)
+    if cut:
+        damaged = last  # the file lacks the end of its last entry
+    body = bodies[damaged - 4]
+    journal = SegmentJournal(disk, mendable=True)
+    at = disk.peek(NEWEST).rfind(body)
+    if cut:
+        disk.cut_off(NEWEST, at + 5)
+    else:
+        disk.flip(NEWEST, at + 5)
+    with pytest.raises(CorruptLog):
+        journal.read(damaged)
+    (hole,) = journal.holes.all()
+    assert journal.mend(hole, StoredEntry(damaged, 1, body))
+    disk.fail_next("sync")
+    with pytest.raises(FsyncFailed):
+        journal.sync()
+    assert SegmentJournal(disk.frozen(), mendable=True).last_index == last
+    believed = damaged == last  # what might be torn is written again before it counts
+    assert [left.first for left in survey_log(disk.frozen()).holes] == ([] if believed else [damaged])
+    disk.kill()  # what is in the page cache may be evicted: then nothing tells the damage from a torn tail
+    shown = disk.peek(NEWEST)[at : at + len(body)]
+    again = SegmentJournal(disk, mendable=True)
+    counted, holes = again.last_index, again.holes.all()
+    assert counted == last or shown != body
+    disk.power_cut()
+    lasting = SegmentJournal(disk, mendable=True)
+    assert (lasting.last_index, lasting.holes.all()) == (counted, holes)
+    expected = [command(1), command(2), command(3), *bodies]
+    for index in indexes(lasting):
+        if index not in [left.first for left in holes]:
+            assert lasting.read(index) == expected[index - 1]
+
+
+@pytest.mark.parametrize("each", [True, False])
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("seed", range(8))
+def test_a_failed_mend_of_a_file_header_is_not_judged_as_a_torn_creation(
+    seed: int, count: int, each: bool
+) -> None:
+    disk = sim_disk(seed)
+    synced_log(disk, count, each=each)
+    sound = disk.peek(NEWEST)
+    disk.flip(NEWEST, 3)
+    (hole,) = survey_log(disk).holes
+    assert hole.is_header
+    fail_a_mend(disk, hole, sound[: hole.end])
+    assert survey_log(disk.frozen()).last == count
+    disk.kill()
+    for left in survey_log(disk).holes:
+        assert write_hole(disk, left, sound[: left.end])
+    assert SegmentJournal(disk).last_index == count
+    disk.power_cut()
+    assert disk.peek(NEWEST) == sound
+
+
+@pytest.mark.parametrize("cut", [False, True])
+@pytest.mark.parametrize("error", [DiskFull, OSError])
+def test_what_fails_after_a_failed_sync_does_not_hide_it(
+    monkeypatch: pytest.MonkeyPatch, error: type[Exception], cut: bool
+) -> None:
+    """A full disk is waited for; after a failed sync the process must end."""
+    disk = sim_disk()
+    synced_log(disk, 10, segment_bytes=200)
+    sound = disk.peek(NEWEST)
+    if cut:
+        disk.cut_off(NEWEST, len(sound) - 72)
+    else:
+        disk.flip(NEWEST, len(sound) - 1)
+    (hole,) = survey_log(disk).holes
+
+    def refuse(*_: object) -> None:
+        raise error("no room")
+
+    def no_more_writes() -> None:
+        monkeypatch.setattr(SimFile, "write_at", refuse)
+        monkeypatch.setattr(SimFile, "truncate", refuse)
+
+    disk.fail_next("sync", no_more_writes)
+    with pytest.raises(FsyncFailed):
+        write_hole(disk, hole, sound[hole.start :])
