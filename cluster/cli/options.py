@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -109,8 +108,6 @@ def with_connection(command: Callable[Concatenate[ConnectionOptions, P], None]) 
 
     @functools.wraps(command)
     def run(*args: P.args, **given: P.kwargs) -> None:
-        # Ray's library prints each refusal and lost connection itself; the command says it in its own line.
-        os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "error")
         chosen: dict[str, Any] = {name: given.pop(name) for name in options}
         command(ConnectionOptions(**chosen).resolved(), *args, **given)
 
