@@ -8,12 +8,14 @@ on separate machines. Run by hand: ``python -m tests.integration.nodes_scenario 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import psutil
 import ray
@@ -23,6 +25,7 @@ import escrowmq
 from escrowmq import Cluster, Message
 from escrowmq.cluster.embedded_ray import system_config
 from escrowmq.cluster.settings import RaySettings
+from tests.support.exporting import exporting
 
 NODES = ("n0", "n1", "n2")
 PATIENCE_S = 60.0
@@ -86,6 +89,16 @@ def read_all(cluster: Cluster, count: int) -> list[bytes]:
         while len(found) < count and time.monotonic() < deadline:
             found += [record.value for record in consumer.poll(timeout_s=0.5)]
     return found
+
+
+def shown(exporter: str, metric: str, label: str) -> dict[int, float]:
+    """The values of a metric on the exporter's page, by the number in one of its labels."""
+    with urlopen(f"http://{exporter}/metrics", timeout=10) as answer:
+        page = answer.read().decode()
+    return {
+        int(found[1]): float(found[2])
+        for found in re.finditer(rf'^{metric}{{[^}}]*\b{label}="(\d+)"[^}}]*}} (\S+)$', page, re.MULTILINE)
+    }
 
 
 class Story:
@@ -152,6 +165,15 @@ class Story:
         number = until("a leader", lambda: [cluster.status().groups[0].leader], cluster)[0]
         return seats(cluster)[number or 0]
 
+    def shows_its_replicas(self, cluster: Cluster, exporter: str, missing: str | None) -> None:
+        """The exporter sees the replicas on all nodes, and which of them is missing."""
+        up = {replica: float(seat["node"] != missing) for replica, seat in seats(cluster).items()}
+        until(f"up: {up}", lambda: shown(exporter, "escrowmq_replica_up", "replica") == up, cluster)
+        until("a leader", lambda: shown(exporter, "escrowmq_group_has_leader", "group") == {0: 1.0}, cluster)
+        spare = {0: 1.0 if missing is None else 0.0}
+        until("spare", lambda: shown(exporter, "escrowmq_group_spare_replicas", "group") == spare, cluster)
+        say(f"the exporter shows the replicas; missing: {missing}")
+
     def survives_the_loss_of_the_leaders_node(self, cluster: Cluster) -> str:
         victim = self.moves_the_leader_off_the_head_node(cluster)
         replica = next(r for r, seat in seats(cluster).items() if seat["node"] == victim)
@@ -180,7 +202,7 @@ class Story:
         until("the supervisor is back", lambda: cluster.health()["ready"], cluster)
         say("the supervisor was killed and is back")
 
-    def builds_a_replica_anew_elsewhere(self, cluster: Cluster) -> None:
+    def rebuilds_a_replica_elsewhere(self, cluster: Cluster) -> None:
         lost = sorted(self.nodes)[0]
         replica = next(r for r, seat in seats(cluster).items() if seat["node"] == lost)
         self.machines.remove_node(self.nodes.pop(lost), allow_graceful=False)
@@ -292,10 +314,14 @@ def main() -> None:
     story = Story(Path(sys.argv[1]))
     try:
         cluster = story.comes_up_spread_over_the_nodes()
-        victim = story.survives_the_loss_of_the_leaders_node(cluster)
-        story.takes_the_replica_back_with_the_node(cluster, victim)
+        with exporting(cluster) as exporter:
+            story.shows_its_replicas(cluster, exporter, None)
+            victim = story.survives_the_loss_of_the_leaders_node(cluster)
+            story.shows_its_replicas(cluster, exporter, victim)
+            story.takes_the_replica_back_with_the_node(cluster, victim)
+            story.shows_its_replicas(cluster, exporter, None)
         story.outlives_its_supervisor(cluster)
-        story.builds_a_replica_anew_elsewhere(cluster)
+        story.rebuilds_a_replica_elsewhere(cluster)
         story.empties_a_node(cluster)
         story.takes_a_node_out_for_a_while(cluster)
         if "--commands" in sys.argv:
