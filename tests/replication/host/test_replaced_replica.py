@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from escrowmq.replication.errors import Superseded, Unavailable
+from escrowmq.replication.errors import DiskFull, Superseded, Unavailable
 from escrowmq.replication.host.hosting import open_replica
 from escrowmq.replication.log.disk import RealDisk
 from escrowmq.replication.log.marks import LEARNER, SUPERSEDED, Marks
@@ -81,6 +81,31 @@ def test_a_second_successor_of_the_same_number_is_told_that_it_is_refused(group:
     assert isinstance(group.ended.get(0), Superseded)
     assert Marks(RealDisk(setup.data_dir)).superseded_by() == 1
     second.stop()
+
+
+def test_a_full_member_is_not_ended_by_one_peer_that_met_a_rival_first(group: BrokerGroup) -> None:
+    group.stop(0)
+    member = successor(group, 0)
+    member.host.announce(lambda peer, own: tell(group, peer, 0, own))
+    member.open()
+    wait_until(lambda: not member.parts.running.learner, what="a full member")
+    member.host.announce(lambda peer, own: Incarnation(own.number, "rival"))
+    assert 0 not in group.ended and Marks(RealDisk(group.path / "r0-next")).superseded_by() is None
+
+
+def test_a_refused_process_ends_even_if_its_disk_takes_no_mark(
+    group: BrokerGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group.stop(0)
+    member = successor(group, 0)
+
+    def full(self: Marks, name: str, text: str) -> None:
+        raise DiskFull("no space left")
+
+    monkeypatch.setattr(Marks, "write", full)
+    with pytest.raises(DiskFull):
+        member.host.announce(lambda peer, own: Incarnation(own.number, "rival"))
+    assert isinstance(group.ended.get(0), Superseded)
 
 
 def test_a_replica_that_was_refused_never_starts_again_and_keeps_its_directory(tmp_path: Path) -> None:
