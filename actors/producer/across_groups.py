@@ -234,6 +234,14 @@ class StagedPrepare:
         code, _ = self.problems[place]
         return place in self._at_home and (code in PASSING or place in self._repeated)
 
+    def refused_by_home(self, place: int) -> bool:
+        """Whether home has refused this attempt's first PREPARE, so that nothing of this attempt is open.
+
+        What is open under an id of the application then is another attempt's. That one may be running its
+        local transaction, so it must not be rolled back.
+        """
+        return place not in self._at_home and self.home_index[place] < 0
+
     def next_stage(self) -> None:
         """Sends the next stage, or finishes."""
         places = self.places()
@@ -320,7 +328,9 @@ class _OnePrepare:
             done(failure)
         elif not staged.problems:
             done({})
-        elif plan.home_index is None and staged.problems[0][0] in NOT_OURS:
+        elif plan.home_index is None and (
+            staged.problems[0][0] in NOT_OURS or (plan.given_id and staged.refused_by_home(0))
+        ):
             done(staged.problems)
         elif plan.given_id and staged.left_open(0):
             done(left_open_failure(staged.problems[0]))

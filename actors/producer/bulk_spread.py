@@ -69,6 +69,8 @@ class SpreadUnit(BulkUnit):
                 self.refuse(place, prepare_problem(tx_id, *problem, opened=opened))
                 if opened:
                     (careful if given else named).append(place)
+                elif given and staged.refused_by_home(place):
+                    continue
                 elif not staged.tracked and problem[0] not in across_groups.NOT_OURS:
                     bare.append(place)
             elif staged.failure is not None:

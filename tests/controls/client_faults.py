@@ -12,12 +12,14 @@ import pytest
 from escrowmq.actors.client.failures import Failure
 from escrowmq.actors.client.replica_calls import OnAnswer
 from escrowmq.actors.producer import batcher
+from escrowmq.actors.producer.across_groups import StagedPrepare
 from escrowmq.actors.producer.blocks import PrepareBlock
 from escrowmq.actors.producer.partition_stream import Batch, PartitionStream
 from escrowmq.replication.format.codec import OpType, decode_ops
 from escrowmq.replication.model import ResultCode
 from tests.controls.planting import plant
-from tests.controls.scenes import FORGETFUL, world
+from tests.controls.scenes import ALL_ACROSS, FORGETFUL, world
+from tests.sim.across import producers
 from tests.sim.across.simulation import Part
 from tests.sim.across.wire import Wire
 from tests.sim.across.workload import AcrossWorkload
@@ -73,12 +75,9 @@ UNANSWERED = 0.3  # share of PREPAREs whose answer is lost
 OPERATED = 0.5  # share of the clients' actions at which an operator commits something
 
 
-def unanswered_prepares(patch: pytest.MonkeyPatch) -> None:
-    """Many PREPAREs get no answer, and are sent again only seconds later. Operators commit what is open
-    meanwhile, and it is forgotten soon."""
-    scene = {"delivery_timeout_s": 8.0, "late_copies": 0.0, "act_every_s": 0.02, "crowd": False}
-    world(FORGETFUL | scene)(patch)
-    call, act = Wire.call, AcrossWorkload.act_at_random
+def lose_answers(patch: pytest.MonkeyPatch, slow_s: tuple[float, float]) -> None:
+    """Many PREPAREs get no answer, and get through a second time only after so long."""
+    call, (early, late) = Wire.call, slow_s
     cut_until: dict[bytes, float] = {}  # by request
 
     def unheard(self: Wire, gid: int, rid: int, method: str, args: tuple[Any, ...], done: OnAnswer) -> None:
@@ -87,9 +86,19 @@ def unanswered_prepares(patch: pytest.MonkeyPatch) -> None:
         if not lost or now >= cut_until.get(args[0], math.inf):
             call(self, gid, rid, method, args, done)
         elif args[0] not in cut_until:
-            early, late = SLOW_S
             cut_until[args[0]] = now + early + (late - early) * self._of_members.random()
             call(self, gid, rid, method, args, lambda answer, error: None)
+
+    patch.setattr(Wire, "call", unheard)
+
+
+def unanswered_prepares(patch: pytest.MonkeyPatch) -> None:
+    """Many PREPAREs get no answer, and are sent again only seconds later. Operators commit what is open
+    meanwhile, and it is forgotten soon."""
+    scene = {"delivery_timeout_s": 8.0, "late_copies": 0.0, "act_every_s": 0.02, "crowd": False}
+    world(FORGETFUL | scene)(patch)
+    lose_answers(patch, SLOW_S)
+    act = AcrossWorkload.act_at_random
 
     def with_operators(self: AcrossWorkload) -> None:
         act(self)
@@ -97,7 +106,6 @@ def unanswered_prepares(patch: pytest.MonkeyPatch) -> None:
         if opened and self._rng.random() < OPERATED:
             self.operator.decide(self._rng.choice(opened), "COMMITTED")
 
-    patch.setattr(Wire, "call", unheard)
     patch.setattr(AcrossWorkload, "act_at_random", with_operators)
 
 
@@ -125,3 +133,25 @@ def refused_prepare_sent_again(patch: pytest.MonkeyPatch) -> None:
         return finish(blocks, result, heard_ms)
 
     patch.setattr(batcher, "finish_prepared", forgetful)
+
+
+def many_run_twice(patch: pytest.MonkeyPatch) -> None:
+    """Most transactions have ids of the application, and run in two processes at once. Many of their PREPAREs
+    are sent again, when the other process has taken the transaction up."""
+    scene = {"delivery_timeout_s": 3.0, "late_copies": 0.0, "act_every_s": 0.02, "crowd": False}
+    world(ALL_ACROSS | scene)(patch)
+    patch.setattr(producers, "GIVEN", 0.9)
+    patch.setattr(producers, "TWICE", 0.9)
+    lose_answers(patch, (0.1, 0.5))
+
+
+@plant(
+    *("refused-rolls-back-another", "invented-decision", "fence-split", "both-decided"),
+    groups=2,
+    start=3,
+    conditions=many_run_twice,
+)
+def refused_rolls_back_another(patch: pytest.MonkeyPatch) -> None:
+    """A producer whose PREPARE home refuses rolls the transaction back by its id, although another process
+    has it open and may be running its local transaction."""
+    patch.setattr(StagedPrepare, "refused_by_home", lambda self, place: False)

@@ -155,6 +155,38 @@ def test_that_rule_is_what_keeps_it_open(monkeypatch: pytest.MonkeyPatch) -> Non
     assert world.groups[0].outcome("order-42") == "ROLLBACK"
 
 
+def refused_at_home() -> tuple[SeveralGroups, Sent, list[TxPlan]]:
+    """Home refuses one instance's PREPARE. Before anything else of it arrives, another instance prepares the
+    transaction. What the first one sent, and the other one's plan."""
+    world = SeveralGroups()
+    limit(world, 0, 0)
+    first, second = Client(world, instance="first"), Client(world, instance="second")
+    taken_up: list[TxPlan] = []
+
+    def take_up(gid: int, block: Block) -> None:
+        if not isinstance(block, PrepareBlock) and not taken_up:
+            limit(world, 0, 100)
+            taken_up.append(second.plan("order-42", given=True))
+            assert second.prepare(taken_up[0]) == {}, "it runs its local transaction"
+
+    sent = watched(first, take_up)
+    outcome = first.prepare(first.plan("order-42", given=True))
+    assert outcome and not isinstance(outcome, Failure) and outcome[0][0] == ResultCode.TOO_MANY_OPEN
+    return world, sent, taken_up
+
+
+def test_whom_home_refuses_sends_no_roll_back() -> None:
+    """Nothing of this attempt is open, so a rollback could only hit another one's."""
+    _, sent, _ = refused_at_home()
+    assert sent == [(0, "PrepareBlock")]
+
+
+def test_without_that_rule_another_instance_would_be_rolled_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(across_groups.StagedPrepare, "refused_by_home", lambda staged, place: False)
+    world, _, taken_up = refused_at_home()
+    assert taken_up and world.groups[0].outcome("order-42") == "ROLLBACK"
+
+
 def test_who_has_opened_it_does_not_roll_back_what_another_instance_has_taken_up() -> None:
     world = SeveralGroups()
     _, _, go_on = between_home_and_branch(world)
