@@ -58,7 +58,7 @@ class Decision:
             request = ops.rollback_under(app, ids, self._by, [self._index] * len(ids))
         else:
             request = _BUILD[self._outcome](app, ids, self._by)
-        self._desk.call(request, self._answered, self._alive, self._once)
+        self._call = self._desk.call(request, self._answered, self._alive, self._once)
         if self._once:
             for _, op in self._open:
                 self._ledger.recorder.unknown(op, "sent one-way")
@@ -73,7 +73,9 @@ class Decision:
             problem = problems.get(number)
             if problem is not None and problem[1] == ResultCode.RETRY:
                 if self._index:  # it was prepared again, and the check is asked again, too
-                    self._ledger.recorder.fail(op, "it was prepared again, or is being decided")
+                    recorder = self._ledger.recorder
+                    ended = recorder.unknown if self._call.repeated else recorder.fail
+                    ended(op, "it was prepared again, or is being decided")
                     self._ledger.leave(tx, _PHASE[self._outcome])
                 else:
                     self._open.append((tx, op))

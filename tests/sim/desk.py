@@ -89,6 +89,12 @@ class Call:
         self._number = 0
         self._ops: Sequence[Op] | None = None
 
+    @property
+    def repeated(self) -> bool:
+        """Whether it was sent more than once, so that an earlier attempt may be carried out, whatever the
+        answer says."""
+        return self._number > 1
+
     def end(self) -> None:
         """The client no longer wants the answer."""
         if not self._over:
