@@ -42,7 +42,7 @@ SLOW, SLOW_S = 0.3, 3.0
 FAILS = 0.2  # share of local transactions that the business code refuses
 TROUBLED_S = 3.0  # for this time after the calm began, the database still loses answers
 CRASH = 0.003  # chance, at each random action of clients, that the database crashes
-PURGE_ENDS = 20  # steps of time that the last purge may take
+ENDS = 20  # steps of time that the last purge, and a check that has just been asked, may take
 TOGETHER_S = 0.02  # checks that arrive within this time are answered with one call
 
 
@@ -249,7 +249,7 @@ class FencedWorkload(BrokerWorkload):
 
     def _read_everything(self) -> None:
         self.purging.over = True
-        for _ in range(PURGE_ENDS if self.purging.works else 0):
+        for _ in range(ENDS):
             if self.fibres.running:
                 self._run(STEP_S)
         if self.fibres.running:
