@@ -77,8 +77,7 @@ class Requests:
 
     def _answer(self, request: bytes, ops: Sequence[Op], turn: Turn | None) -> Reply:
         running = self._running
-        scarce = running.disk.free_bytes() < running.setup.config.disk_reserve_bytes
-        if running.driver.disk_full or (scarce and brings_new_work(ops)):
+        if running.driver.disk_full or (brings_new_work(ops) and running.scarce()):
             return ("disk_full", DISK_FULL_RETRY_S)
         answer: Future[Reply] = Future()
         # Before the turn's checks: the request is about the topics that these checks find, if the log still

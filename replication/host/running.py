@@ -258,6 +258,10 @@ class RunningReplica:
         if self.closed:
             raise Unavailable(f"{self.setup} is stopping", 0.2)
 
+    def scarce(self) -> bool:
+        """Whether the disk has too little room for new work."""
+        return self.disk.free_bytes() < self.setup.config.disk_reserve_bytes
+
     def later(self, fn: Callable[[], None]) -> None:
         """Run ``fn`` in the driver's thread, however many calls wait there; not at all if that has ended."""
         while True:
@@ -368,6 +372,7 @@ class RunningReplica:
                 self.end(Unavailable("the leader's log starts after ours ends: copying its log", 1.0))
             if self.journal.holes:
                 self._look_at_damage()
+            self.driver.node.short_of_room = self.scarce()
             self._note_leading(self.driver.node, now)
             self._follow_node(self.driver.node)
             self._note_members(self.driver.node)

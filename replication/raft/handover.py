@@ -1,14 +1,17 @@
-"""Handing over leadership: before a planned stop, and when the leader's own disk does not recover.
+"""Handing over leadership: before a planned stop, and when the leader's own disk does not recover or has no
+room.
 
 It takes milliseconds instead of an election time-out. Meanwhile the leader takes no proposals, so
 that the chosen follower can catch up; once that follower holds the whole log it is told to campaign
 immediately (Raft thesis, section 3.10). If the handover does not succeed in time, proposals flow again.
 
-A leader whose disk hangs or is full still sends heartbeats, so no follower would replace it, while
-nothing it accepts can be applied. It hands over to a follower that holds its log. So does a leader that needs
-an entry which is damaged in its log and could not be mended: it tries each follower in turn, with growing
-pauses, and continues to lead until one of them has taken over. Stepping down could cost the group its only
-leader.
+A leader whose disk hangs still sends heartbeats, so no follower would replace it, while nothing it accepts
+can be applied. It hands over to a follower that holds its log. So does a leader that needs an entry which is
+damaged in its log and could not be mended: it tries each follower in turn, with growing pauses, and continues
+to lead until one of them has taken over. Stepping down could cost the group its only leader.
+
+The same holds for a leader whose disk lacks room. It refuses new work, so nothing waits for its disk, and
+only the lack itself shows. A replica that lacks room declines, so the lead does not wander among full disks.
 """
 
 from __future__ import annotations
@@ -41,6 +44,8 @@ class Handover:
         self._damaged_since: float | None = None
         self._damage_pause_s = config.damage_stall_s
         self._asked: list[str] = []  # followers asked to take over since the damage was met
+        self._lacking_since: float | None = None
+        self._room_pause_s = config.disk_stall_s
         self._to: str | None = None
         self._deadline: float | None = None
         self._began = 0.0
@@ -57,11 +62,12 @@ class Handover:
     def end(self) -> None:
         self._deadline = None
 
-    def tick(self, now: float) -> None:
+    def tick(self, now: float, *, lacks_room: bool) -> None:
         """Give up when time is up, or when nobody who could take over is connected; otherwise tell a peer
-        that holds our whole log to campaign immediately."""
+        that holds our whole log to campaign immediately. ``lacks_room``: this replica's disk does."""
         self._watch_disk(now)
         self._watch_damage(now)
+        self._watch_room(now, lacks_room)
         if self._deadline is None:
             return
         able = self._able() if self._to is None else self._able() & {self._to}
@@ -83,6 +89,16 @@ class Handover:
             self._durable, self._durable_since = durable, now
         elif now - self._durable_since >= self._config.disk_stall_s:
             self._durable_since = now
+            self.begin(None, now)
+
+    def _watch_room(self, now: float, lacks_room: bool) -> None:
+        if not lacks_room or self._core.role() != LEADER:
+            self._lacking_since, self._room_pause_s = None, self._config.disk_stall_s
+        elif self._lacking_since is None:
+            self._lacking_since = now
+        elif now - self._lacking_since >= self._room_pause_s and self._deadline is None:
+            self._lacking_since = now
+            self._room_pause_s = min(2 * self._room_pause_s, self._config.damage_again_s)
             self.begin(None, now)
 
     def _watch_damage(self, now: float) -> None:

@@ -105,7 +105,8 @@ class RaftNode:
         self._linked: dict[str, bool] = {}  # peers whose link is up: whether they know our incarnation
         self._connected: set[str] = set()  # those of them that are listened to
         self._proposals = Proposals(self.config)
-        self._closed = self.disk_full = False  # the caller sets disk_full while its syncs find no room
+        # The caller sets disk_full while its syncs find no room, and short_of_room while new work is refused.
+        self._closed = self.disk_full = self.short_of_room = False
         self.too_far_behind = False  # the leader's log starts after ours ends: copy a checkpoint from a peer
         voters = self._circle.voters
         self._core = Core(
@@ -317,8 +318,13 @@ class RaftNode:
         if self._member_edits != journal.members.edits:
             self._follow_members()  # a damaged entry was mended
         self.flush()
-        self._handover.tick(now)
+        self._handover.tick(now, lacks_room=self.lacks_room)
         self._proposals.expire(now)
+
+    @property
+    def lacks_room(self) -> bool:
+        """Whether this replica's disk is too full for new work."""
+        return self.disk_full or self.short_of_room
 
     def more_to_apply(self) -> bool:
         """Whether another tick right away would apply more."""
@@ -344,8 +350,13 @@ class RaftNode:
         handler = self._handlers.get(kind)
         if handler is None or (self._rejoin.active and kind in NOT_FOR_LEARNERS):
             return
-        if kind != "timeout_now" or (self.can_apply and self._circle.votes and not self.more_to_apply()):
+        if kind != "timeout_now" or self._would_lead():
             handler(peer, message)
+
+    def _would_lead(self) -> bool:
+        """Whether this replica takes the lead over from another one that is there."""
+        able = self.can_apply and self._circle.votes and not self.lacks_room
+        return able and not self.more_to_apply()
 
     def connected(self, peer: str, *, knows_us: bool = False) -> None:
         """The link to ``peer`` is up. ``knows_us``: the peer keeps incarnations, and has ours."""

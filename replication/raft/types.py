@@ -31,11 +31,13 @@ class RaftConfig:
     outstanding_entries_max: int = 16_384  # proposals not yet applied; beyond: Overloaded
     outstanding_bytes_max: int = 64 << 20
     transfer_timeout_s: float = 1.0  # a slower handover is given up, and proposals flow again
-    disk_stall_s: float = 2.0  # a leader whose disk takes longer hands over; a slow fsync takes far less
+    # A leader whose disk takes longer, or lacks room for longer, hands over; a slow fsync takes far less.
+    disk_stall_s: float = 2.0
     damage_stall_s: float = (
         2.0  # so does one that needs a damaged entry for longer: mending takes milliseconds
     )
-    damage_again_s: float = 30.0  # longest pause between two such attempts, each of which refuses proposals
+    # Longest pause between two such attempts, also of a leader without room; each refuses proposals.
+    damage_again_s: float = 30.0
 
 
 class Log(Protocol):

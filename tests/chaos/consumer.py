@@ -11,10 +11,10 @@ import json
 import random
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
-from escrowmq import Cluster, Consumer, EscrowMQError, StaleMember
+from escrowmq import Cluster, Consumer, EscrowMQError, StaleMember, UnknownTopic
 from escrowmq.actors.client.router import Router
 from escrowmq.actors.client.topic_places import TopicPlaces
 from escrowmq.actors.client.topology import ClusterInfo
@@ -127,15 +127,24 @@ class Member:
     def run(self) -> None:
         """Join again and again, until the end. Every second time it is told what it is assigned."""
         while not self.parent.ending.is_set():
-            with self.cluster.consumer(
-                group=GROUP,
-                topics=sorted(self.settings.topics),
-                auto_offset_reset="earliest",
-                session_timeout_s=3.0,
-                heartbeat_interval_s=0.5,
-                on_assign=self.progress.assigned if self.rng.random() < 0.5 else None,
-            ) as consumer:
+            told = self.progress.assigned if self.rng.random() < 0.5 else None
+            try:
+                consumer = self._consumer(told)
+            except UnknownTopic:  # a topic that is created again does not exist for a moment
+                time.sleep(0.1)
+                continue
+            with consumer:
                 self._attend(consumer)
+
+    def _consumer(self, told: Callable[[list[Place]], None] | None) -> Consumer:
+        return self.cluster.consumer(
+            group=GROUP,
+            topics=sorted(self.settings.topics),
+            auto_offset_reset="earliest",
+            session_timeout_s=3.0,
+            heartbeat_interval_s=0.5,
+            on_assign=told,
+        )
 
     def _attend(self, consumer: Consumer) -> None:
         """Poll some hundred times."""

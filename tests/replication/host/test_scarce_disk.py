@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from escrowmq.actors.broker.config import BrokerConfig
 from escrowmq.replication.format import ops
 from tests.support.broker_group import BrokerGroup
 from tests.support.requests import prepare
+from tests.support.waiting import wait_until
 
 
 def test_open_transactions_are_decided_below_the_reserve_and_new_work_is_refused(tmp_path: Path) -> None:
@@ -25,3 +28,17 @@ def test_open_transactions_are_decided_below_the_reserve_and_new_work_is_refused
         requests = trio.leader().parts.requests
         assert requests.submit(ops.commit("app", ["kept"]) + prepare(["more"]))[0] == "disk_full"
         assert trio.leader().parts.reads.partition_bounds("t")[0] == (0, 1)
+
+
+def test_another_replica_takes_over_from_a_leader_without_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise its group would accept nothing, although a majority has room."""
+    with BrokerGroup(tmp_path, BrokerConfig(disk_reserve_bytes=1 << 20)) as trio:
+        trio.topic()
+        first = trio.leader()
+        running = first.parts.running
+        monkeypatch.setattr(running.disk, "free_bytes", lambda: 0)
+        wait_until(lambda: not running.node.is_leader, 10.0, "it has handed over")
+        trio.submit(prepare(["more"]))
+        assert trio.leader() is not first
