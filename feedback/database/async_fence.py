@@ -124,12 +124,13 @@ class AsyncFence(TxStatusQuerier):
     @asynccontextmanager
     async def local(self, tx: Transaction) -> AsyncIterator[Any]:
         """See ``Fence.local``."""
+        self._fence.refuse_unprepared(tx)
         try:
             async with self._opening() as db:
                 await self.enter(db, tx)
                 async with self._ending(db, tx):
                     yield db
-        except (FenceLost, FenceMisused, OutcomeUnknown):
+        except (FenceLost, OutcomeUnknown):
             raise
         except Exception as error:
             failed = error

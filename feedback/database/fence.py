@@ -169,8 +169,8 @@ class Fence(TxStatusQuerier):
         rolled back); AlreadyDone if a local transaction of this ``tx_id`` committed before (the messages are
         committed, the block is not run); OutcomeUnknown if the answer to the database's commit, or to the
         broker's, was lost: then never repeat it under another id, since the check carries out what the
-        database says. With a ``tx_id`` of your own an earlier attempt may have committed: then any failure is
-        OutcomeUnknown too, if the database cannot be asked about that.
+        database says. With a ``tx_id`` of your own an earlier attempt may have committed: then any failure,
+        also FenceMisused, is OutcomeUnknown if the database cannot be asked about that.
         """
         if producer.app != self.app:
             raise FenceMisused(f"the fence is for app {self.app!r}, the producer for {producer.app!r}")
@@ -204,14 +204,15 @@ class Fence(TxStatusQuerier):
         ``tx`` must be prepared. Raises as ``transaction`` does; OutcomeUnknown (and AlreadyDone, a subclass)
         leaves the producer's transaction to the check.
         """
+        self.refuse_unprepared(tx)
         try:
             with self._database.opening() as (db, link):
                 self._enter(link, tx)
                 with self._ending(link, tx):
                     yield db
-        except (FenceLost, FenceMisused, OutcomeUnknown):
+        except (FenceLost, OutcomeUnknown):
             raise
-        except Exception as error:
+        except Exception as error:  # FenceMisused too: the first attempt's set-up may have been right
             if getattr(tx, "given_id", True):
                 self.raise_unless_rolled_back(tx.tx_id, error)
             raise
@@ -251,12 +252,7 @@ class Fence(TxStatusQuerier):
         self._commit(self._database.link(db), tx)
 
     def _enter(self, link: Link, *transactions: Transaction) -> None:
-        for tx in transactions:
-            if not getattr(tx, "prepared", True):
-                raise FenceMisused(
-                    f"transaction {tx.tx_id!r} is not prepared: call tx.prepare() first, or the database "
-                    "could commit messages that were never accepted"
-                )
+        self.refuse_unprepared(*transactions)
         link.refuse_autocommit()
         own = self._own_identity()
         # In the order of their keys, as checks do: so transactions that share keys cannot deadlock.
@@ -268,6 +264,16 @@ class Fence(TxStatusQuerier):
                     raise self._lost_to(key, tx_id, error) from error
                 raise self.explained(error) from error
         self._refuse_other_database(link, own)
+
+    @staticmethod
+    def refuse_unprepared(*transactions: Transaction) -> None:
+        """Raises FenceMisused for a transaction whose messages the broker has not accepted yet."""
+        for tx in transactions:
+            if not getattr(tx, "prepared", True):
+                raise FenceMisused(
+                    f"transaction {tx.tx_id!r} is not prepared: call tx.prepare() first, or the database "
+                    "could commit messages that were never accepted"
+                )
 
     def _row(self, key: bytes, tx_id: str) -> dict[str, Any]:
         return {
