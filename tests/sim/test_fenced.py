@@ -56,6 +56,11 @@ def test_a_database_that_refuses_the_name_of_its_table_is_asked_again() -> None:
     assert workload.database.kind == "sqlite" and workload.database.committed("orders")
 
 
+def test_a_repeated_deletion_by_name_does_not_reach_the_topic_that_came_with_it() -> None:
+    """The operator was answered while the same bytes, to delete and create, were in the log again."""
+    assert (broken := carry_out(made(2400097, workload=FencedWorkload))) is None, broken
+
+
 def test_a_removed_row_is_seen_until_its_removal_is_committed() -> None:
     """A transaction that inserts its key waits for that."""
     world = World(1)
