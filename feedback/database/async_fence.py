@@ -124,12 +124,17 @@ class AsyncFence(TxStatusQuerier):
     @asynccontextmanager
     async def local(self, tx: Transaction) -> AsyncIterator[Any]:
         """See ``Fence.local``."""
+        self._fence.refuse_unprepared(tx)
         try:
+            if not self._fence.knows_identity:
+                # Not connected: learning opens the one connection that it needs, inside the greenlet.
+                async with AsyncSession(self._engine) as session:
+                    await session.run_sync(lambda _: self._fence.learn_identity())
             async with self._opening() as db:
                 await self.enter(db, tx)
                 async with self._ending(db, tx):
                     yield db
-        except (FenceLost, FenceMisused, OutcomeUnknown):
+        except (FenceLost, OutcomeUnknown):
             raise
         except Exception as error:
             failed = error

@@ -49,20 +49,30 @@ class Checking:
 
     def name_database(self, link: Link) -> bytes:
         """The random name in the table; written now if there is none."""
+        found = identity(link, self._statements)
+        if found is None:
+            self._write_name(link)
+            link.commit()
+            found = identity(link, self._statements)
+        link.commit()
+        assert found is not None
+        return found
+
+    def name_within(self, link: Link) -> bytes:
+        """The same in the transaction that is open, and stays so: if it rolls back, so does the name."""
+        self._write_name(link)  # before any reading: a snapshot could not be written from
+        found = identity(link, self._statements)
+        assert found is not None
+        return found
+
+    def _write_name(self, link: Link) -> None:
         name = {
             "key": rows.IDENTITY_KEY,
             "app": b"",
             "tx_id": uuid.uuid4().hex.encode(),
             "created_ms": int(self._clock() * 1000),
         }
-        found = identity(link, self._statements)
-        if found is None:
-            link.run(self._statements.name, name)
-            link.commit()
-            found = identity(link, self._statements)
-        link.commit()
-        assert found is not None
-        return found
+        link.run(self._statements.name, name)
 
     def _settle(
         self, link: Link, keys: Sequence[bytes], by_key: dict[bytes, str], found: dict[bytes, int]

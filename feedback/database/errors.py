@@ -1,7 +1,9 @@
 """Errors of a fence. All of them are ``EscrowMQError``.
 
 A mistake in the set-up (``FenceMisused`` and its subclasses) is raised before the fence's row is
-written, or in such a way that the database transaction cannot be committed with it.
+written, or in such a way that the database transaction cannot be committed with it. It says nothing about
+an earlier attempt under the same id: for an id of the application's own, ``OutcomeUnknown`` takes its place
+if the database cannot be asked about that.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from escrowmq.feedback.database.errors import (
     WrongDatabase,
 )
 from escrowmq.feedback.database.failures import Failure, certainly_rolled_back, failure_of
-from escrowmq.feedback.database.links import Database, DriverDatabase, Link, driver_of
+from escrowmq.feedback.database.links import Database, DriverDatabase, Link, driver_of, file_of
 from escrowmq.feedback.database.purging import OpenTransactions, Purged, purge
 from escrowmq.feedback.database.statements import Statements, dialect_of
 from escrowmq.feedback.states import TransactionState, TxStatusQuerier
@@ -145,7 +145,7 @@ class Fence(TxStatusQuerier):
         with self._database.checking() as link:
             link.run(self.statements.create)
             link.commit()
-        self._own_identity()
+        self.learn_identity()
 
     # ------------------------------------------------------------ local transactions
 
@@ -169,8 +169,8 @@ class Fence(TxStatusQuerier):
         rolled back); AlreadyDone if a local transaction of this ``tx_id`` committed before (the messages are
         committed, the block is not run); OutcomeUnknown if the answer to the database's commit, or to the
         broker's, was lost: then never repeat it under another id, since the check carries out what the
-        database says. With a ``tx_id`` of your own an earlier attempt may have committed: then any failure is
-        OutcomeUnknown too, if the database cannot be asked about that.
+        database says. With a ``tx_id`` of your own an earlier attempt may have committed: then any failure,
+        also FenceMisused, is OutcomeUnknown if the database cannot be asked about that.
         """
         if producer.app != self.app:
             raise FenceMisused(f"the fence is for app {self.app!r}, the producer for {producer.app!r}")
@@ -204,14 +204,16 @@ class Fence(TxStatusQuerier):
         ``tx`` must be prepared. Raises as ``transaction`` does; OutcomeUnknown (and AlreadyDone, a subclass)
         leaves the producer's transaction to the check.
         """
+        self.refuse_unprepared(tx)
         try:
+            self.learn_identity()
             with self._database.opening() as (db, link):
                 self._enter(link, tx)
                 with self._ending(link, tx):
                     yield db
-        except (FenceLost, FenceMisused, OutcomeUnknown):
+        except (FenceLost, OutcomeUnknown):
             raise
-        except Exception as error:
+        except Exception as error:  # FenceMisused too: the first attempt's set-up may have been right
             if getattr(tx, "given_id", True):
                 self.raise_unless_rolled_back(tx.tx_id, error)
             raise
@@ -251,14 +253,9 @@ class Fence(TxStatusQuerier):
         self._commit(self._database.link(db), tx)
 
     def _enter(self, link: Link, *transactions: Transaction) -> None:
-        for tx in transactions:
-            if not getattr(tx, "prepared", True):
-                raise FenceMisused(
-                    f"transaction {tx.tx_id!r} is not prepared: call tx.prepare() first, or the database "
-                    "could commit messages that were never accepted"
-                )
+        self.refuse_unprepared(*transactions)
         link.refuse_autocommit()
-        own = self._own_identity()
+        own = self._identity or self._identity_for(link)
         # In the order of their keys, as checks do: so transactions that share keys cannot deadlock.
         for key, tx_id in sorted((rows.key_of(self.app, tx.tx_id), tx.tx_id) for tx in transactions):
             try:
@@ -268,6 +265,16 @@ class Fence(TxStatusQuerier):
                     raise self._lost_to(key, tx_id, error) from error
                 raise self.explained(error) from error
         self._refuse_other_database(link, own)
+
+    @staticmethod
+    def refuse_unprepared(*transactions: Transaction) -> None:
+        """Raises FenceMisused for a transaction whose messages the broker has not accepted yet."""
+        for tx in transactions:
+            if not getattr(tx, "prepared", True):
+                raise FenceMisused(
+                    f"transaction {tx.tx_id!r} is not prepared: call tx.prepare() first, or the database "
+                    "could commit messages that were never accepted"
+                )
 
     def _row(self, key: bytes, tx_id: str) -> dict[str, Any]:
         return {
@@ -325,21 +332,66 @@ class Fence(TxStatusQuerier):
                 self._places.clear()
             self._places.add(place)
 
-    def _own_identity(self) -> bytes:
-        """The name of the fence's own database; written when it is first needed, on a separate connection:
-        a table that a migration has created has none yet."""
+    @property
+    def knows_identity(self) -> bool:
+        """Whether the name of the fence's own database is known in this process."""
+        return self._identity is not None
+
+    def learn_identity(self) -> bytes:
+        """Read the name of the fence's own database, or write it: a table that a migration has created has
+        none yet. On a separate connection, before the local transaction has locks that could be in the way.
+
+        Raises what the database raises, such as "locked" by another process: nothing has happened then."""
         if self._identity is None:
-            with self._database.checking() as link:
-                try:
+            try:
+                with self._database.checking() as link:
                     self._identity = self._checking.name_database(link)
-                except Exception as error:
-                    if failure_of(error) is Failure.LOCKED and not self.statements.dialect.locks_rows:
-                        raise FenceMisused(
-                            f"the table {self.statements.table} has no name yet, and this transaction's own "
-                            "lock keeps it from getting one: run fence.create_table() once, at start"
-                        ) from error
-                    raise self.explained(error) from error
+            except Exception as error:
+                raise self.explained(error) from error
         return self._identity
+
+    def _identity_for(self, local: Link) -> bytes:
+        """The same for ``enter``, where SQLite's one lock may be that of the application's transaction. So
+        in SQLite that one writes the name itself, if it leads to the same file. Such a name is not
+        remembered before it is committed."""
+        if self.statements.dialect.locks_rows:
+            return self.learn_identity()
+        try:
+            with self._database.checking() as link:
+                same = self._same_file(link, local)
+                found = identity(link, self.statements)
+        except Exception as error:
+            raise self._own_lock(local, error) from error
+        if found is not None:
+            self._identity = found
+            return found
+        if not same:
+            return self.learn_identity()
+        try:
+            return self._checking.name_within(local)
+        except Exception as error:
+            raise self.explained(error) from error
+
+    def _own_lock(self, local: Link, error: Exception) -> Exception:
+        """The table cannot be read: is that the lock of the application's own transaction?"""
+        if failure_of(error) is not Failure.LOCKED:
+            return self.explained(error)
+        try:
+            self._checking.name_within(local)
+        except Exception:  # it cannot write either: the lock is another process's
+            return error
+        return FenceMisused(
+            f"this transaction's own lock keeps the fence from reading the table {self.statements.table}: "
+            "run fence.create_table() at the start of each process"
+        )
+
+    def _same_file(self, link: Link, local: Link) -> bool:
+        """Whether both lead to the same database of SQLite."""
+        if self.statements.dialect.locks_rows or local.dialect != link.dialect:
+            return False
+        schema = self.statements.table.rpartition(".")[0] or "main"
+        file = file_of(link, schema)
+        return bool(file) and file == file_of(local, schema)
 
     @contextmanager
     def _ending(self, link: Link, tx: Transaction) -> Iterator[None]:

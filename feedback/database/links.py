@@ -75,6 +75,11 @@ def driver_of(connection: Any) -> str | None:
     return None
 
 
+def file_of(link: Link, schema: str = "main") -> str:
+    """The path of SQLite's file, as SQLite itself reports it; empty if there is none."""
+    return next((str(row[2] or "") for row in link.rows("PRAGMA database_list") if row[1] == schema), "")
+
+
 class DriverLink:
     """A plain DB-API connection."""
 
@@ -112,8 +117,7 @@ class DriverLink:
     def place(self) -> str | None:
         connection = self.connection
         if self.driver == "sqlite3":
-            path = next((row[2] for row in self.rows("PRAGMA database_list") if row[1] == "main"), "")
-            return path or None  # without a file: each connection may be a database of its own
+            return file_of(self) or None  # without a file: each connection may be a database of its own
         if self.driver == "psycopg":
             info = connection.info
             return f"{info.host}:{info.port}/{info.dbname}?{info.user}"

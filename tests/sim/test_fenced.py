@@ -46,6 +46,21 @@ def test_database_and_messages_agree_while_old_rows_are_removed(monkeypatch: pyt
     assert workload.purging.removed > 10
 
 
+def test_a_database_that_refuses_the_name_of_its_table_is_asked_again() -> None:
+    """SQLite refused the commit of the name: a reader was in the way. That counted as a wrong set-up."""
+    simulation = made(2100160, workload=FencedWorkload, chaos_s=2.0)
+    workload = simulation.workload
+    assert isinstance(workload, FencedWorkload)
+    broken = carry_out(simulation)
+    assert broken is None, broken
+    assert workload.database.kind == "sqlite" and workload.database.committed("orders")
+
+
+def test_a_repeated_deletion_by_name_does_not_reach_the_topic_that_came_with_it() -> None:
+    """The operator was answered while the same bytes, to delete and create, were in the log again."""
+    assert (broken := carry_out(made(2400097, workload=FencedWorkload))) is None, broken
+
+
 def test_a_removed_row_is_seen_until_its_removal_is_committed() -> None:
     """A transaction that inserts its key waits for that."""
     world = World(1)

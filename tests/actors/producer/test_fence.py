@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import event, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from escrowmq.integrations import AlreadyDone, AsyncFence, Fence, FenceLost, FenceMisused
@@ -149,6 +149,60 @@ def test_a_failed_second_try_leaves_the_messages_to_the_check(
         raise AssertionError("not reached")
     fence._database._connect = opened  # type: ignore[attr-defined]
     assert len(open_transactions(brokers, topic)) == 1 and fence.query_status("twice", "") is COMMITTED
+
+
+def test_a_second_try_on_a_standby_leaves_the_messages_to_the_check(
+    brokers: Brokers, topic: str, producer_of: ProducerOf, fence: Fence, connect: Any, tmp_path: Path
+) -> None:
+    """A mistake in the set-up says nothing about the first try: a restarted process may meet it alone."""
+    for tx_id in ("standby", "async-standby"):
+        with fence.local(Tx(tx_id)) as db:
+            db.execute(f"insert into orders values ('{tx_id}')")
+    producer, opened = producer_of(brokers), fence._database._connect  # type: ignore[attr-defined]
+
+    def standby() -> sqlite3.Connection:
+        connection: sqlite3.Connection = connect()
+        connection.execute("pragma query_only = 1")
+        return connection
+
+    fence._database._connect = standby  # type: ignore[attr-defined]
+    with pytest.raises(OutcomeUnknown), fence.transaction(producer, Message(topic, b"a"), tx_id="standby"):
+        raise AssertionError("not reached")
+    fence._database._connect = opened  # type: ignore[attr-defined]
+    assert len(open_transactions(brokers, topic)) == 1 and fence.query_status("standby", "") is COMMITTED
+
+    async def main() -> None:
+        engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'shop.db'}")
+
+        @event.listens_for(engine.sync_engine, "connect")
+        def _standby(dbapi: Any, _: object) -> None:
+            dbapi.execute("pragma query_only = 1")
+
+        ours = AsyncFence(engine, app="shop")  # its checks have an engine of their own
+        with pytest.raises(AlreadyDone):
+            async with ours.transaction(producer.aio, Message(topic, b"b"), tx_id="async-standby"):
+                raise AssertionError("not reached")
+        await engine.dispose()
+
+    asyncio.run(asyncio.wait_for(main(), 60.0))
+    assert values(brokers, topic) == [b"b"]
+
+
+def test_a_transaction_that_is_not_prepared_keeps_its_id(fence: Fence, tmp_path: Path) -> None:
+    """Nothing has happened under it, so nothing has to be asked."""
+    with pytest.raises(FenceMisused, match="not prepared"), fence.local(Tx("early", False, True)):
+        raise AssertionError("not reached")
+
+    async def main() -> None:
+        engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'shop.db'}")
+        with pytest.raises(FenceMisused, match="not prepared"):
+            async with AsyncFence(engine, app="shop").local(Tx("early", False, True)):
+                raise AssertionError("not reached")
+        await engine.dispose()
+
+    asyncio.run(asyncio.wait_for(main(), 60.0))
+    with fence.local(Tx("early")):
+        pass
 
 
 def test_a_failed_try_with_an_id_of_ones_own_keeps_later_ones_out(

@@ -3,17 +3,22 @@ change."""
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from sqlalchemy.pool import StaticPool
 
 from escrowmq import EscrowMQError, OutcomeUnknown, TransactionState
 from escrowmq.integrations import (
+    AsyncFence,
     Fence,
     FenceMisused,
     FenceTableMissing,
@@ -266,18 +271,144 @@ def test_a_table_that_a_migration_made_needs_nothing_else(shop: Shop) -> None:
     assert fence.query_status("1", "") is TransactionState.COMMITTED and shop.stored() == {"1"}
 
 
-def test_sqlite_cannot_name_such_a_table_behind_the_lock_of_the_transaction(tmp_path: Path) -> None:
-    def connect() -> sqlite3.Connection:
-        return sqlite3.connect(tmp_path / "shop.db", timeout=0.05, isolation_level=None)
+@pytest.fixture
+def unnamed(tmp_path: Path) -> Callable[[], sqlite3.Connection]:
+    """Opens connections to a database whose fence table a migration has made: nobody has used it yet."""
 
-    fence, db = Fence(connect, app="shop"), connect()
-    db.execute(fence.schema())
-    db.execute("begin immediate")
-    with pytest.raises(FenceMisused, match=r"create_table\(\) once"):
+    def connect() -> sqlite3.Connection:
+        return sqlite3.connect(tmp_path / "shop.db", timeout=0.05)
+
+    with closing(connect()) as db:
+        db.execute("create table orders (id text primary key)")
+        db.execute(Fence(connect, app="shop").schema())
+    return connect
+
+
+@pytest.mark.parametrize("begin", ["begin", "begin immediate"])
+def test_sqlite_names_such_a_table_in_a_transaction_that_has_the_lock(
+    unnamed: Callable[[], sqlite3.Connection], begin: str
+) -> None:
+    fence = Fence(unnamed, app="shop")
+    with closing(unnamed()) as db:
+        db.execute(begin)
+        db.execute("select * from orders").fetchall()  # with "begin", this lock would be in the way too
         fence.enter(db, Tx("1"))
-    db.execute("rollback")
-    fence.create_table()
-    db.execute("begin immediate")
-    fence.enter(db, Tx("1"))
-    fence.commit(db, Tx("1"))
-    db.close()
+        db.rollback()  # and the name is gone
+        for tx_id in ("2", "3"):
+            db.execute(begin)
+            db.execute("select * from orders").fetchall()
+            fence.enter(db, Tx(tx_id))
+            fence.commit(db, Tx(tx_id))
+    again = Fence(unnamed, app="shop")
+    for made in (fence, again):
+        with made.local(Tx(f"4-{id(made)}")):
+            pass
+        said = made.query_statuses([("1", ""), ("2", ""), ("3", "")])
+        assert [state.value for state in said] == ["ROLLBACK", "COMMITTED", "COMMITTED"]
+    with closing(unnamed()) as db:
+        assert db.execute("select count(*) from escrowmq_fence where outcome = 3").fetchone() == (1,)
+
+
+def test_sqlite_cannot_be_read_behind_an_exclusive_lock_of_the_transaction(
+    unnamed: Callable[[], sqlite3.Connection],
+) -> None:
+    fence = Fence(unnamed, app="shop")
+    with closing(unnamed()) as db:
+        db.execute("begin exclusive")
+        with pytest.raises(FenceMisused, match=r"create_table\(\) at the start of each process"):
+            fence.enter(db, Tx("1"))
+        db.rollback()
+        fence.create_table()
+        db.execute("begin exclusive")
+        fence.enter(db, Tx("1"))
+        fence.commit(db, Tx("1"))
+
+
+def test_sqlite_with_a_listener_that_takes_the_lock_names_such_a_table(
+    unnamed: Callable[[], sqlite3.Connection], tmp_path: Path
+) -> None:
+    """The way that SQLAlchemy's documentation describes, with a lock from the beginning of a transaction."""
+    for at, kind in enumerate(("sqlite", "sqlite+aiosqlite")):
+        url = f"{kind}:///{tmp_path / 'shop.db'}"
+        asynchronous = create_async_engine(url) if at else None
+        engine = asynchronous.sync_engine if asynchronous is not None else sa.create_engine(url)
+
+        @sa.event.listens_for(engine, "connect")
+        def _quiet(dbapi: Any, _: object) -> None:
+            dbapi.isolation_level = None
+            dbapi.execute("pragma busy_timeout = 50")
+
+        @sa.event.listens_for(engine, "begin")
+        def _begin(connection: sa.Connection) -> None:
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+        if asynchronous is None:
+            fence = Fence(engine, app="shop")
+            with engine.connect() as db, pytest.raises(FenceMisused, match=r"create_table\(\)"):
+                fence.enter(db, Tx("1"))  # by hand: what the fence reads with begins with the lock too
+            with fence.local(Tx("2")):
+                pass
+            with engine.connect() as db:
+                fence.enter(db, Tx("1"))
+                fence.commit(db, Tx("1"))
+            engine.dispose()
+        else:
+            ours = AsyncFence(asynchronous, app="shop")
+
+            async def main(ours: AsyncFence = ours, opened: AsyncEngine = asynchronous) -> None:
+                async with ours.local(Tx("3")):
+                    pass
+                await opened.dispose()
+
+            asyncio.run(main())
+    said = Fence(unnamed, app="shop").query_statuses([("1", ""), ("2", ""), ("3", "")])
+    assert set(said) == {TransactionState.COMMITTED}
+
+
+@pytest.mark.parametrize("theirs", ["begin immediate", "begin exclusive", "begin"])
+def test_a_lock_of_another_process_is_no_mistake_in_the_set_up(
+    unnamed: Callable[[], sqlite3.Connection], theirs: str
+) -> None:
+    """With "begin" it only reads: then it is in the way of a commit."""
+    fence = Fence(unnamed, app="shop")
+    with closing(unnamed()) as other:
+        other.execute(theirs)
+        other.execute("select * from orders").fetchall()
+        with pytest.raises(sqlite3.OperationalError, match="locked"), fence.local(Tx("1")) as db:
+            db.execute("insert into orders values ('1')")
+        with pytest.raises(sqlite3.OperationalError, match="locked"):
+            fence.create_table()
+        with closing(unnamed()) as db, pytest.raises(sqlite3.OperationalError, match="locked"):
+            db.execute("begin")
+            fence.enter(db, Tx("1"))
+            fence.commit(db, Tx("1"))
+        other.rollback()
+        assert other.execute("select * from orders").fetchall() == []
+    with fence.local(Tx("2")) as db:
+        db.execute("insert into orders values ('2')")
+    assert fence.query_status("2", "") is TransactionState.COMMITTED
+
+
+@pytest.mark.parametrize("schema", ["", "own."])
+def test_another_file_gets_no_name_from_a_transaction(
+    unnamed: Callable[[], sqlite3.Connection], tmp_path: Path, schema: str
+) -> None:
+    """Also if the fence's table is in a file of its own, attached to the application's."""
+    table = f"{schema}escrowmq_fence"
+
+    def connect(name: str = "own.db") -> sqlite3.Connection:
+        db = unnamed() if schema else sqlite3.connect(tmp_path / name, timeout=0.05)
+        if schema:
+            db.execute(f"attach '{tmp_path / name}' as own")
+        return db
+
+    fence = Fence(connect, app="shop", table=table)
+    for name in ("own.db", "other.db"):
+        with closing(connect(name)) as db:
+            db.execute(fence.schema())
+    with closing(connect("other.db")) as db:
+        db.execute("begin")
+        with pytest.raises(WrongDatabase):
+            fence.enter(db, Tx("1"))
+        db.rollback()
+        assert db.execute(f"select count(*) from {table}").fetchone() == (0,)

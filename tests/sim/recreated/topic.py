@@ -122,6 +122,8 @@ class RecreatedTopic:
             self._hasty = len(self.desks) == 1 and rng.random() < HASTY
         if self._wanted is None and (self._hasty or not self._deleting) and not self._choose():
             return
+        if self._meant is None and self._wanted is not None and self._wanted[2] is not None:
+            self._hasty = False  # a deletion by name that is sent twice would delete the new topic too
         self._busy = True
         alive = [True]
         if rng.random() < DIES:
