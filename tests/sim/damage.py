@@ -153,14 +153,30 @@ def a_majority_holds(sim: Simulation, entries: dict[int, int]) -> bool:
 
 
 def others_have_all(sim: Simulation, victim: SimReplica) -> bool:
-    """Whether every entry that is damaged on some replica is sound on another one than ``victim``."""
-    left: set[tuple[int, int]] = set()
-    for replica in sim.replicas:
-        if replica is not victim:
-            left |= sound_entries(replica)
-    held = sound_entries(victim)
-    damaged = {r.name for r in sim.replicas if r.flipped and r is not victim}
-    return not damaged or held <= left
+    """Whether ``victim`` may be lost, as far as damage on the other replicas is concerned: each entry that is
+    damaged on one of them is sound on yet another one.
+
+    Retention may have removed the other copies. Then a replica that starts again needs a copy of a leader's
+    state, and counts as lost until it has one.
+    """
+    others = [replica for replica in sim.replicas if replica is not victim]
+    damaged = [replica for replica in others if replica.flipped]
+    if not damaged:
+        return True
+    held = {replica: sound_entries(replica) for replica in others}
+    if not sound_entries(victim) <= set().union(*held.values()):
+        return False
+    return all(
+        _damaged_entries(one) <= set().union(*(held[other] for other in others if other is not one))
+        for one in damaged
+    )
+
+
+def _damaged_entries(replica: SimReplica) -> set[tuple[int, int]]:
+    """(index, term) of all entries that are damaged on the replica's disk, whether it knows or not."""
+    journal = replica.journal
+    every = range(journal.first_index, journal.durable_index + 1)
+    return {(index, journal.term_at(index) or 0) for index in every} - sound_on_disk(replica)
 
 
 def _batch_position(data: bytes, first: int, index: int) -> int:
@@ -210,11 +226,7 @@ def flip_in_vote(victim: SimReplica, rng: random.Random) -> bool:
 
 def mendable_entries(sim: Simulation, victim: SimReplica) -> list[int]:
     """Entries that are damaged on the victim's disk, whether it knows or not, and sound on another disk."""
-    journal, own = victim.journal, sound_on_disk(victim)
-    entries = {
-        (index, journal.term_at(index)) for index in range(journal.first_index, journal.durable_index + 1)
-    }
-    damaged = entries - own
+    damaged = _damaged_entries(victim)
     if not damaged:
         return []
     held = set().union(*(sound_entries(r) for r in sim.replicas if r is not victim))
