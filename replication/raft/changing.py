@@ -36,10 +36,12 @@ class MemberChanges:
         core: Core,
         journal: Log,
         marks: Incarnations,
+        link: Callable[[str], Incarnation | None],
         send: Callable[[str, RaftMessage], bool],
     ) -> None:
+        """``link``: which incarnation of a peer our link leads to."""
         self._circle, self._core, self._journal = circle, core, journal
-        self._marks, self._send = marks, send
+        self._marks, self._link, self._send = marks, link, send
         self._rounds: dict[str, Rounds] = {}
         #: Learner -> which incarnation of it reported the marks on its disk, and these marks.
         self._held: dict[str, tuple[Incarnation | None, dict[str, Incarnation]]] = {}
@@ -108,14 +110,22 @@ class MemberChanges:
         has learned everything (its match is then forgotten). A configuration that needs it for a majority
         would be in force in this log, yet could neither be committed nor elect a leader, although the voter
         to be removed has everything. What a voter stored before it fell silent proves nothing: it may come
-        back without its disk."""
+        back without its disk. Nor does what a process says that was replaced, from the moment on at which
+        this leader has heard of the successor: the successor may not even have asked yet."""
         noop = self._core.noop_index()
         staying = [voter for voter in self._circle.voters if voter != replica]
         sound = 1 + sum(
-            noop is not None and self._core.match_index(voter) >= noop and self._core.answers(voter)
+            noop is not None
+            and self._core.match_index(voter) >= noop
+            and self._core.answers(voter)
+            and not self.was_replaced(voter)
             for voter in staying
         )
         return 2 * sound > 1 + len(staying)
+
+    def was_replaced(self, replica: str) -> bool:
+        """Whether our link still leads to a process that was replaced."""
+        return self._link(replica) != self._marks.of(replica)
 
     def caught_up(self, replica: str) -> bool:
         """Whether this learner's disk has reached the leader's last index in the required number of rounds,

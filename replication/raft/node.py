@@ -119,7 +119,6 @@ class RaftNode:
             self._core, journal, self._replicator, self._connected, self._circle, self.config, self.send
         )
         self.marks = Incarnations() if marks is None else marks
-        self._changes = MemberChanges(self._circle, self._core, journal, self.marks, self.send)
         quiet_s = self.config.election_min_s
         self._prevote = PreVote(
             self._circle, self._core, journal, self.send, clock, quiet_s, self.more_to_apply
@@ -135,6 +134,9 @@ class RaftNode:
             self_id=self_id,
             marks=self.marks,
             drop=drop_link,
+        )
+        self._changes = MemberChanges(
+            self._circle, self._core, journal, self.marks, self._rejoin.link, self.send
         )
         self._votes = Votes(self._circle, self._core, self.marks, self._rejoin.learn, self._rejoin.link)
         self._handlers = self._all_handlers()

@@ -96,8 +96,13 @@ class Rejoin:
             self._proved = max(self._proved, (term, index))
 
     def connected(self, peer: str, *, knows_us: bool) -> None:
-        """The link to ``peer`` is up; ``knows_us``: it has already made our incarnation durable."""
-        self._links[peer] = self._marks.of(peer) if knows_us else None
+        """The link to ``peer`` is up; ``knows_us``: it has already made our incarnation durable.
+
+        What a process acknowledged that has been replaced since does not count for its successor."""
+        before, now = self._links.get(peer), self._marks.of(peer) if knows_us else None
+        self._links[peer] = now
+        if before is not None and now != before:
+            self._forget_match(peer)
 
     def tick(self, now: float) -> None:
         """Ask all that have not answered, and the leader until it has; finish when the conditions are met."""

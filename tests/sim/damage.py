@@ -117,7 +117,7 @@ def _entry_at(data: bytes, at: int) -> tuple[int, int] | None:
 
 def knows_less(replica: SimReplica) -> bool:
     """Whether the replica knows less than it promised, or soon will."""
-    return replica.learner or replica.spoilt or replica.given_up
+    return replica.learner or replica.spoilt or replica.given_up > 0
 
 
 def sound_entries(replica: SimReplica) -> set[tuple[int, int]]:

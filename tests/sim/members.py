@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from escrowmq.replication.errors import ChangeNotYet, ChangeRefused
 from escrowmq.replication.format.membership import Members, in_order
 from escrowmq.replication.raft.members import Act, Goal, Step, next_step
-from tests.sim.damage import others_have_all
+from tests.sim.damage import knows_less, others_have_all
 
 if TYPE_CHECKING:
     from tests.sim.replica import SimReplica
@@ -58,6 +58,7 @@ class Operators:
         self.wanted = set(simulation.names)  # voters once everything is done
         self._next = len(simulation.names)
         self.begun = 0
+        self.misled = 0  # removals that were not asked for: the leader counted on a replaced process
         self._removed: list[str] = []
         self._asking = False
 
@@ -98,7 +99,7 @@ class Operators:
                 continue
             seen = leader.node.members.version
             if not change.late_s:
-                self._ask_leader(change, leader, seen)
+                self._ask_unless_misled(change, leader, seen)
             else:
                 change.looked = True
                 late_s = change.late_s * (0.5 + self._late.random())
@@ -109,12 +110,32 @@ class Operators:
         change.looked = False
         leader = self._leader()
         if leader is not None and change in self.under_way:
-            self._ask_leader(change, leader, seen)
+            self._ask_unless_misled(change, leader, seen)
 
     def _leader(self) -> SimReplica | None:
         sim = self._sim
         leaders = [r for r in sim.replicas if r.up and r.node.is_leader and sim.world.now >= r.paused_until]
         return self._rng.choice(leaders) if leaders else None
+
+    def _ask_unless_misled(self, change: Change, leader: SimReplica, version: int) -> None:
+        """Ask for the next step, unless it removes a voter for which the leader counts on a replaced process.
+
+        The product's supervisor has itself replaced that process, so it does not count it, and does not ask
+        (cluster/member_steps.py, ``_may_go``). Operators know nothing of the supervisor, and the leader has
+        not heard of the successor yet: nobody else could prevent that an empty replica is needed for a
+        majority. What the leader knows, it has to judge itself.
+        """
+        node, replicas = leader.node, self._sim.replicas
+        step = next_step(node.members, change.goal, leader.name, node.caught_up)
+        if step.act is Act.REMOVE:
+            staying = set(node.members.voters) - {step.replica}
+            replaced = {ghost.name for ghost in self._sim.ghosts} & staying - {leader.name}
+            unheard = any(r.name in replaced and leader.marks.of(r.name) != r.own for r in replicas)
+            lost = {r.name for r in replicas if knows_less(r)} & staying
+            if unheard and 2 * len(lost) >= len(staying):
+                self.misled += 1
+                return
+        self._ask_leader(change, leader, version)
 
     def _ask_leader(self, change: Change, leader: SimReplica, version: int) -> None:
         """Ask for the next step. ``version``: that of the members that the operator has seen."""

@@ -69,7 +69,7 @@ class SimReplica:
         self.joining = False  # it joined after the group was founded
         self.superseded = False  # it was replaced, and remembers that forever (a file, in the broker)
         self.superseded_by: int | None = None  # the incarnation that took its place
-        self.given_up = False  # the supervisor has decided to replace it, and has not done so yet
+        self.given_up = 0  # supervisors that have decided to replace it, and have not done so yet
         self.learner = False  # lost its disk, and is not a full member yet (a file, in the broker)
         self.wants_copy = ""  # of the leader's files, BEHIND or DAMAGED (a file, in the broker)
         self.scrubbed = ""  # progress of the scrub (a file, in the broker)

@@ -11,7 +11,9 @@ acknowledgement of its predecessor (``ghost-counted``). It does not matter what 
 itself, except that it must lead no term in which another replica was elected.
 
 A supervisor may act on an outdated view: it decides on what it saw, and starts the replacement later. By
-then the replica may have come back, and members may have changed. For a short time there may be two
+then the replica may have come back, and members may have changed. If the group has so few voters by then that
+it needs the replica's disk, the supervisor does nothing: an empty replica in its place would be a majority
+lost, which nothing survives (docs/reliability.md). For a short time there may be two
 supervisors, as after the loss of the head node: an old one that still looks and acts, and its successor,
 which counts a node as missing only since its own start. They share the state on disk; where that is lost,
 they use the same incarnation number twice.
@@ -78,6 +80,7 @@ class Supervisor:
         self._ghost_votes: dict[str, tuple[int, str]] = {}
         self._untold: dict[tuple[str, int], set[str]] = {}  # process of a successor -> peers it has not told
         self.replaced = 0
+        self.let_be = 0  # replicas that it decided to replace, and that their group needed by then
         self._told: MembersReport | None = None
 
     # -------------------------------------------------------------- the fault
@@ -116,7 +119,10 @@ class Supervisor:
         sim.world.later(LOOK_EVERY_S, self._look, another)
 
     def _may_lose(self, victim: SimReplica) -> bool:
-        """Whether enough sound copies would remain; a supervisor cannot see that itself. See damage.py."""
+        """Whether enough sound copies would remain; a supervisor cannot see that itself. See damage.py.
+
+        It must be asked again at the moment of the loss: members may have changed since a look.
+        """
         replicas = self._sim.replicas
         if not self._sim.leaves_a_majority(victim):
             return False
@@ -149,22 +155,26 @@ class Supervisor:
             if not process.late_s:
                 self._replace(victim, start.seat.incarnation)
                 continue
-            victim.given_up = process.acting = True
+            victim.given_up += 1
+            process.acting = True
             late_s = process.late_s * (0.5 + self._rng.random())
             sim.world.later(late_s, self._act, process, victim, start.seat.incarnation)
 
     def _act(self, process: _Process, victim: SimReplica, number: int) -> None:
         """Act on an old look: meanwhile the victim may have come back, another supervisor may have replaced
-        it, and it may no longer be a member."""
-        process.acting = victim.given_up = False
+        it, it may no longer be a member, and the group may need its disk."""
+        process.acting = False
+        victim.given_up -= 1
         sim = self._sim
         there = next((replica for replica in sim.replicas if replica.name == victim.name), None)
         if sim.world.now >= process.ends_at or there is None:
             return
-        if there is victim:
-            self._replace(victim, number)
-        elif self._forgets and self._may_lose(there):  # otherwise its name is taken, and nothing is started
+        if there is not victim and not self._forgets:  # its name is taken, and nothing is started
+            return
+        if self._may_lose(there):
             self._replace(there, number)
+        else:
+            self.let_be += 1
 
     def members(self) -> MembersReport | None:
         """The members in the newest configuration that was ever seen."""

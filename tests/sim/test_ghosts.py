@@ -7,10 +7,16 @@ import random
 import pytest
 
 from tests.controls.ghost_faults import many_ghosts
+from tests.controls.member_faults import many_changes
 from tests.sim import supervisor
+from tests.sim.across.simulation import ManyGroups
+from tests.sim.damage import knows_less
 from tests.sim.faultplan import (
     ADDED,
     ADDED_NUMBERS,
+    CHANGE,
+    CHANGE_NUMBERS,
+    CHANGES,
     FIRST_FAULT_S,
     GHOST,
     GHOST_NUMBERS,
@@ -18,6 +24,7 @@ from tests.sim.faultplan import (
     WEIGHTS,
     draw_faults,
 )
+from tests.sim.schedules import carry_out, chosen_faults, made
 from tests.sim.simulation import Plan, Simulation
 from tests.sim.supervisor import ACTS_AFTER_S, FATES
 from tests.support.faults.dealing import pick
@@ -51,6 +58,45 @@ def test_two_supervisors_that_act_on_old_looks_lose_nothing(monkeypatch: pytest.
         twice += sum(address.endswith("+") for address in simulation.network.hosts)
     assert replaced > 6, "the fault misses"
     assert twice, "no incarnation was counted twice"
+
+
+def test_an_old_look_costs_no_disk_that_the_group_has_come_to_need() -> None:
+    """Three voters were seen. When the supervisor acts, 3.5 s later, an operator has removed one of them: an
+    empty replica among two waits for a leader for ever."""
+    faults = chosen_faults(2100115, 10.0, frozenset((GHOST_NUMBERS, CHANGE_NUMBERS)), groups=3)
+    simulation = made(2100115, faults=faults, groups=3)
+    assert isinstance(simulation, ManyGroups)
+    broken = carry_out(simulation)
+    assert broken is None, broken
+    first = simulation.parts[0]
+    assert first.supervisor.let_be == 1 and first.supervisor.replaced == 0
+    assert len(first.replicas) == 2, "the operator was too late"
+
+
+def test_a_replica_is_given_up_as_long_as_any_supervisor_means_to_replace_it() -> None:
+    simulation = Simulation(1, Plan.of(1, size=3), chaos_s=1.0, faults=[])
+    simulation.run()
+    victim, one = simulation.replicas[0], simulation.supervisor
+    victim.given_up = 2
+    one._first.ends_at = 0.0
+    one._act(one._first, victim, 1)
+    assert victim.given_up == 1 and knows_less(victim), "the other one has not acted yet"
+
+
+def test_no_voter_goes_whose_leader_counts_on_a_ghost_that_it_takes_for_a_member(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An operator knows nothing of the supervisor's replacement, and the leader has not met the successor."""
+    many_ghosts(monkeypatch)
+    many_changes(monkeypatch)
+    monkeypatch.setitem(CHANGES, "per_schedule", (2, 4))
+    monkeypatch.setitem(ACTS_AFTER_S, "supervisors", (0.3, 1.5, 3.0))
+    monkeypatch.setattr(supervisor, "TWO", 0.3)
+    simulation = Simulation(1058, Plan.of(1058, size=3), chaos_s=8.0)
+    simulation.faults = [fault for fault in simulation.faults or () if fault.kind in (GHOST, CHANGE)]
+    broken = carry_out(simulation)
+    assert broken is None, broken
+    assert simulation.operators.misled
 
 
 def test_every_fate_of_an_unseen_process_comes_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,7 @@ class Told(Simulation):
 
     def traced(self, receiver: str, sender: str, message: RaftMessage) -> None:
         super().traced(receiver, sender, message)
-        replica = next(r for r in self.replicas if r.name == receiver)
+        replica = next(r for r in (*self.replicas, *self.retired) if r.name == receiver)
         if not replica.began:  # its predecessor receives it, or nobody
             self.tell(f"{sender} -> {receiver} {describe(message)}")
             return
