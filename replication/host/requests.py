@@ -77,7 +77,8 @@ class Requests:
 
     def _answer(self, request: bytes, ops: Sequence[Op], turn: Turn | None) -> Reply:
         running = self._running
-        if running.driver.disk_full or (brings_new_work(ops) and running.scarce()):
+        full = running.driver.disk_full or (brings_new_work(ops) and running.scarce())
+        if full and running.node.is_leader:  # any other replica says who leads, which may have room
             return ("disk_full", DISK_FULL_RETRY_S)
         answer: Future[Reply] = Future()
         # Before the turn's checks: the request is about the topics that these checks find, if the log still

@@ -42,3 +42,5 @@ def test_another_replica_takes_over_from_a_leader_without_room(
         wait_until(lambda: not running.node.is_leader, 10.0, "it has handed over")
         trio.submit(prepare(["more"]))
         assert trio.leader() is not first
+        answer = first.parts.requests.submit(prepare(["late"]))
+        assert answer[0] == "not_leader", "or clients would wait for the room that it lacks"
