@@ -18,8 +18,9 @@ import msgspec
 from escrowmq.actors.admin.types import ClusterStatus, FeedbackStatus, GroupStatus, ReplicaStatus
 from escrowmq.actors.admin.wellness import problems_of, unheard_by
 from escrowmq.actors.client.feedback_processes import FeedbackProcesses, ShardReports
+from escrowmq.actors.client.replica_calls import SUPERVISOR_RID
 from escrowmq.actors.client.router import Router
-from escrowmq.replication.calling.answers import AcrossReport, ReplicaReport
+from escrowmq.replication.calling.answers import AcrossReport, MembersReport, ReplicaReport
 
 log = logging.getLogger(__name__)
 
@@ -33,23 +34,28 @@ def cluster_status(
     router: Router, feedback: FeedbackProcesses | None = None, wait_s: float = STATUS_WAIT_S
 ) -> ClusterStatus:
     """The status of all replicas and feedback processes after at most ``wait_s`` seconds. Half as long is
-    added if replicas joined after the group was created: they are asked once the others have named them."""
-    info = router.info
-    first = [(gid, rid) for gid in range(info.groups) for rid in range(info.replicas)]
+    added if replicas joined since this client heard of its groups' members: they are asked once the others
+    have named them, or the supervisor, if all of the others are gone."""
+    first = {gid: router.members(gid) for gid in range(router.info.groups)}
     deadline = time.monotonic() + wait_s
-    asked = _ask(router, first)
+    asked = _ask(router, [(gid, rid) for gid, rids in first.items() for rid in rids])
+    supervisor = {gid: router.replica_call(gid, SUPERVISOR_RID, "members_of", gid) for gid in first}
     asked_feedback = None if feedback is None else feedback.ask(wait_s / 2)
     found = {key: _answer(future, deadline) for key, future in asked.items()}
-    members = {gid: _members([found[gid, rid] for rid in range(info.replicas)]) for gid in range(info.groups)}
-    later = _ask(router, [(g, r) for g, told in members.items() for r in told if (g, r) not in found])
+    members: dict[int, tuple[int, ...]] = {}
+    for gid, rids in first.items():
+        told = [report.members for rid in rids if (report := found[gid, rid]) is not None]
+        if not any(told):  # nobody who is known here is left
+            told = [_told_by_supervisor(supervisor[gid], deadline)]
+        members[gid] = _members(told) or rids
+    later = _ask(
+        router, [(gid, rid) for gid, rids in members.items() for rid in rids if (gid, rid) not in found]
+    )
     patience = max(deadline, time.monotonic() + wait_s / 2) if later else deadline
     found |= {key: _answer(future, patience) for key, future in later.items()}
     return ClusterStatus(
-        info.cluster_id,
-        tuple(
-            _group(gid, {rid: found[gid, rid] for rid in told or range(info.replicas)})
-            for gid, told in members.items()
-        ),
+        router.info.cluster_id,
+        tuple(_group(gid, {rid: found[gid, rid] for rid in rids}) for gid, rids in members.items()),
         () if asked_feedback is None else _feedback(asked_feedback, deadline),
     )
 
@@ -58,10 +64,17 @@ def _ask(router: Router, replicas: Sequence[tuple[int, int]]) -> dict[tuple[int,
     return {(gid, rid): router.replica_call(gid, rid, "status") for gid, rid in replicas}
 
 
-def _members(reports: Sequence[ReplicaReport | None]) -> tuple[int, ...]:
-    """The members in the newest configuration among these reports, in order; () if no report has one."""
-    told = [report.members for report in reports if report is not None and report.members is not None]
-    newest = max(told, key=lambda members: members.version, default=None)
+def _told_by_supervisor(asked: Future[Any], deadline: float) -> MembersReport | None:
+    try:
+        told = asked.result(max(deadline - time.monotonic(), 0.0))
+    except Exception:  # it may be away, or of an earlier version
+        return None
+    return told if isinstance(told, MembersReport) else None
+
+
+def _members(told: Sequence[MembersReport | None]) -> tuple[int, ...]:
+    """The members in the newest of these configurations, in order; () if there is none."""
+    newest = max((one for one in told if one is not None), key=lambda one: one.version, default=None)
     return () if newest is None else tuple(sorted(newest.all))
 
 

@@ -88,7 +88,12 @@ class Looks:
         """Ask all processes; returns after at most ``wait_s``."""
         began = self._clock()
         deadline = began + self._wait_s
-        keys = [(gid, rid) for gid, members in self._members.items() for rid in members.all]
+        # Those that the router has heard of as well: it asks the supervisor if all that it knew are gone.
+        keys = [
+            (gid, rid)
+            for gid, members in self._members.items()
+            for rid in sorted({*members.all, *self._router.members(gid)})
+        ]
         asked = {what: self._ask(keys, what) for what in ("status", "metrics")}
         feedback, supervisor = self._feedback.ask(self._wait_s / 2), self._supervisor.ask()
         lag = self._lags.ask() if began - self._lag_at >= LAG_EVERY_S else None

@@ -7,12 +7,15 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from escrowmq.actors.admin.admin import Admin
 from escrowmq.actors.client.feedback_processes import ShardReports
+from escrowmq.actors.client.replica_calls import SUPERVISOR_RID, OnAnswer
 from escrowmq.feedback.asking.shard_report import ShardReport
+from escrowmq.replication.calling.answers import MembersReport
 from escrowmq.replication.format import codec, ops
 from escrowmq.replication.format.codec import PrepareExtra
 from escrowmq.replication.state.machine import LEVEL_MAX
@@ -92,6 +95,44 @@ def test_a_replica_that_came_later_is_shown_and_one_that_was_removed_is_not(
         assert status.healthy and status.replicas[-1].role == "follower"
         (members,) = admin_of(brokers).members()
         assert (list(members.voters), members.next_replica, members.version) == (wanted, 4, 4)
+    finally:
+        brokers.close()
+
+
+class WithSupervisor(ClientCalls):
+    """Calls of a client in a cluster whose supervisor knows the members of the group."""
+
+    def __init__(self, brokers: Brokers, members: MembersReport) -> None:
+        super().__init__(brokers)
+        self._members = members
+
+    def call(self, gid: int, rid: int, method: str, args: tuple[Any, ...], done: OnAnswer) -> None:
+        if rid == SUPERVISOR_RID:
+            assert method == "members_of"
+            done(self._members, None)
+        else:
+            super().call(gid, rid, method, args, done)
+
+
+@pytest.mark.parametrize("supervised", [True, False])
+def test_a_group_whose_founders_are_all_gone_is_shown(tmp_path: Path, supervised: bool) -> None:
+    """A client that connected before knows none that is left; the supervisor does."""
+    brokers = Brokers(tmp_path, replicas=1)
+    try:
+        (group,) = brokers.groups
+        wait_until(lambda: group.leader().parts.running.levels().applied >= 3, 10.0, "format level 3")
+        group.seated = (0, 1)
+        group.start(1)
+        group.change_members(add=[1], remove=[0])
+        group.stop(0)
+        group.leader()
+        calls = WithSupervisor(brokers, MembersReport(version=9, voters=[1])) if supervised else None
+        admin = Admin(brokers.info, timeout_s=10.0, calls=calls or ClientCalls(brokers))
+        try:
+            ((shown,),) = (one.replicas for one in admin.status(wait_s=0.5).groups)
+            assert (shown.replica, shown.reachable) == ((1, True) if supervised else (0, False))
+        finally:
+            admin.close()
     finally:
         brokers.close()
 

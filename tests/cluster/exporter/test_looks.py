@@ -185,3 +185,12 @@ def test_the_lag_of_consumer_groups_comes_with_a_later_look(watched: Watched) ->
     brokers.groups[0].submit(ops.group_offsets("billing", "t", {0: 1, 1: 3}))
     wait_until(lambda: "lag" in {n.rpartition("_")[2] for n, _ in watched.look()}, 20.0, "the lag")
     assert one(watched.look(), "escrowmq_consumer_lag", "billing", "t") == 6
+
+
+def test_replicas_that_only_the_router_has_heard_of_are_asked(watched: Watched) -> None:
+    """When every founder of a group is gone, nobody else says who its members are."""
+    watched.look()
+    watched.router.channels[0].follower.follow(5, (7,))
+    watched.patience(0.5)
+    watched.look()
+    assert (0, 7, "status") in watched.brokers.asked
