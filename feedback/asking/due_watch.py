@@ -84,7 +84,8 @@ class DueWatch:
         self._to_lock.set()
 
     def find(self, app: str) -> None:
-        """A producer of an unknown ``app`` came: find out what the app has open here."""
+        """A producer of an unknown ``app`` came: find out what the app has open here, and what the leader has
+        named while the app was unknown."""
         self._finding[app] = None
         self._to_find.set()
 

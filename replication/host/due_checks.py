@@ -112,7 +112,12 @@ class DueChecks:
         return ("ok", [LockedChecks.of(rows) for rows in rest[0]]) if status == "ok" else (status, *rest)
 
     def open_pairs(self, apps: Sequence[str], part: int, parts: int) -> Reply:
-        """``("ok", OpenPairs)``: the pairs of this ``part`` in which the apps have open transactions.
+        """``("ok", OpenPairs)``: the pairs of this ``part`` in which the apps have open transactions, or
+        transactions that came due and were not locked.
+
+        The latter count even if all of them were settled since: ``due_pairs`` has named such a pair, and does
+        not name it again when more come due, before it was locked. A caller that ignored the name, since it
+        did not know the app yet, would never ask about these.
 
         In the caller's thread, since an app may have any number of topics.
         """
@@ -129,7 +134,9 @@ class DueChecks:
                 table = state.transactions.apps.get(app)
                 # In one step of the interpreter: the driver's thread changes it meanwhile.
                 counts = [] if table is None else list(table.open_by_topic.items())
-                pairs += [(app, topic) for topic, n in counts if n > 0 and part_of(app, topic, parts) == part]
+                topics = dict.fromkeys(topic for topic, n in counts if n > 0)
+                topics.update(dict.fromkeys(state.due.news.topics(app)))
+                pairs += [(app, topic) for topic in topics if part_of(app, topic, parts) == part]
             return OpenPairs(answered, pairs)
 
         return self._running.if_leading(read)

@@ -23,15 +23,18 @@ Pair = tuple[str, str]  # app, topic
 
 
 class DueNews:
-    """The pairs with due checks. Not thread-safe."""
+    """The pairs with due checks. Not thread-safe, except ``topics``."""
 
     def __init__(self) -> None:
         self._number: dict[Pair, int] = {}
         self._pairs: OrderedDict[int, Pair] = OrderedDict()  # by number, rising
+        self._topics: dict[str, dict[str, None]] = {}  # of these pairs, by app
         self._last = 0
 
     def add(self, pair: Pair) -> None:
         """The pair has due checks, and had none just before."""
+        app, topic = pair
+        self._topics.setdefault(app, {})[topic] = None
         self._renumber(pair)
         for _ in range(2):  # the second round reduces the gaps
             oldest = next(iter(self._pairs))
@@ -42,13 +45,20 @@ class DueNews:
     def remove(self, pair: Pair) -> None:
         """The pair no longer has any; it may never have had any."""
         number = self._number.pop(pair, None)
-        if number is not None:
-            del self._pairs[number]
+        if number is None:
+            return
+        del self._pairs[number]
+        app, topic = pair
+        topics = self._topics[app]
+        del topics[topic]
+        if not topics:
+            del self._topics[app]
 
     def clear(self) -> None:
         """No pair has any. Numbers continue to rise."""
         self._number.clear()
         self._pairs.clear()
+        self._topics.clear()
 
     def after(self, seen: int, wanted: Callable[[Pair], bool]) -> tuple[int, list[Pair]]:
         """Pairs that are ``wanted`` among the next ``LOOK_MAX`` numbers above ``seen``, and the last number
@@ -57,6 +67,11 @@ class DueNews:
         end = min(first + LOOK_MAX, self._last + 1)
         numbered = (self._pairs.get(number) for number in range(first, end))
         return end - 1, [pair for pair in numbered if pair is not None and wanted(pair)]
+
+    def topics(self, app: str) -> list[str]:
+        """Topics in which the app has due checks. In one step of the interpreter: other threads read it
+        too."""
+        return list(self._topics.get(app, ()))
 
     @property
     def last(self) -> int:
@@ -67,7 +82,9 @@ class DueNews:
         return len(self._number)
 
     def _renumber(self, pair: Pair) -> None:
-        self.remove(pair)
+        number = self._number.get(pair)
+        if number is not None:
+            del self._pairs[number]
         self._last += 1
         self._number[pair] = self._last
         self._pairs[self._last] = pair

@@ -213,6 +213,9 @@ BOUNDS: dict[str, int | Most] = {
     "BranchQueue._homes[]": _due,
     "DueNews._number": _of("DueQueue._due"),
     "DueNews._pairs": _of("DueQueue._due"),
+    "DueNews._topics": _of("DueQueue._due"),
+    "DueNews._topics idle": 0,
+    "DueNews._topics[]": _of("DueQueue._due"),
     "DueQueue._order": lambda found, replica, broker: 2 * found["DueQueue._buckets"] + 2_000,
     "DueQueue._untidied": _due,
     # Snapshots: while one is being written, it has a copy of the state.

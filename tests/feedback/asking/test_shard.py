@@ -17,6 +17,8 @@ from escrowmq.feedback.asking.topic_feedback import TopicFeedback
 from escrowmq.feedback.brokers import BrokerUnreachable
 from escrowmq.replication.calling.answers import LockedRow
 from escrowmq.replication.calling.sharing import part_of
+from escrowmq.replication.format import ops
+from escrowmq.replication.state.due_news import DueNews
 from tests.support.clock import now, run, until
 from tests.support.feedback_processes import processes
 from tests.support.feedback_producers import always, silent
@@ -115,6 +117,38 @@ def test_an_app_that_was_forgotten_is_known_again() -> None:
             assert await until(lambda: not p.open_ones("shop"), 20) < 10
 
     run(main())
+
+
+async def _checked_after_its_process_was_lost() -> bool:
+    """Whether a transaction is checked, if others of its topic came due and were settled by their producer
+    while their process had died and did not know the app yet."""
+    async with processes() as p:
+        p.producer("shop", always("COMMITTED"))
+        p.group.topic("orders")
+        await asyncio.sleep(3)
+        p.kill(0)
+        for producer in p.producers:
+            producer.die()
+        p.group.prepare("t1")
+        await asyncio.sleep(1)  # it comes due, and is named to the new process
+        p.group.submit(ops.commit("shop", ["t1"]))
+        p.producer("shop", always("COMMITTED"))  # it connects again
+        await asyncio.sleep(1)
+        p.group.prepare("t2")
+        await asyncio.sleep(60)
+        return not p.open_ones("shop")
+
+
+def test_what_a_new_process_was_told_before_it_knew_the_app_hides_no_later_check() -> None:
+    assert run(_checked_after_its_process_was_lost())
+
+
+def test_if_only_open_transactions_were_looked_up_a_later_check_would_be_hidden(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The fix removed: the queue is not empty, so what joins it later is no news."""
+    monkeypatch.setattr(DueNews, "topics", lambda self, app: [])
+    assert not run(_checked_after_its_process_was_lost())
 
 
 @pytest.mark.parametrize("how", ["dead", "frozen"])

@@ -117,6 +117,17 @@ def test_pairs_with_due_transactions_are_named_once_and_locked_many_at_a_time(tr
     assert [len(each.tx_ids) for each in checks.lock_pairs(wanted, 5.0, "two")[1]] == [1, 0, 0]
 
 
+def test_a_pair_that_was_named_and_not_locked_is_found_although_nothing_is_open(trio: BrokerGroup) -> None:
+    trio.topic(transaction_timeout_ms=100)
+    trio.submit(prepare(["a"]))
+    checks = trio.leader().parts.due_checks
+    wait_until(lambda: checks.due_pairs(0, 0, 0, 1, 1.0)[1].pairs, what="it is due")
+    trio.submit(ops.commit("app", ["a"]))
+    assert list(checks.open_pairs(["app"], 0, 1)[1].pairs) == [("app", "t")], "what is due later is no news"
+    checks.lock_pairs([("app", "t", 5)], 5.0, "one")
+    assert list(checks.open_pairs(["app"], 0, 1)[1].pairs) == []
+
+
 def test_an_earlier_version_reads_locked_checks_in_its_own_shape() -> None:
     row = ("t1", "q", 5, 1, -1, False, "owner", 7, 9)
     read = pickle.loads(pickle.dumps(EarlierChecks(LockedChecks.of([row]))))  # noqa: S301

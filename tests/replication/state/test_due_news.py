@@ -43,6 +43,23 @@ def test_who_looks_at_a_part_sees_that_part_alone() -> None:
     assert sorted(pair for part in parts for pair in part) == [("shop", "x" * n) for n in range(12)]
 
 
+def test_an_app_is_told_its_own_topics_and_none_is_kept_of_an_app_without_due_checks() -> None:
+    news = DueNews()
+    for pair in (("shop", "orders"), ("shop", "bills"), ("bank", "orders")):
+        news.add(pair)
+    news.add(("shop", "orders"))  # it has got a new number
+    assert (news.topics("shop"), news.topics("bank"), news.topics("none")) == (
+        ["orders", "bills"],
+        ["orders"],
+        [],
+    )
+    news.remove(("bank", "orders"))
+    news.remove(("bank", "orders"))
+    assert list(news._topics) == ["shop"]
+    news.clear()
+    assert not news._topics and not news.topics("shop")
+
+
 def test_a_number_that_nobody_gave_is_taken_for_the_last() -> None:
     news = DueNews()
     news.add(("shop", "orders"))
@@ -71,6 +88,7 @@ def test_no_pair_is_missed_and_no_look_is_long_in_any_history() -> None:
             assert told >= due, "a pair with due checks was never told"
             told &= due
         assert len(news) == len(due)
+        assert sorted(news.topics("app")) == sorted(topic for _, topic in due)
         if due:
             assert news.last - min(news._pairs) <= 2 * len(due) + GAPS_MAX + 2
     looks = 0
