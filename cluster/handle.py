@@ -163,6 +163,11 @@ class Cluster(Closing):
 
     # ------------------------------------------------------------ end
 
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed, or belongs to a process that this one was forked from."""
+        return self._closed
+
     def close(self) -> None:
         """Close the clients made here and disconnect from the cluster. Idempotent."""
         with self._lock:

@@ -5,7 +5,7 @@ registers the source; ``data_source`` is the class that Spark finds by the forma
 ``sink`` writes, and neither imports the other; ``decode`` turns messages into Arrow. All of them use the
 modules at the root: ``ray_link`` (how a Spark process joins the cluster), ``option_values``, ``collector``
 and ``java``. ``sink_resolve``, ``java`` and ``demo_answers`` are commands (``python -m``). Read
-``data_source`` first.
+``data_source`` first. ``ray_data`` reads and writes the same way for Ray Data, without Spark.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ import typer
 
 from escrowmq.cluster.address import AUTO
 from escrowmq.replication.errors import EscrowMQError
+from escrowmq.spark_integration.sink.intents import RAY_DATA
 from escrowmq.spark_integration.sink.settling import resolve_sink, resolve_write
 
 _GIVE_UP = "Give up this epoch, if nothing of it is committed. The query must be stopped."
@@ -24,7 +25,7 @@ def main(
 ) -> None:
     """Settle a Spark query's open transactions: commit epochs with an intent, roll back what has lost."""
     try:
-        if what.startswith("batch-"):
+        if what.startswith(("batch-", RAY_DATA)):
             found = resolve_write(what, address=address, namespace=namespace)
         else:
             found = resolve_sink(what, address=address, namespace=namespace, discard=discard, stopped=stopped)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -14,6 +14,9 @@ from escrowmq.replication.replica.validation import has_control_characters
 
 #: Longest wait of one poll: a caller that asks for more surely meant milliseconds.
 POLL_S_MAX = 3600.0
+#: Records of one ``poll_arrow``: more than a fetch of small ones. Each chunk has a fixed cost of 150 us, so
+#: it pays from 200 records on (measured; 5,000 rows of 200 bytes: 0.11 us each, and 0.96 us in ``poll``).
+ARROW_RECORDS = 10_000
 #: A day: redelivery waits in memory; longer waits belong in the application's own store.
 NACK_DELAY_S_MAX = 86_400.0
 
@@ -88,6 +91,17 @@ def check_poll(max_records: object, timeout_s: object) -> None:
         raise InvalidMessage(f"max_records must be an int of 1 or more, not {max_records!r}")
     if not isinstance(timeout_s, int | float) or not 0 <= timeout_s <= POLL_S_MAX:
         raise InvalidMessage(f"timeout_s must be seconds from 0 to {POLL_S_MAX:g}, not {timeout_s!r}")
+
+
+def check_arrow() -> Callable[[Sequence[Any]], Any]:
+    """Checks that Arrow can be used; returns what makes a table of batches. Raises ConfigError."""
+    try:
+        from escrowmq.actors.consumer.arrow_batches import table_of
+    except ImportError as error:
+        raise ConfigError(
+            f"poll_arrow needs pyarrow and numpy: pip install 'escrowmq[arrow]' ({error})"
+        ) from error
+    return table_of
 
 
 def check_delay(delay_s: object) -> None:

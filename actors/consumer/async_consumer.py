@@ -11,18 +11,21 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import datetime
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from escrowmq.actors.client.closing import AsyncClosing
 from escrowmq.actors.client.consumer_groups import TopicPartition
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.consumer import arguments as args
 from escrowmq.actors.consumer.config import ConsumerConfig
-from escrowmq.actors.consumer.core import ConsumerCore
+from escrowmq.actors.consumer.core import ConsumerCore, T, Take
 from escrowmq.actors.consumer.statistics import ConsumerStatistics
 from escrowmq.actors.consumer.takeover import Handler, Handlers
 from escrowmq.replication.errors import Closed
 from escrowmq.replication.model import ConsumerRecord
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 class AsyncConsumer(AsyncClosing):
@@ -69,6 +72,15 @@ class AsyncConsumer(AsyncClosing):
         """As :meth:`Consumer.poll`; safe to cancel. Awaits handlers that are coroutine functions; cancelling
         ``poll`` cancels the handler that it awaits, and that one is not called again."""
         args.check_poll(max_records, timeout_s)
+        return await self._poll(self._core.taking.records, max_records, timeout_s)
+
+    async def poll_arrow(self, max_records: int = args.ARROW_RECORDS, timeout_s: float = 1.0) -> pa.Table:
+        """As :meth:`Consumer.poll_arrow`; safe to cancel, as :meth:`poll`."""
+        args.check_poll(max_records, timeout_s)
+        table_of = args.check_arrow()
+        return table_of(await self._poll(self._core.taking.batches, max_records, timeout_s))
+
+    async def _poll(self, take: Take[T], max_records: int, timeout_s: float) -> list[T]:
         core = self._core
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
@@ -76,9 +88,9 @@ class AsyncConsumer(AsyncClosing):
         deadline, me = core.clock() + timeout_s, asyncio.current_task()
         while True:
             self._news.clear()
-            records, look_again, call = core.take(max_records, me)
-            if records:
-                return records
+            found, look_again, call = core.take(take, max_records, me)
+            if found:
+                return found
             if call is not None:
                 assert core.telling is not None
                 await core.telling.call_async(call)

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from escrowmq.actors.client.background import Background
 from escrowmq.actors.client.closing import Closing
@@ -30,6 +31,9 @@ from escrowmq.actors.consumer.statistics import ConsumerStatistics
 from escrowmq.actors.consumer.takeover import Handler, Handlers
 from escrowmq.replication.errors import Closed
 from escrowmq.replication.model import ConsumerRecord
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 class Consumer(Closing):
@@ -156,13 +160,27 @@ class Consumer(Closing):
         a later consumer has this one's ``instance_id``; Closed.
         """
         args.check_poll(max_records, timeout_s)
-        return self.core.poll(max_records, timeout_s)
+        return self.core.poll(self.core.taking.records, max_records, timeout_s)
+
+    def poll_arrow(self, max_records: int = args.ARROW_RECORDS, timeout_s: float = 1.0) -> pa.Table:
+        """The same records as :meth:`poll`, as one Arrow table, without a Python object for each.
+
+        Columns: ``topic`` (dictionary), ``partition``, ``offset``, ``timestamp`` (UTC, ms), ``key``,
+        ``value``, ``headers`` (a list of names and values) and ``tx_id``; keys and transaction ids may be
+        null. When nothing came, the table has no rows. Positions, commits, handlers and errors are those of
+        ``poll``, and both may be called in turn. Rows are in order within each partition; a partition's rows
+        need not be adjacent. To ``nack`` a row, make a ``ConsumerRecord`` of it.
+        Raises ConfigError if pyarrow or numpy is missing, before anything is taken.
+        """
+        args.check_poll(max_records, timeout_s)
+        table_of = args.check_arrow()
+        return table_of(self.core.poll(self.core.taking.batches, max_records, timeout_s))
 
     def __iter__(self) -> Iterator[ConsumerRecord]:
         """Records one by one, until ``close``. ``commit()`` covers the record in hand, so finish it first."""
         while True:
             try:
-                records = self.core.poll(1, 1.0)
+                records = self.core.poll(self.core.taking.records, 1, 1.0)
             except Closed:
                 return
             yield from records

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
+from typing import TypeAlias, TypeVar
 
 from escrowmq.actors.client.background import Background, Threads
 from escrowmq.actors.client.consumer_groups import GroupSnapshot, TopicPartition, coordinator_group
@@ -37,6 +38,7 @@ from escrowmq.actors.consumer.replica_choice import ReplicaChoice
 from escrowmq.actors.consumer.statistics import ConsumerStatistics, Counted
 from escrowmq.actors.consumer.subscribing import Subscribing
 from escrowmq.actors.consumer.takeover import HandlerCall, Handlers, TakeOver
+from escrowmq.actors.consumer.taking import Taking
 from escrowmq.actors.consumer.telling import Telling
 from escrowmq.replication.errors import (
     Closed,
@@ -51,6 +53,9 @@ from escrowmq.replication.errors import (
 from escrowmq.replication.model import ConsumerRecord
 from escrowmq.replication.replica.validation import has_control_characters
 
+T = TypeVar("T")
+#: Hands out what is available at a time, at most so many records.
+Take: TypeAlias = Callable[[int, float], list[T]]
 #: Name of the router's thread.
 THREAD = "escrowmq-consumer"
 
@@ -101,8 +106,7 @@ class ConsumerCore:
         self.redelivery = Redelivery()
         self._counted, self._calls = Counted(), calls or over_ray(info)
         self.router = Router(info, config.channel, self._calls, name=THREAD, background=background)
-        self.clock = background.clock
-        self.offsets = OffsetReader(self.router)
+        self.clock, self.offsets = background.clock, OffsetReader(self.router)
         self._subscribing = Subscribing(
             self.router, self.offsets, group, config.auto_offset_reset, config.call_timeout_s
         )
@@ -113,6 +117,7 @@ class ConsumerCore:
         self.fetch = FetchThread(
             self.positions, choice, config, self._calls, self.condition, background, self._counted
         )
+        self.taking = Taking(self.positions, self.redelivery, self._counted, self.fetch.wake)
         self.membership: Membership | None = None
         if group is not None:
             name = static_name(instance_id, time.time_ns() // 10**6) if instance_id else dynamic_name(group)
@@ -239,15 +244,17 @@ class ConsumerCore:
 
     # ------------------------------------------------------------ poll
 
-    def poll(self, max_records: int, timeout_s: float) -> list[ConsumerRecord]:
-        """See :meth:`Consumer.poll`; the caller has checked the arguments."""
+    def poll(self, take: Take[T], max_records: int, timeout_s: float) -> list[T]:
+        """See :meth:`Consumer.poll`; the caller has checked the arguments.
+
+        ``take``: one of the methods of ``taking``."""
         deadline, me = self.clock() + timeout_s, threading.get_ident()
         while True:
             with self.condition:
                 while True:
-                    records, look_again, call = self.take(max_records, me)
-                    if records:
-                        return records
+                    found, look_again, call = self.take(take, max_records, me)
+                    if found:
+                        return found
                     if call is not None:
                         break
                     now = self.clock()
@@ -259,9 +266,9 @@ class ConsumerCore:
             self.telling.call(call)
 
     def take(
-        self, max_records: int, caller: object
-    ) -> tuple[list[ConsumerRecord], float, HandlerCall | None]:
-        """The records available now, and when to look again if nothing new comes before; or the
+        self, take: Take[T], max_records: int, caller: object
+    ) -> tuple[list[T], float, HandlerCall | None]:
+        """What ``take`` finds available now, and when to look again if nothing new comes before; or the
         handler that ``caller`` calls first, with ``telling`` and without the lock."""
         with self.condition:
             self.check_open()
@@ -272,22 +279,10 @@ class ConsumerCore:
                 if (call := self._take_over(self.take_over, now, caller)) is not None:
                     return [], now, call
             self._raise_error()
-            records = self._take(max_records, now)
+            found = take(max_records, now)
             due = self.redelivery.next_due()
             # A due record that was not taken is in a paused partition: ``resume`` notifies the condition.
-            return records, float("inf") if due is None or due <= now else due, None
-
-    def _take(self, max_records: int, now: float) -> list[ConsumerRecord]:
-        records: list[ConsumerRecord] = []
-        if self.redelivery:
-            paused = {state.tp for state in self.positions.states() if state.paused}
-            records = self.redelivery.take(now, max_records, paused)
-        if len(records) < max_records:
-            records += self.positions.take(max_records - len(records))
-            if self.positions.starved:
-                self.fetch.wake()
-        self._counted.records += len(records)
-        return records
+            return found, float("inf") if due is None or due <= now else due, None
 
     def _take_over(self, take_over: TakeOver, now: float, caller: object) -> HandlerCall | None:
         """Takes over a new assignment, if the membership thread has brought one: by polling, this thread

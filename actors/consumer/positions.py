@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from escrowmq.actors.client.consumer_groups import TopicPartition
 from escrowmq.actors.consumer.records import Chunk, FetchedRun
 from escrowmq.replication.calling.backoff import Backoff
 from escrowmq.replication.errors import CorruptLog, EscrowMQError
-from escrowmq.replication.model import ConsumerRecord
 
 #: An idle partition is requested from the next replica after this long, so that a replica that lags or is cut
 #: off cannot hide new messages for longer.
@@ -93,6 +92,11 @@ class PartitionState:
         self.position, self.fetch_offset = position, position or 0
         self.buffered, self.not_before, self.vain = 0, 0.0, 0
         self.in_flight, self.error, self.troubled_since = None, None, None
+
+
+#: Takes at most so many messages from the front of a chunk of a partition, and says how many it took. Raises
+#: CorruptLog, and has then taken none.
+HandOut = Callable[[PartitionState, Chunk, int], int]
 
 
 class Positions:
@@ -224,29 +228,30 @@ class Positions:
             state.troubled_since = now
         return now - state.troubled_since
 
-    def take(self, limit: int) -> list[ConsumerRecord]:
-        """Records, ordered by offset within each partition, partitions in turn, at most ``limit``."""
-        records: list[ConsumerRecord] = []
+    def hand_out(self, limit: int, take: HandOut) -> int:
+        """Hands out messages, ordered by offset within each partition, partitions in turn, at most ``limit``;
+        returns how many. Raises CorruptLog only if there were none: what was handed out is not lost."""
+        count = 0
         for _ in range(len(self._order)):
             tp = self._order[0]
             state = self._states[tp]
-            while state.chunks and len(records) < limit and not state.paused:
+            while state.chunks and count < limit and not state.paused:
                 chunk = state.chunks[0]
                 assert chunk.next == state.position, (chunk.next, state.position)
                 try:
-                    records += chunk.take(state.topic, state.partition, limit - len(records))
+                    count += take(state, chunk, limit - count)
                 except CorruptLog as error:
                     # Another replica may hold it intact; what the application has seen is not affected.
                     state.restart(state.position)
                     state.turn += 1
-                    if records:
+                    if count:
                         break
                     raise CorruptLog(f"{tp[0]}/{tp[1]} at offset {state.position}: {error}") from error
                 state.position = chunk.next
                 if chunk.next == chunk.end:
                     state.chunks.popleft()
                     state.buffered -= chunk.size
-            if len(records) >= limit:
+            if count >= limit:
                 break
             self._order.rotate(-1)
-        return records
+        return count

@@ -11,6 +11,7 @@ Never skips or invents an offset: runs that do not join are an error, not a gap.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgpack  # type: ignore[import-untyped]
 
@@ -36,13 +37,15 @@ def check_dense(runs: Sequence[FetchedRun], offset: int, size: int) -> None:
 class Chunk:
     """Messages ``[next, end)`` of one partition, not yet handed out."""
 
-    __slots__ = ("_blob", "_rows", "_run", "_runs", "end", "next", "size")
+    __slots__ = ("_blob", "_rows", "_run", "_runs", "batch", "end", "next", "size")
 
     def __init__(self, runs: Sequence[FetchedRun], blob: bytes | memoryview, offset: int) -> None:
         check_dense(runs, offset, len(blob))
         # A copy if this is a view of Ray's shared memory, which must not fill with data that is never polled.
         self._runs, self._blob, self._run = runs, bytes(blob), 0
         self._rows: list[Row] | None = None
+        #: The whole chunk as Arrow, once a part of it was wanted in this form (see arrow_batches.py).
+        self.batch: Any = None
         self.next, self.end, self.size = offset, runs[-1][0] + runs[-1][1], len(blob)
 
     def take(self, topic: str, partition: int, limit: int) -> list[ConsumerRecord]:
@@ -50,7 +53,7 @@ class Chunk:
         first = self._runs[0][0]
         if self._rows is None:
             self._rows = decode_rows(self._blob, self.end - first)
-            self._blob = b""
+            self._blob, self.batch = b"", None
         records: list[ConsumerRecord] = []
         stop = min(self.end, self.next + limit)
         while self.next < stop:
@@ -69,6 +72,16 @@ class Chunk:
             if upto == base + count:
                 self._run += 1
         return records
+
+    def content(self) -> tuple[Sequence[FetchedRun], bytes | list[Row]]:
+        """The runs, and all rows of them: as bytes, or decoded if a record was taken before."""
+        return self._runs, self._blob if self._rows is None else self._rows
+
+    def skip_to(self, offset: int) -> None:
+        """What lies before ``offset`` was handed out otherwise."""
+        self.next = offset
+        while self._run < len(self._runs) and sum(self._runs[self._run][:2]) <= offset:
+            self._run += 1
 
 
 def trim_runs(

@@ -47,6 +47,7 @@ REFERENCE: dict[str, tuple[str, str, str]] = {
     ),
     "databases": ("Databases", "[Guide](../guide.md#the-fence).", ""),
     "testing": ("Testing", "A cluster in memory. [Testing your service](../testing.md).", ""),
+    "ray-data": ("Ray Data", "Datasets of topics. [Guide](../guide.md#ray-data).", ""),
     "spark": (
         "Spark",
         "Sessions. Sources and sinks are in [Spark](../spark.md).",
@@ -55,7 +56,11 @@ REFERENCE: dict[str, tuple[str, str, str]] = {
     "errors": ("Error classes", "What to do about each: [errors](../errors.md).", ""),
 }
 #: Page -> public module.
-MODULES = {"databases": "escrowmq.integrations", "testing": "escrowmq.testing"}
+MODULES = {
+    "databases": "escrowmq.integrations",
+    "ray-data": "escrowmq.ray_data",
+    "testing": "escrowmq.testing",
+}
 _OUTSIDE = re.compile(r"\]\(\.\./([\w./-]+)\)")
 _FROM_ROOT = re.compile(r"\]\((?:docs/)?([\w./-]+)((?:#[\w-]+)?)\)")
 

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from escrowmq.actors.consumer.row_columns import Places
 from escrowmq.spark_integration.decode.halving import BAD, halved
 
 #: The continuation marker that starts a message. The length of its metadata follows; 0 ends the stream.
@@ -28,7 +29,6 @@ _MESSAGES_MAX = 64
 #: numpy types by width in bytes.
 _NUMBERS = {1: "<u1", 2: "<u2", 4: "<u4", 8: "<i8"}
 
-Places = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 

@@ -1,8 +1,7 @@
 """Turns fetched bytes into Arrow: the schema of the source, and record batches of the wanted columns.
 
-Offsets and timestamps are computed from the runs without Python objects, and columns that are not wanted are
-not built. This code handles a million messages per minute, so nothing is done per message that can be done
-per run or per batch.
+Columns that are not wanted are not built. This code handles a million messages per minute, so nothing is
+done per message that can be done per run or per batch.
 """
 
 from __future__ import annotations
@@ -10,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import pyarrow as pa
 
+from escrowmq.actors.consumer.arrow_batches import columns_of
 from escrowmq.actors.consumer.reader import Stretch
-from escrowmq.spark_integration.decode.decoding import HEADERS, raw_columns
+from escrowmq.actors.consumer.row_columns import HEADERS, raw_columns
 from escrowmq.spark_integration.decode.values import ValueDecoder
 
 #: The broker sets a timestamp when the message becomes readable; Kafka calls this LogAppendTime = 1.
@@ -64,26 +63,17 @@ def schema_ddl(columns: Sequence[str], value_ddl: str | None = None) -> str:
 
 def record_batch(topic: str, partition: int, stretch: Stretch, format: RowFormat) -> pa.RecordBatch:
     """The messages of ``stretch``, in order. Raises CorruptLog if the rows do not match the runs."""
-    bases, counts, times_ms, _ = np.array(stretch.runs, dtype=np.int64).T
-    total = int(counts.sum())
+    first, total = stretch.runs[0][0], sum(run[1] for run in stretch.runs)
     raw = raw_columns(stretch.rows, total, format.columns)
-    offsets = np.arange(bases[0], bases[0] + total, dtype=np.int64)  # they are dense
-    columns = []
-    for name in format.columns:
-        if name in raw:
-            columns.append(raw[name])
-        elif name == "offset":
-            columns.append(pa.array(offsets))
-        elif name == "timestamp":
-            columns.append(pa.array(np.repeat(times_ms * 1000, counts)).view(_TYPES[name][1]))
-        else:
-            same = {"topic": topic, "partition": partition, "timestampType": LOG_APPEND_TIME}[name]
-            columns.append(pa.repeat(pa.scalar(same, _TYPES[name][1]), total))
+    same = {"timestampType": pa.scalar(LOG_APPEND_TIME, _TYPES["timestampType"][1])}
+    types = {name: _TYPES[name][1] for name in format.columns if name not in same}
+    found = columns_of(topic, partition, stretch.runs, raw, types)
+    columns = [pa.repeat(same[name], total) if name in same else found[name] for name in format.columns]
     decoder = format.decoder
     if decoder is None or "value" not in format.columns:
         return pa.RecordBatch.from_arrays(columns, schema=format.schema)
     at = format.columns.index("value")
-    columns[at], stays = decoder.decode(columns[at], lambda i: f"{topic}/{partition}, offset {offsets[i]}")
+    columns[at], stays = decoder.decode(columns[at], lambda i: f"{topic}/{partition}, offset {first + i}")
     batch = pa.RecordBatch.from_arrays(columns, schema=format.schema)
     return batch if stays is None else batch.filter(stays)
 

@@ -136,6 +136,13 @@ def settle_batch(link: SinkLink, write_id: str) -> tuple[int, int]:
     return committed, rolled_back + len(undecided)
 
 
+def was_committed(link: SinkLink, write_id: str, attempts: Sequence[Attempt]) -> bool:
+    """Whether the home group has committed these attempts. Call it when nothing of the write is open there
+    any more; soon, since brokers forget settled transactions."""
+    home, ids = next(iter(_with_home_first(link, write_id, attempts).items()))
+    return bool(ids) and link.states(home, ids[:1]) == [TransactionState.COMMITTED.value]
+
+
 def _finish_chunks(link: SinkLink, gid: int, epoch_id: str, ids: Sequence[str]) -> None:
     """Make chunks readable that the home group has committed.
 

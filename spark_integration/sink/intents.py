@@ -28,6 +28,8 @@ from escrowmq.replication.errors import ConfigError, CorruptLog, UnknownVersion
 VERSION = 1
 #: Number of epochs whose intents are kept, as in Spark's own logs (spark.sql.streaming.minBatchesToRetain).
 KEPT = 100
+#: The ids of writes of Ray Data begin with this; those of Spark's queries and writes do not.
+RAY_DATA = "ray-data-"
 _NAME = re.compile(r"(\d+)\.json")
 
 
@@ -74,12 +76,12 @@ class Intent:
 
 def app_of(query_id: str) -> str:
     """The app of a query's transactions."""
-    return f"spark-{query_id}"
+    return query_id if query_id.startswith(RAY_DATA) else f"spark-{query_id}"
 
 
 def epoch_id_of(query_id: str, epoch: int) -> str:
     """The transaction id that readers and operators see: one for each epoch of a query."""
-    return f"spark:{query_id}:{epoch}"
+    return f"{query_id}:{epoch}" if query_id.startswith(RAY_DATA) else f"spark:{query_id}:{epoch}"
 
 
 def chunk_id(epoch_id: str, attempt: str, gid: int, number: int) -> str:
@@ -88,7 +90,7 @@ def chunk_id(epoch_id: str, attempt: str, gid: int, number: int) -> str:
 
 
 def epoch_of(epoch_id: str) -> int | None:
-    """The epoch number in an :func:`epoch_id_of` or :func:`chunk_id`; None for any other id."""
+    """The epoch number in an :func:`epoch_id_of` or :func:`chunk_id` of Spark; None for any other id."""
     found = re.match(r"spark:[^:/]+:(\d+)(/|$)", epoch_id)
     return None if found is None else int(found[1])
 

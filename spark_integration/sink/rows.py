@@ -32,7 +32,8 @@ class RowTooLarge(MessageTooLarge):
     def __str__(self) -> str:
         return (
             f"a row makes a message of {self.size_bytes} bytes, but the limit is {self.limit_bytes}; store "
-            "large values elsewhere and write a reference, or raise option 'maxMessageBytes' (up to 4194304)"
+            "large values elsewhere and write a reference, or raise option 'maxMessageBytes' (in Ray Data: "
+            "message_bytes_max), up to 4194304"
         )
 
 

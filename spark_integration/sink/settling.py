@@ -22,7 +22,7 @@ from escrowmq.replication.errors import ConfigError, TransactionConflict, decide
 from escrowmq.replication.model import ResultCode, TransactionState
 from escrowmq.spark_integration.sink.batch import settle_batch
 from escrowmq.spark_integration.sink.commit import EpochConflict, carry_out, require_own, require_this_batch
-from escrowmq.spark_integration.sink.intents import IntentStore, app_of, epoch_of
+from escrowmq.spark_integration.sink.intents import RAY_DATA, IntentStore, app_of, epoch_of
 from escrowmq.spark_integration.sink.link import SinkLink
 
 #: The feedback process waits some seconds for an answer; if it takes longer, it asks again.
@@ -220,12 +220,13 @@ def resolve_sink(
 def resolve_write(write_id: str, *, address: str = AUTO, namespace: str | None = None) -> Resolution:
     """Settle a batch write whose driver died; it must not be running.
 
-    ``write_id``: ``batch-...``, that is its app without ``spark-``. The write is committed if its COMMIT was
-    decided, else rolled back.
+    ``write_id``: ``batch-...``, that is its app without ``spark-``; of a write of Ray Data its whole app,
+    ``ray-data-...``. The write is committed if its COMMIT was decided, else rolled back.
     """
-    if not write_id.startswith("batch-"):
+    if not write_id.startswith(("batch-", RAY_DATA)):
         raise ConfigError(
-            f"a batch write's id starts with 'batch-', unlike {write_id!r}; 'escrowmq txn list' shows it"
+            f"a batch write's id starts with 'batch-', or with {RAY_DATA!r} if Ray Data wrote it, unlike "
+            f"{write_id!r}; 'escrowmq txn list' shows it"
         )
     with _routed(address, namespace) as router:
         committed, rolled_back = settle_batch(SinkLink(router, app_of(write_id)), write_id)

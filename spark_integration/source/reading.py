@@ -8,9 +8,8 @@ warning; it is never skipped silently.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import InputPartition
@@ -18,30 +17,19 @@ from pyspark.sql.datasource import InputPartition
 from escrowmq.actors.client.replica_calls import ReplicaCalls
 from escrowmq.actors.client.router import Router
 from escrowmq.actors.client.topology import ClusterInfo
-from escrowmq.actors.consumer.offsets import OffsetReader
-from escrowmq.actors.consumer.reader import PartitionReader, Stretch
+from escrowmq.actors.consumer.reader import Stretch
 from escrowmq.actors.consumer.replica_choice import LAG_PATIENCE_S
-from escrowmq.replication.errors import (
-    CorruptLog,
-    DataLoss,
-    OffsetOutOfRange,
-    OutcomeUnknown,
-    Overloaded,
-    Unavailable,
-    UnknownTopic,
-)
+from escrowmq.replication.errors import DataLoss, EscrowMQError
 from escrowmq.spark_integration.collector import collector_paused
 from escrowmq.spark_integration.decode.records import RowFormat, record_batches
 from escrowmq.spark_integration.ray_link import join_from_worker
 from escrowmq.spark_integration.source.planning import OffsetRange
+from escrowmq.spark_integration.source.ranges import stretches
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 log = logging.getLogger(__name__)
-
-#: Limit of a task's call to the leader when it found fewer messages than planned.
-ASK_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -94,72 +82,18 @@ class TaskReader:
         leader: int | None = None,
         group: int = 0,
     ) -> Iterator[Stretch]:
-        """All messages of ``part``. ``calls``: makes calls to brokers otherwise than through Ray."""
-        reader_of = partial(
-            PartitionReader, calls=calls, lag_patience_s=lag_patience_s, leader=leader, group=group
+        """All messages of ``part``; see :func:`~escrowmq.spark_integration.source.ranges.stretches`."""
+        return stretches(
+            info,
+            part,
+            self._lost,
+            calls=calls,
+            lag_patience_s=lag_patience_s,
+            leader=leader,
+            group=group,
         )
-        at = part.start
-        while at < part.end:
-            try:
-                with reader_of(info, part.topic, part.partition, at, part.end) as reader:
-                    for stretch in reader.stretches():
-                        first, last = stretch.runs[0], stretch.runs[-1]
-                        if first[0] != at:
-                            raise CorruptLog(
-                                f"{part.topic}/{part.partition}: offset {at} was expected, but "
-                                f"{first[0]} was read: offsets are dense, so messages are missing"
-                            )
-                        at = last[0] + last[1]
-                        yield stretch
-                if at != part.end:
-                    raise CorruptLog(f"{part.topic}/{part.partition}: ended at {at}, not at {part.end}")
-            except (OffsetOutOfRange, UnknownTopic) as error:
-                at = self._after_loss(part, at, error, partial(_bounds_at_leader, info, part, group, calls))
 
-    def _after_loss(
-        self,
-        part: OffsetRange,
-        at: int,
-        error: OffsetOutOfRange | UnknownTopic,
-        bounds: Callable[[], tuple[int, int] | UnknownTopic],
-    ) -> int:
-        """The offset at which reading continues if no replica has ``at``. ``bounds`` asks the leader."""
-        name = f"{part.topic}/{part.partition}"
-        if isinstance(error, OffsetOutOfRange) and at < error.start:  # retention moved on since the plan
-            first = min(error.start, part.end)
-            self._lost(f"{name}: offsets {at} to {first} are gone")
-            return first
-        # No replica has that offset, or knows the topic. All may lag, and a replica that has just started may
-        # not know what was created since its last checkpoint. Only the leader knows whether there is more.
-        found = bounds()
-        if isinstance(found, UnknownTopic):
-            self._lost(f"{name}: {found}")
-        elif at < found[1]:
-            raise Unavailable(f"the replicas lag behind offset {at} of {name}", 1.0)
-        else:
-            self._lost(f"{name}: ends before offset {at}: it was deleted and created again")
-        return part.end
-
-    def _lost(self, what: str) -> None:
+    def _lost(self, what: str, error: EscrowMQError) -> None:
         if self.fail_on_data_loss:
             raise DataLoss(what)
         log.warning("%s: skipped, since failOnDataLoss is false", what)
-
-
-def _bounds_at_leader(
-    info: ClusterInfo, part: OffsetRange, group: int, calls: ReplicaCalls | None
-) -> tuple[int, int] | UnknownTopic:
-    """The partition's bounds if it exists in that broker group; if it is in another group, the topic was
-    deleted and created again. Raises Unavailable, so that the task is retried."""
-    router = Router(info, calls=calls, name="escrowmq-spark")
-    which = part.topic, part.partition
-    try:
-        found = OffsetReader(router).bounds([which], ASK_TIMEOUT_S)[which]
-        if isinstance(found, UnknownTopic) or router.places.group_of(*which) == group:
-            return found
-        return UnknownTopic(*which)
-    except (Overloaded, OutcomeUnknown) as error:
-        name = f"{part.topic}/{part.partition}"
-        raise Unavailable(f"no replica has all of {name}, and its leader does not answer", 1.0) from error
-    finally:
-        router.close()

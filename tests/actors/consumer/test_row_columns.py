@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from escrowmq.actors.consumer import row_columns
+from escrowmq.actors.consumer.row_columns import _scan, raw_columns
 from escrowmq.replication.errors import CorruptLog
 from escrowmq.replication.format.codec import decode_rows, encode_row
-from escrowmq.spark_integration.decode import decoding
-from escrowmq.spark_integration.decode.decoding import _scan, raw_columns
 
 
 @pytest.fixture(scope="module", autouse=True)
 def rows_of_any_length_go_the_fast_way() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decoding, "FAST_ROW_BYTES_MAX", 1 << 30)
+        patch.setattr(row_columns, "FAST_ROW_BYTES_MAX", 1 << 30)
         yield
 
 

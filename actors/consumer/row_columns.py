@@ -15,7 +15,7 @@ costs more than making an object per field.)
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,9 +23,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from escrowmq.replication.errors import CorruptLog
-from escrowmq.replication.format.codec import decode_rows
-from escrowmq.spark_integration.decode.arrow_values import Places
+from escrowmq.replication.format.codec import Row, decode_rows
 
+Places = npt.NDArray[np.int64]
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 _ROW, _NIL = 0x94, 0xC0
@@ -77,7 +77,12 @@ def raw_columns(blob: bytes | memoryview, count: int, wanted: Container[str]) ->
 
 
 def _plainly(blob: bytes | memoryview, count: int, wanted: Container[str]) -> dict[str, pa.Array]:
-    keys, values, headers, tx_ids = zip(*decode_rows(blob, count), strict=True)
+    return columns_of_rows(decode_rows(blob, count), wanted)
+
+
+def columns_of_rows(rows: Sequence[Row], wanted: Container[str]) -> dict[str, pa.Array]:
+    """As :func:`raw_columns`, for rows that are already decoded; at least one."""
+    keys, values, headers, tx_ids = zip(*rows, strict=True)
     columns = {}
     if "key" in wanted:
         columns["key"] = pa.array(keys, pa.binary())

@@ -1,0 +1,77 @@
+"""What a poll takes from a consumer: records that come again after ``nack``, then what was fetched.
+
+There is one way for each form of the result, so that all of them advance positions alike. Every method runs
+under the consumer's lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from escrowmq.actors.consumer.positions import HandOut, PartitionState, Positions
+from escrowmq.actors.consumer.records import Chunk
+from escrowmq.actors.consumer.redelivery import Redelivery
+from escrowmq.actors.consumer.statistics import Counted
+from escrowmq.replication.errors import CorruptLog
+from escrowmq.replication.model import ConsumerRecord
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class Taking:
+    """Takes messages out of one consumer. ``wake_fetch`` is called when there is room to fetch again."""
+
+    def __init__(
+        self, positions: Positions, redelivery: Redelivery, counted: Counted, wake_fetch: Callable[[], None]
+    ) -> None:
+        self._positions, self._redelivery, self._counted = positions, redelivery, counted
+        self._wake_fetch = wake_fetch
+
+    def records(self, limit: int, now: float) -> list[ConsumerRecord]:
+        """At most ``limit`` records that are available at ``now``."""
+        records = self._again(limit, now)
+
+        def add(state: PartitionState, chunk: Chunk, left: int) -> int:
+            part = chunk.take(state.topic, state.partition, left)
+            records.extend(part)
+            return len(part)
+
+        self._fetched(limit, len(records), add)
+        return records
+
+    def batches(self, limit: int, now: float) -> list[pa.RecordBatch]:
+        """The same messages as record batches, which have ``limit`` rows in total at most."""
+        from escrowmq.actors.consumer.arrow_batches import batches_of, take_batch
+
+        again = self._again(limit, now)
+        batches = batches_of(again)
+
+        def add(state: PartitionState, chunk: Chunk, left: int) -> int:
+            batch = take_batch(state, chunk, left)
+            batches.append(batch)
+            return int(batch.num_rows)
+
+        self._fetched(limit, len(again), add)
+        return batches
+
+    def _again(self, limit: int, now: float) -> list[ConsumerRecord]:
+        if not self._redelivery:
+            return []
+        paused = {state.tp for state in self._positions.states() if state.paused}
+        return self._redelivery.take(now, limit, paused)
+
+    def _fetched(self, limit: int, again: int, add: HandOut) -> None:
+        count = again
+        if count < limit:
+            try:
+                count += self._positions.hand_out(limit - count, add)
+            except CorruptLog:
+                # Records that come again would be lost with the error. The next poll meets it, if another
+                # replica's copy is damaged as well.
+                if not again:
+                    raise
+            if self._positions.starved:
+                self._wake_fetch()
+        self._counted.records += count
