@@ -12,10 +12,10 @@ import inspect
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from escrowmq.actors.client.closing import AsyncClosing
-from escrowmq.actors.client.loop_bridge import AsyncPromise, LoopBridge
+from escrowmq.actors.client.loop_bridge import LoopBridge
 from escrowmq.actors.producer import bulk
 from escrowmq.actors.producer.bulk_requests import LocalBatch, Requested
 from escrowmq.actors.producer.callback_check import check_callable
@@ -33,6 +33,7 @@ from escrowmq.replication.errors import (
 )
 from escrowmq.replication.model import Message, RecordMetadata, TransactionState
 
+T = TypeVar("T")
 #: Pause between two attempts while the producer's buffer is full.
 ROOM_POLL_S = 0.005
 
@@ -74,10 +75,10 @@ class AsyncProducer(AsyncClosing):
         await self._learn((message,))
         core = self._core
         partition, row = core.encoder.plain(message)
-        promise = AsyncPromise(self._bridge())
-        if not core.send(message.topic, partition, row, promise):
-            await self._until(lambda: core.send(message.topic, partition, row, promise))
-        return promise.future
+        sent = core.send(message.topic, partition, row)
+        if sent is None:
+            sent = await self._until(lambda: core.send(message.topic, partition, row))
+        return sent.asyncio_future(self._bridge())
 
     def transaction(
         self,
@@ -188,13 +189,14 @@ class AsyncProducer(AsyncClosing):
                 if catalog.known(topic) is None:
                     raise UnknownTopic(topic)
 
-    async def _until(self, attempt: Callable[[], bool]) -> None:
+    async def _until(self, attempt: Callable[[], T | None]) -> T:
         """Waits for room in the producer's buffer; raises Overloaded after ``buffer_wait_s``."""
         deadline = self._core.clock() + self._core.config.buffer_wait_s
-        while not attempt():
+        while not (done := attempt()):
             if self._core.clock() >= deadline:
                 raise self._core.overloaded()
             await asyncio.sleep(ROOM_POLL_S)
+        return done
 
 
 class AsyncTransaction(TransactionBase):

@@ -25,7 +25,6 @@ from escrowmq.actors.producer.core import ProducerCore
 from escrowmq.actors.producer.encoder import as_messages
 from escrowmq.actors.producer.local_transaction import call_local
 from escrowmq.actors.producer.results import TransactionResult, settled_before
-from escrowmq.actors.producer.send_future import SendFuture
 from escrowmq.actors.producer.statistics import ProducerStatistics
 from escrowmq.actors.producer.transaction import Transaction
 from escrowmq.feedback.config import AnswererConfig, FeedbackConfig
@@ -127,16 +126,17 @@ class Producer(Closing):
         MessageTooLarge, UnknownTopic, Closed, and Overloaded after ``buffer_wait_s`` without room. Through
         the future: OutcomeUnknown (it may have been stored; sending it again may store it twice),
         Unavailable, Overloaded, DiskFull (it was not stored). Callbacks of the future run in the producer's
-        thread and must not block.
+        thread and must not block. The future has no weak references, and makes a result for each who asks.
         """
         core = self._core
         partition, row = core.encoder.plain(message)
-        future = SendFuture()
-        if not core.send(message.topic, partition, row, future):
+        future = core.send(message.topic, partition, row)
+        if future is None:
             deadline = core.clock() + self._config.buffer_wait_s
-            while not core.send(message.topic, partition, row, future):
+            while future is None:
                 core.wait_for_room(len(row), deadline)
-        return future
+                future = core.send(message.topic, partition, row)
+        return future  # type: ignore[return-value]  # see SendFuture
 
     # ------------------------------------------------------------ transactions
 
