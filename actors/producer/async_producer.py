@@ -16,13 +16,15 @@ from typing import Any, Self, TypeVar
 
 from escrowmq.actors.client.closing import AsyncClosing
 from escrowmq.actors.client.loop_bridge import LoopBridge
-from escrowmq.actors.producer import bulk
+from escrowmq.actors.producer import bulk, handing_over
 from escrowmq.actors.producer.bulk_requests import LocalBatch, Requested
 from escrowmq.actors.producer.callback_check import check_callable
 from escrowmq.actors.producer.core import ProducerCore
 from escrowmq.actors.producer.encoder import as_messages
 from escrowmq.actors.producer.local_transaction import call_local
+from escrowmq.actors.producer.many import Headers
 from escrowmq.actors.producer.results import TransactionResult, settled_before
+from escrowmq.actors.producer.sent_many import SentMany
 from escrowmq.actors.producer.statistics import ProducerStatistics
 from escrowmq.actors.producer.transaction_base import Phase, TransactionBase, unconfirmed
 from escrowmq.replication.errors import (
@@ -79,6 +81,34 @@ class AsyncProducer(AsyncClosing):
         if sent is None:
             sent = await self._until(lambda: core.send(message.topic, partition, row))
         return sent.asyncio_future(self._bridge())
+
+    async def send_many(
+        self,
+        topic: str,
+        values: Iterable[bytes],
+        keys: Iterable[bytes | None] | None = None,
+        headers: Headers | Iterable[Headers] = None,
+        partition: int | None = None,
+    ) -> SentMany:
+        """As ``Producer.send_many``, in a helper thread; returns when each row has an offset or an error."""
+        return await self._ended(handing_over.send_many, topic, values, keys, headers, partition)
+
+    async def send_table(
+        self,
+        topic: str,
+        table: Any,
+        *,
+        value: str = "value",
+        key: str | None = None,
+        partition: int | None = None,
+    ) -> SentMany:
+        """As ``Producer.send_table``, in a helper thread; returns when each row has an offset or an error."""
+        return await self._ended(handing_over.send_table, topic, table, value, key, partition)
+
+    async def _ended(self, send: Callable[..., SentMany], *args: Any) -> SentMany:
+        sent = await asyncio.to_thread(send, self._core, *args)
+        await sent.end(self._bridge())
+        return sent
 
     def transaction(
         self,

@@ -32,6 +32,7 @@ from escrowmq.actors.producer.ids import client_version, instance_id, transactio
 from escrowmq.actors.producer.parcel import Parcel
 from escrowmq.actors.producer.partition_stream import ROWS_MAX, PartitionStream
 from escrowmq.actors.producer.running import RunningHere
+from escrowmq.actors.producer.runs import Piece, Run
 from escrowmq.actors.producer.send_future import SendFuture
 from escrowmq.actors.producer.statistics import Counted, ProducerStatistics
 from escrowmq.replication.errors import Closed, Overloaded
@@ -122,6 +123,39 @@ class ProducerCore:
         if not self._looks_soon_for_messages or self._inbox_bytes >= self.config.request_bytes:
             self.router.wakeup.set()
         return future
+
+    def hand_over(self, topic: str, piece: Piece, size: int) -> list[Parcel] | None:
+        """Queues encoded messages of ``size`` bytes if there is room now; None if not. One parcel for each
+        run."""
+        with self._lock:
+            if self._closed:
+                raise Closed(self._why)
+            if self._full(size):
+                return None
+            parcels = [self._parcel_of(topic, run) for run in piece]
+            self._parcels += parcels
+            self._buffered += size
+            self._inbox_bytes += size
+        if not self._looks_soon_for_messages or self._inbox_bytes >= self.config.request_bytes:
+            self.router.wakeup.set()
+        return parcels
+
+    def gathers(self, topic: str) -> int:
+        """The partition in which messages without a key gather at present."""
+        return self._sticky.setdefault(topic, 0)
+
+    def _parcel_of(self, topic: str, run: Run) -> Parcel:
+        partition = run.partition
+        if partition is None:
+            partition = self.gathers(topic)
+            if run.size >= self.config.request_bytes // 2:  # about a batch: the next one goes elsewhere
+                self._turn_sticky(topic, partition)
+        parcel = Parcel(topic, partition)
+        parcel.rows, parcel.sizes, parcel.size = run.rows, run.sizes, run.size
+        of_topic = self._open.get(topic)
+        if of_topic is not None:
+            of_topic.pop(partition, None)  # what is sent from now on comes after these
+        return parcel
 
     def _new_parcel(self, topic: str, partition: int) -> Parcel:
         parcel = self._open.setdefault(topic, {})[partition] = Parcel(topic, partition)

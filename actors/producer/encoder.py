@@ -66,14 +66,14 @@ class Encoder:
         partitions: Callable[[str], int],
         group_of: Callable[[str, int], int],
     ) -> None:
-        self._config, self._partitions, self.group_of = config, partitions, group_of
+        self._config, self.partitions, self.group_of = config, partitions, group_of
 
     def plain(self, message: Message) -> tuple[int | None, bytes]:
         """(partition, row) of a plain message; partition None: any, chosen where batches form."""
         if type(message) is not Message:
             _is_message(message)
         topic, key, partition = message.topic, message.key, message.partition
-        count = self._partitions(topic)
+        count = self.partitions(topic)
         if partition is not None:
             if partition >= count:
                 raise UnknownTopic(topic, partition, count)
@@ -95,7 +95,7 @@ class Encoder:
         for message in messages:
             _is_message(message)
             topic, partition, key = message.topic, message.partition, message.key
-            count = self._partitions(topic)
+            count = self.partitions(topic)
             if partition is None:
                 partition = crc32c(tx_id.encode() if key is None else key) % count
             elif partition >= count:

@@ -21,7 +21,7 @@ import threading
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from operator import attrgetter
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NoReturn, Protocol
 
 from escrowmq.replication.errors import EscrowMQError
 from escrowmq.replication.model import RecordMetadata
@@ -87,10 +87,13 @@ class Listener(Protocol):
 class Parcel:
     """Messages of one partition. Filled under its owner's lock; asked by any thread; ended by the router's.
 
-    ``rows`` are encoded; the stream that sends them takes them out.
+    ``rows`` are encoded messages or, if there are ``sizes``, one body of so many concatenated ones. The
+    stream that sends them takes them out. ``size``: in bytes.
     """
 
-    __slots__ = ("_asked", "_endings", "_listening", "partition", "process", "rows", "size", "topic")
+    __slots__ = (
+        "_asked", "_listening", "endings", "partition", "process", "rows", "size", "sizes", "topic",
+    )  # fmt: skip
 
     #: Held for nanoseconds, to end messages and to wait for them. One for all, and reentrant, since the
     #: standard library acquires the locks of several futures one after the other.
@@ -102,20 +105,34 @@ class Parcel:
         self.topic, self.partition = topic, partition
         self.rows: list[bytes] = []
         self.size = 0
+        self.sizes: list[int] | None = None
         self.process = Parcel.processes
-        self._endings: tuple[Ending, ...] = ()  # by start; nearly always one
+        #: What is known of its messages, by start; nearly always one.
+        self.endings: tuple[Ending, ...] = ()
         self._asked: dict[int, Asked] | None = None
         self._listening: dict[Listener, tuple[list[int], list[Any]]] | None = None
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("what became of sent messages cannot be pickled; send its results instead")
 
     # ------------------------------------------------------------ who asks
 
     def ending(self, number: int) -> Ending | None:
         """What became of a message; None: nothing yet. Takes no lock."""
-        endings = self._endings
+        endings = self.endings
         if not endings:
             return None
         ending = endings[bisect_right(endings, number, key=_start) - 1] if len(endings) > 1 else endings[0]
         return ending if ending.start <= number < ending.end else None
+
+    def first_open(self, count: int) -> int | None:
+        """The first of its ``count`` messages that has not ended; None: all have."""
+        reached = 0
+        for ending in self.endings:
+            if ending.start > reached:
+                break
+            reached = ending.end
+        return reached if reached < count else None
 
     def asked(self, number: int, future: Any) -> Asked:
         """Those who wait for a message that has not ended. The lock must be held."""
@@ -151,10 +168,10 @@ class Parcel:
         called: list[Asked] = []
         told: list[tuple[Listener, list[int], list[Any]]] = []
         with Parcel.lock:
-            if self._endings:
-                self._endings = tuple(sorted((*self._endings, ending), key=_start))
+            if self.endings:
+                self.endings = tuple(sorted((*self.endings, ending), key=_start))
             else:
-                self._endings = (ending,)
+                self.endings = (ending,)
             if self._asked:
                 called = self._take_asked(ending)
             if self._listening:

@@ -34,41 +34,55 @@ ROWS_MAX = 5_000
 
 
 class _Queued:
-    """What of a parcel has not been sent: ``rows``, from number ``start`` on, queued at ``since``."""
+    """What of a parcel was not sent: ``count`` messages from number ``start`` on, queued at ``since``."""
 
-    __slots__ = ("parcel", "rows", "since", "size", "start")
+    __slots__ = ("_rows", "_sizes", "count", "parcel", "since", "size", "start")
 
     def __init__(self, parcel: Parcel, now: float) -> None:
         self.parcel, self.start, self.since = parcel, 0, now
-        self.rows, parcel.rows = parcel.rows, []
+        self._rows, parcel.rows = parcel.rows, []
+        self._sizes, parcel.sizes = parcel.sizes, None
+        self.count = len(self._rows if self._sizes is None else self._sizes)
         self.size = parcel.size
 
-    def take(self, bytes_max: int, rows_max: int, at_least: int) -> tuple[list[bytes], int]:
-        """Its next rows and their size: as many as fit, but ``at_least`` so many."""
-        if self.size <= bytes_max and len(self.rows) <= rows_max:
-            taken, size = self.rows, self.size
-            self.rows = []
+    def take(self, bytes_max: int, rows_max: int, at_least: int) -> tuple[list[bytes], int, int]:
+        """Its next messages, encoded, how many, and their size: as many as fit, but ``at_least`` so many."""
+        if self.size <= bytes_max and self.count <= rows_max:
+            taken, count, size = self._rows, self.count, self.size
+            self._rows = []
         else:
-            sizes = list(accumulate(map(len, self.rows[:rows_max])))
+            lengths = map(len, self._rows[:rows_max]) if self._sizes is None else self._sizes[:rows_max]
+            sizes = list(accumulate(lengths))
             count = max(bisect_right(sizes, bytes_max), at_least)
             size = sizes[count - 1] if count else 0
-            taken = self.rows[:count]
-            del self.rows[:count]  # also so that rows are freed when their batch is
-        self.start += len(taken)
+            if self._sizes is None:
+                taken = self._rows[:count]
+                del self._rows[:count]  # also so that rows are freed when their batch is
+            else:
+                taken = [self._rows[0][:size]]
+                self._rows = [self._rows[0][size:]]
+                del self._sizes[:count]
+        self.start += count
+        self.count -= count
         self.size -= size
-        return taken, size
+        return taken, count, size
 
 
 class Batch:
-    """Messages of one partition in one MESSAGE operation. ``parts``: their parcels, and their numbers there,
-    from the first to before the last."""
+    """``count`` messages of one partition in one MESSAGE operation, encoded in ``rows``, one or several in
+    each. ``parts``: their parcels, and their numbers there, from the first to before the last."""
 
-    __slots__ = ("deadline", "parts", "rows", "size", "topic_id", "tries")
+    __slots__ = ("count", "deadline", "parts", "rows", "size", "topic_id", "tries")
 
     def __init__(
-        self, parts: list[tuple[Parcel, int, int]], rows: list[bytes], size: int, deadline: float
+        self,
+        parts: list[tuple[Parcel, int, int]],
+        rows: list[bytes],
+        count: int,
+        size: int,
+        deadline: float,
     ) -> None:
-        self.parts, self.rows, self.size, self.deadline = parts, rows, size, deadline
+        self.parts, self.rows, self.count, self.size, self.deadline = parts, rows, count, size, deadline
         self.tries = 0
         #: The id of its topic; set when it is first encoded as the first batch of an epoch.
         self.topic_id: int | None = None
@@ -140,9 +154,8 @@ class PartitionStream:
         if heard_ms is not None and batch.topic_id is None:
             batch.topic_id = topic_id
         place = self.topic, self.partition, self._producer, self.epoch, self.next_seq
-        frame = ops.message(
-            *place, batch.rows, heard_ms, NO_ID if heard_ms is None else batch.topic_id or NO_ID
-        )
+        named = NO_ID if heard_ms is None else batch.topic_id or NO_ID
+        frame = ops.message(*place, batch.rows, heard_ms, named, batch.count)
         return frame, batch
 
     def _next_batch(self, bytes_max: int) -> Batch:
@@ -150,24 +163,25 @@ class PartitionStream:
         deadline = queue[0].since + self._timeout_s
         parts: list[tuple[Parcel, int, int]] = []
         rows: list[bytes] = []
-        size = 0
-        while queue and len(rows) < ROWS_MAX:
+        count = size = 0
+        while queue and count < ROWS_MAX:
             first = queue[0]
             start = first.start
-            taken, bytes_taken = first.take(bytes_max - size, ROWS_MAX - len(rows), 0 if rows else 1)
-            if not taken:
+            taken, more, bytes_taken = first.take(bytes_max - size, ROWS_MAX - count, 0 if count else 1)
+            if not more:
                 break
             parts.append((first.parcel, start, first.start))
             if rows:
                 rows += taken
             else:
                 rows = taken
+            count += more
             size += bytes_taken
-            if first.rows:
+            if first.count:
                 break
             queue.popleft()
         self.queued_bytes -= size
-        return Batch(parts, rows, size, deadline)
+        return Batch(parts, rows, count, size, deadline)
 
     def put_back(self, batch: Batch) -> None:
         """Nothing was done with the batch under way: it is sent again next."""
@@ -261,14 +275,14 @@ class PartitionStream:
         for parcel, start, end in batch.parts:
             parcel.end(Ending(parcel, start, end).stored(base, timestamp))
             base += end - start
-        self._counted.messages += len(batch.rows)
+        self._counted.messages += batch.count
         self._counted.message_bytes += batch.size
         self._released(batch.size)
 
     def _fail(self, batch: Batch, error: EscrowMQError) -> None:
         for parcel, start, end in batch.parts:
             parcel.end(Ending(parcel, start, end).failed(error))
-        self._counted.messages_failed += len(batch.rows)
+        self._counted.messages_failed += batch.count
         self._released(batch.size)
 
     def expire(self, now: float, failure: Failure) -> None:
@@ -286,9 +300,8 @@ class PartitionStream:
 
     def _end_first(self, failure: Failure) -> None:
         first = self._queue.popleft()
-        count = len(first.rows)
         self.queued_bytes -= first.size
-        self._counted.messages_failed += count
+        self._counted.messages_failed += first.count
         self._released(first.size)
         error = failure.error(self._describe())
-        first.parcel.end(Ending(first.parcel, first.start, first.start + count).failed(error))
+        first.parcel.end(Ending(first.parcel, first.start, first.start + first.count).failed(error))
