@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from escrowmq.actors.producer.config import ProducerConfig
     from escrowmq.actors.producer.producer import Producer
     from escrowmq.actors.producer.results import TransactionResult
+    from escrowmq.actors.producer.sent_many import SentMany
     from escrowmq.actors.producer.statistics import ProducerStatistics
     from escrowmq.actors.producer.transaction import Transaction
     from escrowmq.cluster.config import Config, load_config
@@ -122,6 +123,7 @@ __all__ = [
     "ProducerFenced",
     "ProducerStatistics",
     "RecordMetadata",
+    "SentMany",
     "StaleMember",
     "TooManyOpenTransactions",
     "TopicExists",
@@ -173,6 +175,7 @@ _SOURCES = {
     "actors.consumer.statistics": "ConsumerStatistics",
     "actors.producer.producer": "Producer",
     "actors.producer.results": "TransactionResult",
+    "actors.producer.sent_many": "SentMany",
     "actors.producer.statistics": "ProducerStatistics",
     "actors.producer.transaction": "Transaction",
     "cluster.config": "Config load_config",

@@ -295,7 +295,8 @@ class UnknownVersion(EscrowMQError):
 
 
 class NotSupported(EscrowMQError):
-    """A replica of the cluster runs older software; nothing was done. Upgrade every replica first."""
+    """A replica of the cluster runs older software (upgrade every replica first), or something that the call
+    needs is missing: the text says what. Nothing was done."""
 
 
 class DataDirMismatch(EscrowMQError):

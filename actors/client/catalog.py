@@ -90,13 +90,13 @@ class TopicCatalog:
 
     def partitions(self, topic: str) -> int:
         """Number of partitions; asks a leader if the topic is not known yet. Raises UnknownTopic."""
-        info = self.known(topic)
-        if info is None:
+        heard = self._topics.get(topic)  # for every message, so without a further call
+        if heard is None:
             self.learn((topic,))
-            info = self.known(topic)
-            if info is None:
+            heard = self._topics.get(topic)
+            if heard is None:
                 raise UnknownTopic(topic)
-        return info.partitions
+        return heard.info.partitions
 
     def learn(self, topics: Iterable[str]) -> None:
         """Ask for these topics and wait; afterwards those that exist are known."""

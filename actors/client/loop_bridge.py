@@ -8,10 +8,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Protocol
 
-from escrowmq.replication.model import RecordMetadata
+
+class Ended(Protocol):
+    """What became of numbered messages: see ``producer.parcel.Ending``."""
+
+    def metadata(self, number: int) -> Any: ...
+    def error(self) -> BaseException | None: ...
 
 
 class LoopBridge:
@@ -19,17 +25,20 @@ class LoopBridge:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self._ready: deque[tuple[asyncio.Future[Any], Any, BaseException | None]] = deque()
+        self._ready: deque[Callable[[], None]] = deque()
         self._scheduled = False
 
     def waiter(self) -> tuple[asyncio.Future[Any], Callable[[Any], None]]:
         """A future, and the function that sets it from another thread."""
         future: asyncio.Future[Any] = self.loop.create_future()
-        return future, lambda value: self.deliver(future, value, None)
+        return future, lambda value: self._soon(partial(_set, future, value))
 
-    def deliver(self, future: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:
-        """Set ``future`` soon. From any thread."""
-        self._ready.append((future, value, error))
+    def ended(self, numbers: Sequence[int], futures: Sequence[asyncio.Future[Any]], ending: Ended) -> None:
+        """Set the futures of many messages soon. From any thread."""
+        self._soon(partial(_set_all, numbers, futures, ending))
+
+    def _soon(self, work: Callable[[], None]) -> None:
+        self._ready.append(work)
         if not self._scheduled:
             self._scheduled = True
             try:
@@ -41,28 +50,20 @@ class LoopBridge:
         self._scheduled = False  # first, so that items added from now on schedule again
         ready = self._ready
         while ready:
-            future, value, error = ready.popleft()
-            if future.done():  # its task was cancelled
-                continue
-            if error is None:
-                future.set_result(value)
-            else:
-                future.set_exception(error)
+            ready.popleft()()
 
 
-class AsyncPromise:
-    """A plain message's metadata for an ``asyncio.Future``; see ``producer.partition_stream.Promise``."""
+def _set(future: asyncio.Future[Any], value: Any) -> None:
+    if not future.done():  # its task was cancelled
+        future.set_result(value)
 
-    __slots__ = ("_bridge", "future")
 
-    def __init__(self, bridge: LoopBridge) -> None:
-        self._bridge = bridge
-        self.future: asyncio.Future[RecordMetadata] = bridge.loop.create_future()
-
-    def set_result(self, result: RecordMetadata, /) -> None:
-        """From the router's thread."""
-        self._bridge.deliver(self.future, result, None)
-
-    def set_exception(self, exception: BaseException, /) -> None:
-        """From the router's thread."""
-        self._bridge.deliver(self.future, None, exception)
+def _set_all(numbers: Sequence[int], futures: Sequence[asyncio.Future[Any]], ending: Ended) -> None:
+    for number, future in zip(numbers, futures, strict=True):
+        if future.done():  # its task was cancelled
+            continue
+        error = ending.error()
+        if error is None:
+            future.set_result(ending.metadata(number))
+        else:
+            future.set_exception(error)

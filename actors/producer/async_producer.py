@@ -12,17 +12,19 @@ import inspect
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from escrowmq.actors.client.closing import AsyncClosing
-from escrowmq.actors.client.loop_bridge import AsyncPromise, LoopBridge
-from escrowmq.actors.producer import bulk
+from escrowmq.actors.client.loop_bridge import LoopBridge
+from escrowmq.actors.producer import bulk, handing_over
 from escrowmq.actors.producer.bulk_requests import LocalBatch, Requested
 from escrowmq.actors.producer.callback_check import check_callable
 from escrowmq.actors.producer.core import ProducerCore
 from escrowmq.actors.producer.encoder import as_messages
 from escrowmq.actors.producer.local_transaction import call_local
+from escrowmq.actors.producer.many import Headers
 from escrowmq.actors.producer.results import TransactionResult, settled_before
+from escrowmq.actors.producer.sent_many import SentMany
 from escrowmq.actors.producer.statistics import ProducerStatistics
 from escrowmq.actors.producer.transaction_base import Phase, TransactionBase, unconfirmed
 from escrowmq.replication.errors import (
@@ -33,6 +35,7 @@ from escrowmq.replication.errors import (
 )
 from escrowmq.replication.model import Message, RecordMetadata, TransactionState
 
+T = TypeVar("T")
 #: Pause between two attempts while the producer's buffer is full.
 ROOM_POLL_S = 0.005
 
@@ -74,10 +77,38 @@ class AsyncProducer(AsyncClosing):
         await self._learn((message,))
         core = self._core
         partition, row = core.encoder.plain(message)
-        promise = AsyncPromise(self._bridge())
-        if not core.send(message.topic, partition, row, promise):
-            await self._until(lambda: core.send(message.topic, partition, row, promise))
-        return promise.future
+        sent = core.send(message.topic, partition, row)
+        if sent is None:
+            sent = await self._until(lambda: core.send(message.topic, partition, row))
+        return sent.asyncio_future(self._bridge())
+
+    async def send_many(
+        self,
+        topic: str,
+        values: Iterable[bytes],
+        keys: Iterable[bytes | None] | None = None,
+        headers: Headers | Iterable[Headers] = None,
+        partition: int | None = None,
+    ) -> SentMany:
+        """As ``Producer.send_many``, in a helper thread; returns when each row has an offset or an error."""
+        return await self._ended(handing_over.send_many, topic, values, keys, headers, partition)
+
+    async def send_table(
+        self,
+        topic: str,
+        table: Any,
+        *,
+        value: str = "value",
+        key: str | None = None,
+        partition: int | None = None,
+    ) -> SentMany:
+        """As ``Producer.send_table``, in a helper thread; returns when each row has an offset or an error."""
+        return await self._ended(handing_over.send_table, topic, table, value, key, partition)
+
+    async def _ended(self, send: Callable[..., SentMany], *args: Any) -> SentMany:
+        sent = await asyncio.to_thread(send, self._core, *args)
+        await sent.end(self._bridge())
+        return sent
 
     def transaction(
         self,
@@ -188,13 +219,14 @@ class AsyncProducer(AsyncClosing):
                 if catalog.known(topic) is None:
                     raise UnknownTopic(topic)
 
-    async def _until(self, attempt: Callable[[], bool]) -> None:
+    async def _until(self, attempt: Callable[[], T | None]) -> T:
         """Waits for room in the producer's buffer; raises Overloaded after ``buffer_wait_s``."""
         deadline = self._core.clock() + self._core.config.buffer_wait_s
-        while not attempt():
+        while not (done := attempt()):
             if self._core.clock() >= deadline:
                 raise self._core.overloaded()
             await asyncio.sleep(ROOM_POLL_S)
+        return done
 
 
 class AsyncTransaction(TransactionBase):

@@ -29,8 +29,11 @@ from escrowmq.actors.producer.buffer_bound import BufferBound
 from escrowmq.actors.producer.config import ProducerConfig
 from escrowmq.actors.producer.encoder import Encoder, check_app
 from escrowmq.actors.producer.ids import client_version, instance_id, transaction_ids
-from escrowmq.actors.producer.partition_stream import PartitionStream, Promise
+from escrowmq.actors.producer.parcel import Parcel
+from escrowmq.actors.producer.partition_stream import ROWS_MAX, PartitionStream
 from escrowmq.actors.producer.running import RunningHere
+from escrowmq.actors.producer.runs import Piece, Run
+from escrowmq.actors.producer.send_future import SendFuture
 from escrowmq.actors.producer.statistics import Counted, ProducerStatistics
 from escrowmq.replication.errors import Closed, Overloaded
 
@@ -78,7 +81,8 @@ class ProducerCore:
         self._bound = BufferBound(config.buffer_bytes, config.buffer_s + config.linger_ms / 1000)
         self._closed = self._ended = False
         self._why = _CLOSED
-        self._messages: list[tuple[str, int | None, bytes, Promise]] = []
+        self._parcels: list[Parcel] = []
+        self._open: dict[str, dict[int, Parcel]] = {}  # those of them that still take messages
         self._blocks: list[tuple[int, Block]] = []
         self._inbox_bytes = 0
         # Whether the router's thread will look at the inbox by itself before a linger is over. Waking it for
@@ -93,20 +97,70 @@ class ProducerCore:
 
     # ------------------------------------------------------------ callers' side
 
-    def send(self, topic: str, partition: int | None, row: bytes, promise: Promise) -> bool:
-        """Queues a plain message if there is room for it now; False if not."""
+    def send(self, topic: str, partition: int | None, row: bytes) -> SendFuture | None:
+        """Queues a plain message if there is room for it now; None if not.
+
+        ``partition`` None: that in which messages without a key gather at present.
+        """
         size = len(row)
         with self._lock:
             if self._closed:
                 raise Closed(self._why)
             if self._full(size):
-                return False
+                return None
+            if partition is None:
+                partition = self._sticky.setdefault(topic, 0)
+            of_topic = self._open.get(topic)
+            parcel = None if of_topic is None else of_topic.get(partition)
+            if parcel is None or parcel.size >= self.config.request_bytes or len(parcel.rows) >= ROWS_MAX:
+                parcel = self._new_parcel(topic, partition)
+            rows = parcel.rows
+            future = SendFuture(parcel, len(rows))
+            rows.append(row)
+            parcel.size += size
             self._buffered += size
-            self._messages.append((topic, partition, row, promise))
             self._inbox_bytes += size
         if not self._looks_soon_for_messages or self._inbox_bytes >= self.config.request_bytes:
             self.router.wakeup.set()
-        return True
+        return future
+
+    def hand_over(self, topic: str, piece: Piece, size: int) -> list[Parcel] | None:
+        """Queues encoded messages of ``size`` bytes if there is room now; None if not. One parcel for each
+        run."""
+        with self._lock:
+            if self._closed:
+                raise Closed(self._why)
+            if self._full(size):
+                return None
+            parcels = [self._parcel_of(topic, run) for run in piece]
+            self._parcels += parcels
+            self._buffered += size
+            self._inbox_bytes += size
+        if not self._looks_soon_for_messages or self._inbox_bytes >= self.config.request_bytes:
+            self.router.wakeup.set()
+        return parcels
+
+    def gathers(self, topic: str) -> int:
+        """The partition in which messages without a key gather at present."""
+        return self._sticky.setdefault(topic, 0)
+
+    def _parcel_of(self, topic: str, run: Run) -> Parcel:
+        partition = run.partition
+        if partition is None:
+            partition = self.gathers(topic)
+            if run.size >= self.config.request_bytes // 2:  # about a batch: the next one goes elsewhere
+                self._turn_sticky(topic, partition)
+        parcel = Parcel(topic, partition)
+        parcel.rows, parcel.sizes, parcel.size = run.rows, run.sizes, run.size
+        of_topic = self._open.get(topic)
+        if of_topic is not None:
+            of_topic.pop(partition, None)  # what is sent from now on comes after these
+        return parcel
+
+    def _new_parcel(self, topic: str, partition: int) -> Parcel:
+        parcel = self._open.setdefault(topic, {})[partition] = Parcel(topic, partition)
+        self._parcels.append(parcel)
+        return parcel
 
     def try_reserve(self, size: int) -> bool:
         """Counts ``size`` bytes as queued if there is room; give them back with :meth:`release`."""
@@ -266,7 +320,7 @@ class ProducerCore:
         busy = any(channel.in_flight for channel in self.router.channels)
         self._looks_soon_for_blocks = busy and wake <= now + self.config.transaction_linger_ms / 1000
         # The flags are set before this look: a caller that filled the inbox without waking us is seen here.
-        return now if self._messages or self._blocks else wake
+        return now if self._parcels or self._blocks else wake
 
     def _done(self, batcher: GroupBatcher, built: BuiltRequest, outcome: Any, repeated: bool) -> None:
         taken_on = built.deadline - self.config.delivery_timeout_s
@@ -276,10 +330,11 @@ class ProducerCore:
         batcher.answered(built, outcome, repeated)
 
     def _sort_inbox(self, now: float) -> None:
-        if not self._messages and not self._blocks:
+        if not self._parcels and not self._blocks:
             return
         with self._lock:
-            messages, self._messages = self._messages, []
+            parcels, self._parcels = self._parcels, []
+            self._open = {}
             blocks, self._blocks = self._blocks, []
             self._inbox_bytes = 0
         for gid, block in blocks:
@@ -292,16 +347,13 @@ class ProducerCore:
             else:
                 self._batchers[gid].inquire(block, now)
         group_of = self.encoder.group_of
-        for topic, partition, row, promise in messages:
-            if partition is None:
-                partition = self._sticky.get(topic)
-                if partition is None:
-                    partition = self._sticky[topic] = 0
+        for parcel in parcels:
+            topic, partition = parcel.topic, parcel.partition
             gid = group_of(topic, partition)
             stream = self._batchers[gid].stream(topic, partition)
             if stream is None:
                 stream = self._new_stream(gid, topic, partition)
-            stream.add(row, promise, now)
+            stream.add(parcel, now)
 
     def _new_stream(self, gid: int, topic: str, partition: int) -> PartitionStream:
         stream = PartitionStream(
@@ -326,7 +378,7 @@ class ProducerCore:
 
     def _all_idle(self) -> bool:
         return (
-            not self._messages
+            not self._parcels
             and not self._blocks
             and all(batcher.idle() for batcher in self._batchers)
             and all(channel.in_flight == 0 for channel in self.router.channels)

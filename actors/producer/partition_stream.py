@@ -8,12 +8,14 @@ epoch: late copies of the old one are then refused, and nothing is stored out of
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from itertools import accumulate
+from typing import Any
 
 from escrowmq.actors.client.failures import Failure, FailureKind
-from escrowmq.actors.producer.send_future import SendFuture, settle
+from escrowmq.actors.producer.parcel import Ending, Parcel
 from escrowmq.actors.producer.statistics import Counted
 from escrowmq.replication.errors import (
     EscrowMQError,
@@ -23,31 +25,64 @@ from escrowmq.replication.errors import (
     UnknownTopic,
 )
 from escrowmq.replication.format import ops
-from escrowmq.replication.model import NO_ID, RecordMetadata, ResultCode
+from escrowmq.replication.model import NO_ID, ResultCode
 
-
-class Promise(Protocol):
-    """Receives a message's metadata or its error: a future, or a coroutine's promise."""
-
-    def set_result(self, result: RecordMetadata, /) -> None: ...
-    def set_exception(self, exception: BaseException, /) -> None: ...
-
-
-#: A row, and the promise for its metadata.
-Pending = tuple[bytes, Promise]
 #: How often a new epoch is tried after "out of sequence" before the batch fails.
 EPOCHS_MAX = 3
-#: Rows in one batch: bounds the time that completing its futures takes.
+#: Rows in one batch: bounds the time that telling its callers takes.
 ROWS_MAX = 5_000
 
 
+class _Queued:
+    """What of a parcel was not sent: ``count`` messages from number ``start`` on, queued at ``since``."""
+
+    __slots__ = ("_rows", "_sizes", "count", "parcel", "since", "size", "start")
+
+    def __init__(self, parcel: Parcel, now: float) -> None:
+        self.parcel, self.start, self.since = parcel, 0, now
+        self._rows, parcel.rows = parcel.rows, []
+        self._sizes, parcel.sizes = parcel.sizes, None
+        self.count = len(self._rows if self._sizes is None else self._sizes)
+        self.size = parcel.size
+
+    def take(self, bytes_max: int, rows_max: int, at_least: int) -> tuple[list[bytes], int, int]:
+        """Its next messages, encoded, how many, and their size: as many as fit, but ``at_least`` so many."""
+        if self.size <= bytes_max and self.count <= rows_max:
+            taken, count, size = self._rows, self.count, self.size
+            self._rows = []
+        else:
+            lengths = map(len, self._rows[:rows_max]) if self._sizes is None else self._sizes[:rows_max]
+            sizes = list(accumulate(lengths))
+            count = max(bisect_right(sizes, bytes_max), at_least)
+            size = sizes[count - 1] if count else 0
+            if self._sizes is None:
+                taken = self._rows[:count]
+                del self._rows[:count]  # also so that rows are freed when their batch is
+            else:
+                taken = [self._rows[0][:size]]
+                self._rows = [self._rows[0][size:]]
+                del self._sizes[:count]
+        self.start += count
+        self.count -= count
+        self.size -= size
+        return taken, count, size
+
+
 class Batch:
-    """Messages of one partition in one MESSAGE operation."""
+    """``count`` messages of one partition in one MESSAGE operation, encoded in ``rows``, one or several in
+    each. ``parts``: their parcels, and their numbers there, from the first to before the last."""
 
-    __slots__ = ("deadline", "pending", "size", "topic_id", "tries")
+    __slots__ = ("count", "deadline", "parts", "rows", "size", "topic_id", "tries")
 
-    def __init__(self, pending: list[Pending], size: int, deadline: float) -> None:
-        self.pending, self.size, self.deadline = pending, size, deadline
+    def __init__(
+        self,
+        parts: list[tuple[Parcel, int, int]],
+        rows: list[bytes],
+        count: int,
+        size: int,
+        deadline: float,
+    ) -> None:
+        self.parts, self.rows, self.count, self.size, self.deadline = parts, rows, count, size, deadline
         self.tries = 0
         #: The id of its topic; set when it is first encoded as the first batch of an epoch.
         self.topic_id: int | None = None
@@ -78,14 +113,15 @@ class PartitionStream:
         self._released, self._refused, self._taken, self._heard = released, refused, taken, heard
         self.epoch = self.next_seq = 0
         self.queued_bytes = 0
-        self._queue: deque[tuple[bytes, Promise, float]] = deque()
+        self._queue: deque[_Queued] = deque()
         self._under_way: Batch | None = None
         self._again: Batch | None = None  # to be sent before anything else
 
-    def add(self, row: bytes, promise: Promise, now: float) -> None:
-        """Queues a message; its linger and its deadline start at ``now``."""
-        self._queue.append((row, promise, now))
-        self.queued_bytes += len(row)
+    def add(self, parcel: Parcel, now: float) -> None:
+        """Queues messages, and takes their rows out of the parcel; their linger and their deadline start at
+        ``now``."""
+        self.queued_bytes += parcel.size
+        self._queue.append(_Queued(parcel, now))
 
     @property
     def waits(self) -> bool:
@@ -99,11 +135,11 @@ class PartitionStream:
 
     def oldest(self) -> float:
         """When the first waiting message was queued; call it only if ``waits``."""
-        return float("-inf") if self._again is not None else self._queue[0][2]
+        return float("-inf") if self._again is not None else self._queue[0].since
 
     def oldest_queued(self) -> float:
         """When the first message that was never sent was queued; call it only while there is one."""
-        return self._queue[0][2]
+        return self._queue[0].since
 
     def take(self, bytes_max: int, heard_ms: int | None = None, topic_id: int = NO_ID) -> tuple[bytes, Batch]:
         """The next batch of at most ``bytes_max`` bytes, but at least one message, as a frame. ``heard_ms``:
@@ -115,27 +151,37 @@ class PartitionStream:
             batch = self._next_batch(bytes_max)
         self._under_way = batch
         self._taken(self.topic, self.partition)
-        rows = [row for row, _ in batch.pending]
         if heard_ms is not None and batch.topic_id is None:
             batch.topic_id = topic_id
         place = self.topic, self.partition, self._producer, self.epoch, self.next_seq
-        frame = ops.message(*place, rows, heard_ms, NO_ID if heard_ms is None else batch.topic_id or NO_ID)
+        named = NO_ID if heard_ms is None else batch.topic_id or NO_ID
+        frame = ops.message(*place, batch.rows, heard_ms, named, batch.count)
         return frame, batch
 
     def _next_batch(self, bytes_max: int) -> Batch:
         queue = self._queue
-        deadline = queue[0][2] + self._timeout_s
-        pending: list[Pending] = []
-        size = 0
-        while queue and len(pending) < ROWS_MAX:
-            row, future, _ = queue[0]
-            if pending and size + len(row) > bytes_max:
+        deadline = queue[0].since + self._timeout_s
+        parts: list[tuple[Parcel, int, int]] = []
+        rows: list[bytes] = []
+        count = size = 0
+        while queue and count < ROWS_MAX:
+            first = queue[0]
+            start = first.start
+            taken, more, bytes_taken = first.take(bytes_max - size, ROWS_MAX - count, 0 if count else 1)
+            if not more:
+                break
+            parts.append((first.parcel, start, first.start))
+            if rows:
+                rows += taken
+            else:
+                rows = taken
+            count += more
+            size += bytes_taken
+            if first.count:
                 break
             queue.popleft()
-            size += len(row)
-            pending.append((row, future))
         self.queued_bytes -= size
-        return Batch(pending, size, deadline)
+        return Batch(parts, rows, count, size, deadline)
 
     def put_back(self, batch: Batch) -> None:
         """Nothing was done with the batch under way: it is sent again next."""
@@ -225,29 +271,23 @@ class PartitionStream:
         return f"send to {self.topic}/{self.partition}, batch {batch}"
 
     def _succeed(self, batch: Batch, base: int, timestamp: int) -> None:
-        topic, partition = self.topic, self.partition
         self._heard(timestamp)
-        futures: list[tuple[SendFuture, RecordMetadata]] = []
-        for offset, (_, promise) in enumerate(batch.pending, base):
-            metadata = RecordMetadata(topic, partition, offset, timestamp)
-            if type(promise) is SendFuture:
-                futures.append((promise, metadata))
-            else:
-                promise.set_result(metadata)
-        settle(futures)
-        self._counted.messages += len(batch.pending)
+        for parcel, start, end in batch.parts:
+            parcel.end(Ending(parcel, start, end).stored(base, timestamp))
+            base += end - start
+        self._counted.messages += batch.count
         self._counted.message_bytes += batch.size
         self._released(batch.size)
 
     def _fail(self, batch: Batch, error: EscrowMQError) -> None:
-        for _, future in batch.pending:
-            future.set_exception(error)
-        self._counted.messages_failed += len(batch.pending)
+        for parcel, start, end in batch.parts:
+            parcel.end(Ending(parcel, start, end).failed(error))
+        self._counted.messages_failed += batch.count
         self._released(batch.size)
 
     def expire(self, now: float, failure: Failure) -> None:
         """Ends queued messages that are older than the delivery time-out; they were never sent."""
-        while self._queue and now >= self._queue[0][2] + self._timeout_s:
+        while self._queue and now >= self._queue[0].since + self._timeout_s:
             self._end_first(failure)
 
     def end_all(self, failure: Failure) -> None:
@@ -259,8 +299,9 @@ class PartitionStream:
             self._end_first(failure)
 
     def _end_first(self, failure: Failure) -> None:
-        row, future, _ = self._queue.popleft()
-        self.queued_bytes -= len(row)
-        self._counted.messages_failed += 1
-        self._released(len(row))
-        future.set_exception(failure.error(self._describe()))
+        first = self._queue.popleft()
+        self.queued_bytes -= first.size
+        self._counted.messages_failed += first.count
+        self._released(first.size)
+        error = failure.error(self._describe())
+        first.parcel.end(Ending(first.parcel, first.start, first.start + first.count).failed(error))

@@ -16,7 +16,7 @@ from escrowmq.actors.client.closing import Closing
 from escrowmq.actors.client.replica_calls import ReplicaCalls
 from escrowmq.actors.client.statistics_timer import StatisticsTimer
 from escrowmq.actors.client.topology import ClusterInfo
-from escrowmq.actors.producer import bulk
+from escrowmq.actors.producer import bulk, handing_over
 from escrowmq.actors.producer.async_producer import AsyncProducer
 from escrowmq.actors.producer.bulk_requests import LocalBatch, Requested
 from escrowmq.actors.producer.callback_check import check_callable
@@ -24,8 +24,9 @@ from escrowmq.actors.producer.config import ProducerConfig
 from escrowmq.actors.producer.core import ProducerCore
 from escrowmq.actors.producer.encoder import as_messages
 from escrowmq.actors.producer.local_transaction import call_local
+from escrowmq.actors.producer.many import Headers
 from escrowmq.actors.producer.results import TransactionResult, settled_before
-from escrowmq.actors.producer.send_future import SendFuture
+from escrowmq.actors.producer.sent_many import SentMany
 from escrowmq.actors.producer.statistics import ProducerStatistics
 from escrowmq.actors.producer.transaction import Transaction
 from escrowmq.feedback.config import AnswererConfig, FeedbackConfig
@@ -127,16 +128,56 @@ class Producer(Closing):
         MessageTooLarge, UnknownTopic, Closed, and Overloaded after ``buffer_wait_s`` without room. Through
         the future: OutcomeUnknown (it may have been stored; sending it again may store it twice),
         Unavailable, Overloaded, DiskFull (it was not stored). Callbacks of the future run in the producer's
-        thread and must not block.
+        thread and must not block. The future has no weak references, and makes a result for each who asks.
         """
         core = self._core
         partition, row = core.encoder.plain(message)
-        future = SendFuture()
-        if not core.send(message.topic, partition, row, future):
+        future = core.send(message.topic, partition, row)
+        if future is None:
             deadline = core.clock() + self._config.buffer_wait_s
-            while not core.send(message.topic, partition, row, future):
+            while future is None:
                 core.wait_for_room(len(row), deadline)
-        return future
+                future = core.send(message.topic, partition, row)
+        return future  # type: ignore[return-value]  # see SendFuture
+
+    def send_many(
+        self,
+        topic: str,
+        values: Iterable[bytes],
+        keys: Iterable[bytes | None] | None = None,
+        headers: Headers | Iterable[Headers] = None,
+        partition: int | None = None,
+    ) -> SentMany:
+        """Sends a message for each of ``values``, at half the cost of ``send``; one result for all.
+
+        ``keys``: one for each value, or None. ``headers``: of all messages, or one mapping (or None) for
+        each. ``partition``: of all; otherwise by key, and messages without a key go to the partitions in
+        turn. Messages of one partition keep their order, also among those of ``send``.
+
+        All rows are checked before any is sent: InvalidMessage and MessageTooLarge name the first row that
+        is wrong. Many rows wait for room in the buffer several times, up to ``buffer_wait_s`` each. Raises
+        Overloaded, with nothing sent, if there is no room for the first of them; later, the rows for which
+        there was none have that error. Everything else is as for ``send``.
+        """
+        return handing_over.send_many(self._core, topic, values, keys, headers, partition)
+
+    def send_table(
+        self,
+        topic: str,
+        table: Any,
+        *,
+        value: str = "value",
+        key: str | None = None,
+        partition: int | None = None,
+    ) -> SentMany:
+        """Sends a message for each row of a pyarrow Table or RecordBatch, or of a pandas DataFrame.
+
+        ``value`` and ``key`` name columns of bytes or strings (binary, string, large, view, fixed size,
+        dictionary). A null key is no key; a null value raises InvalidMessage. The messages have no headers.
+        Raises NotSupported without pyarrow. Everything else is as for :meth:`send_many`; the rows are encoded
+        in C, so a row costs a third of a ``send``.
+        """
+        return handing_over.send_table(self._core, topic, table, value, key, partition)
 
     # ------------------------------------------------------------ transactions
 

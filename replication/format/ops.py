@@ -22,6 +22,7 @@ def message(
     rows: Sequence[bytes],
     heard_ms: int | None = None,
     topic_id: int = NO_ID,
+    count: int | None = None,
 ) -> bytes:
     """MESSAGE ``[topic, partition, producer, epoch, seq, count]`` + rows: plain messages of one partition.
 
@@ -30,8 +31,9 @@ def message(
     the newest time of an entry of this group that the client had heard of before it first sent this batch
     (-1: none). It may then be refused as STALE, with the time of the entry. With ``topic_id`` it is version
     3, for groups of level 6: the id of its topic; nothing is stored in another topic of that name.
+    ``count``: how many messages there are, if several of them are joined in ``rows``.
     """
-    meta = (topic, partition, producer, epoch, seq, len(rows))
+    meta = (topic, partition, producer, epoch, seq, len(rows) if count is None else count)
     if heard_ms is None:
         return encode_op(OpType.MESSAGE, meta, rows)
     if topic_id == NO_ID:

@@ -19,9 +19,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from escrowmq.actors.producer.encoder import crc32c
+from escrowmq.actors.producer.table_rows import NIL, length_headers
 from escrowmq.replication.errors import InvalidMessage, MessageTooLarge, UnknownTopic
 
-_NIL = b"\xc0"
 _EMPTY = pa.scalar(b"", pa.binary())
 _Integers = NDArray[np.int64]
 
@@ -77,13 +77,11 @@ class RowEncoder:
             )
         key = _bytes(columns["key"]) if "key" in columns else pa.nulls(len(batch), pa.binary())
         parts = [
-            _length_headers(key, b"\x94"),  # an array of four
+            length_headers(key, b"\x94"),  # an array of four
             pc.fill_null(key, b""),
-            _length_headers(value),
+            length_headers(value),
             value,
-            _headers(columns["headers"], len(batch))
-            if "headers" in columns
-            else pa.scalar(_NIL, pa.binary()),
+            _headers(columns["headers"], len(batch)) if "headers" in columns else pa.scalar(NIL, pa.binary()),
             pa.scalar(msgspec.msgpack.encode(self.tx_id), pa.binary()),
         ]
         topics = self._topics(columns, len(batch))
@@ -187,19 +185,6 @@ def _bytes(column: pa.Array) -> pa.Array:
     return column if column.type == pa.binary() else column.cast(pa.binary())
 
 
-def _length_headers(column: pa.Array, before: bytes = b"") -> pa.Array:
-    """The msgpack header of each element, after ``before``; for null, nil instead."""
-    lengths = pc.fill_null(pc.binary_length(column), -1).dictionary_encode()
-    known = [before + (_NIL if n < 0 else _bin_header(n)) for n in lengths.dictionary.to_pylist()]
-    return pa.array(known, pa.binary()).take(lengths.indices)
-
-
-def _bin_header(size: int) -> bytes:
-    if size < 1 << 8:
-        return b"\xc4" + size.to_bytes(1, "big")
-    return b"\xc5" + size.to_bytes(2, "big") if size < 1 << 16 else b"\xc6" + size.to_bytes(4, "big")
-
-
 def _headers(column: pa.Array, count: int) -> pa.Array:
     """``array<struct<key, value>>`` as msgpack maps; nil for null and for an empty array.
 
@@ -209,7 +194,7 @@ def _headers(column: pa.Array, count: int) -> pa.Array:
     encoded = []
     for pairs in column.to_pylist():
         if not pairs:
-            encoded.append(_NIL)
+            encoded.append(NIL)
             continue
         headers = {}
         for pair in pairs:

@@ -15,6 +15,7 @@ from escrowmq.actors.producer.send_future import SendFuture
 from escrowmq.replication.errors import OutcomeUnknown
 from escrowmq.replication.format.codec import OpType, decode_ops
 from escrowmq.replication.model import ResultCode
+from tests.support.plain import queued
 
 STALE, OK = int(ResultCode.STALE), int(ResultCode.OK)
 #: Partition, epoch, number, and the time heard or None.
@@ -41,9 +42,7 @@ class Sending:
                 heard=self.batcher.heard,
             )
             self.batcher.add_stream(stream)
-        future = SendFuture()
-        stream.add(b"row", future, 0.0)
-        return future
+        return queued(stream, b"row")[0]
 
     def build(self) -> tuple[list[Shown], BuiltRequest]:
         request = self.batcher.build()

@@ -22,6 +22,7 @@ from escrowmq.replication.format.codec import OpType, decode_ops, decode_rows
 from escrowmq.replication.model import Message, ResultCode
 from escrowmq.replication.replica.validation import parse_request
 from tests.support.places import by_name
+from tests.support.plain import queued
 
 CONFIG = ProducerConfig(request_bytes=10_000, linger_ms=3.0, transaction_linger_ms=1.0)
 MESSAGES = st.lists(
@@ -353,11 +354,7 @@ class Stream:
         self.released += size
 
     def add(self, *row_values: bytes, now: float = 0.0) -> list[SendFuture]:
-        futures = []
-        for row in row_values:
-            futures.append(SendFuture())
-            self.stream.add(row, futures[-1], now)
-        return futures
+        return queued(self.stream, *row_values, now=now)
 
     def take(self) -> tuple[tuple[int, int, int], Any]:
         """((epoch, sequence, rows), batch)."""
@@ -376,6 +373,42 @@ def test_one_batch_at_a_time_each_with_the_next_number() -> None:
     box.stream.finished(batch, [0, [10, 99]], False)
     assert [f.result(0).offset for f in futures] == [10, 11] and box.released == 2
     assert box.take()[0] == (0, 1, 1)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    parcels=st.lists(st.lists(st.integers(0, 60), min_size=1, max_size=12), min_size=1, max_size=6),
+    rooms=st.lists(st.integers(-5, 200), min_size=1, max_size=5),
+    late=st.booleans(),
+)
+def test_batches_are_filled_row_by_row_however_the_rows_were_handed_over(
+    parcels: list[list[int]], rooms: list[int], late: bool
+) -> None:
+    box = Stream()
+    rows = [bytes([number % 256]) * size for sizes in parcels for number, size in enumerate(sizes)]
+    futures: list[Any] = []
+    for number, sizes in enumerate(parcels):
+        futures += box.add(*(bytes([n % 256]) * size for n, size in enumerate(sizes)), now=float(number))
+    sent = turn = 0
+    while box.stream.waits:
+        room, turn = rooms[turn % len(rooms)], turn + 1
+        frame, batch = box.stream.take(room)
+        expected, size = [], 0
+        for row in rows[sent:]:
+            if expected and size + len(row) > room:
+                break
+            expected.append(row)
+            size += len(row)
+        assert batch.rows == expected and batch.size == size and frame.endswith(b"".join(expected))
+        if late and turn == 2:  # the rest expires while a batch is under way
+            box.stream.expire(1e9, Failure(FailureKind.UNAVAILABLE))
+        box.stream.finished(batch, [0, [100 + sent, 7]], False)
+        sent += len(expected)
+        assert box.stream.queued_bytes == (0 if late and turn >= 2 else sum(map(len, rows[sent:])))
+    assert [f.result(0).offset for f in futures[:sent]] == list(range(100, 100 + sent))
+    assert all(isinstance(f.exception(0), Unavailable) for f in futures[sent:])
+    assert sent == len(rows) or late
+    assert box.released == sum(map(len, rows)) and box.stream.idle
 
 
 def test_a_repetition_that_was_stored_before_counts_as_stored() -> None:

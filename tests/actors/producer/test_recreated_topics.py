@@ -16,6 +16,7 @@ from escrowmq.actors.producer.send_future import SendFuture
 from escrowmq.replication.errors import OutcomeUnknown, TopicRecreated, UnknownTopic
 from escrowmq.replication.format.codec import OpType, decode_ops
 from escrowmq.replication.model import NO_ID, ResultCode, TopicInfo
+from tests.support.plain import queued
 
 OLD, NEW = 4, 9
 OTHER = int(ResultCode.OTHER_TOPIC)
@@ -39,10 +40,8 @@ class Producing:
         self.batcher.add_stream(self.stream)
 
     def send(self) -> SendFuture:
-        future = SendFuture()
         self.batcher.stream("t", 0)
-        self.stream.add(b"row", future, 0.0)
-        return future
+        return queued(self.stream, b"row")[0]
 
     def prepare(self, part: int = 0, home_group: int = -1) -> list[Outcome]:
         outcomes: list[Outcome] = []

@@ -7,6 +7,7 @@ point, or comes back with an id that the application gave.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -38,19 +39,6 @@ BULK = 0.05  # share of what a producer begins: a call of ``send_transactions``
 BULK_COUNTS = (2, 5, 10, 40)
 COMES_BACK_S = 0.3
 TRIES = 3  # with one id
-
-
-class _Stored:
-    """Receives the place of a plain message, instead of a future."""
-
-    def __init__(self, told: Callable[[RecordMetadata | None], None]) -> None:
-        self._told = told
-
-    def set_result(self, result: RecordMetadata, /) -> None:
-        self._told(result)
-
-    def set_exception(self, exception: BaseException, /) -> None:
-        self._told(None)
 
 
 class _Core(ProducerCore):
@@ -342,14 +330,17 @@ class AcrossProducer:
         message = Message(place[0], body(id, self.rng.choice(SIZES)), partition=place[1])
         op = recorder.invoke("send", producer=self.name, messages=[sent])
 
-        def told(metadata: RecordMetadata | None) -> None:
+        def told(future: Future[RecordMetadata]) -> None:
             if not self.alive:
                 return
-            if metadata is None:
+            if future.exception() is not None:
                 recorder.unknown(op, "no answer in time")
             else:
-                recorder.ok(op, places=[[*place, metadata.offset]])
+                recorder.ok(op, places=[[*place, future.result().offset]])
 
         partition, row = self.core.encoder.plain(message)
-        if not self.core.send(place[0], partition, row, _Stored(told)):
+        future = self.core.send(place[0], partition, row)
+        if future is None:
             recorder.fail(op, "the buffer is full")
+        else:
+            future.add_done_callback(told)

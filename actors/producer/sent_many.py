@@ -1,0 +1,184 @@
+"""What became of many messages of one call: one object for all of them.
+
+It keeps the parcels in which the messages are, and which message of the call each one is. Everything else
+(metadata, errors, columns of offsets) is made for those who ask.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import TYPE_CHECKING, Any, overload
+
+from escrowmq.actors.client.loop_bridge import LoopBridge
+from escrowmq.actors.producer.parcel import Ending, Parcel
+from escrowmq.actors.producer.send_future import SendFuture
+from escrowmq.replication.errors import EscrowMQError, NotSupported
+from escrowmq.replication.model import RecordMetadata
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Integers = NDArray[np.int64]
+
+#: In columns: the message has no offset, because it failed or has no answer yet.
+NONE = -1
+
+
+class SentMany(Sequence[RecordMetadata]):
+    """The messages of one ``send_many`` or ``send_table``, by row. Thread-safe.
+
+    ``len`` is the number of rows. ``sent[row]`` waits for a row's metadata, or raises its error. The columns
+    ``offsets``, ``partitions`` and ``timestamps`` are numpy arrays of int64, with -1 where a row has no
+    offset (yet). It keeps a few hundred bytes for each batch and at most eight for each row.
+    """
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[Parcel, Sequence[int]]] = []
+        self._count = 0
+        self._place: tuple[Any, Any] | None = None  # part and number in it, by row: made for who asks
+
+    def add(self, parcel: Parcel, numbers: Sequence[int]) -> None:
+        """For the producer: so many more rows, and which ones of the call they are."""
+        self._parts.append((parcel, numbers))
+        self._count += len(numbers)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __repr__(self) -> str:
+        return f"<SentMany of {self._count} messages, {'done' if self.done() else 'pending'}>"
+
+    # ------------------------------------------------------------ waiting
+
+    def done(self) -> bool:
+        """Whether every row has an offset or an error."""
+        return all(parcel.first_open(len(numbers)) is None for parcel, numbers in self._parts)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits until every row has an offset or an error; False if ``timeout`` seconds pass first."""
+        ends = None if timeout is None else time.monotonic() + timeout
+        for future in self._open():
+            try:
+                future.exception(None if ends is None else max(0.0, ends - time.monotonic()))
+            except FutureTimeout:
+                return False
+        return True
+
+    def result(self, timeout: float | None = None) -> SentMany:
+        """Itself, once every row has an offset. Raises the error of the first row that has one; TimeoutError
+        if ``timeout`` seconds pass first."""
+        if not self.wait(timeout):
+            raise FutureTimeout
+        errors = self.errors
+        if errors:
+            raise errors[min(errors)]
+        return self
+
+    async def end(self, bridge: LoopBridge) -> None:
+        """For the producer: waits in an event loop until every row has an offset or an error."""
+        for future in self._open():
+            with contextlib.suppress(EscrowMQError):  # the rows have it
+                await future.asyncio_future(bridge)
+
+    def _open(self) -> Iterator[SendFuture]:
+        """A message without answer, until there is none; wait for each before you take the next one."""
+        for parcel, numbers in self._parts:
+            while (number := parcel.first_open(len(numbers))) is not None:
+                yield SendFuture(parcel, number)
+
+    # ------------------------------------------------------------ rows
+
+    def future(self, row: int) -> Future[RecordMetadata]:
+        """The future of one row, as ``send`` would have returned it."""
+        parcel, number = self._find(row)
+        return SendFuture(parcel, number)  # type: ignore[return-value]  # see SendFuture
+
+    @overload
+    def __getitem__(self, row: int) -> RecordMetadata: ...
+    @overload
+    def __getitem__(self, row: slice) -> list[RecordMetadata]: ...
+    def __getitem__(self, row: int | slice) -> RecordMetadata | list[RecordMetadata]:
+        if isinstance(row, slice):
+            return [self.future(one).result() for one in range(*row.indices(self._count))]
+        return self.future(row).result()
+
+    def _find(self, row: int) -> tuple[Parcel, int]:
+        if row < 0:
+            row += self._count
+        if not 0 <= row < self._count:
+            raise IndexError(f"row {row} of {self._count}")
+        if self._place is None:
+            self._place = self._places()
+        parts, numbers = self._place
+        parcel = self._parts[parts[row]][0]
+        return parcel, numbers[row]
+
+    def _places(self) -> tuple[list[int], list[int]]:
+        parts, inside = [0] * self._count, [0] * self._count
+        for part, (_, numbers) in enumerate(self._parts):
+            if isinstance(numbers, range):
+                parts[numbers.start : numbers.stop] = [part] * len(numbers)
+                inside[numbers.start : numbers.stop] = range(len(numbers))
+                continue
+            for number, row in enumerate(numbers):
+                parts[row], inside[row] = part, number
+        return parts, inside
+
+    # ------------------------------------------------------------ columns
+
+    @property
+    def errors(self) -> dict[int, EscrowMQError]:
+        """The error of each row that has one. Rows of one batch share it."""
+        found: dict[int, EscrowMQError] = {}
+        for ending, rows in self._endings():
+            error = ending.error()
+            if error is not None:
+                found.update(dict.fromkeys(map(int, rows), error))
+        return found
+
+    @property
+    def failed(self) -> int:
+        """How many rows have an error."""
+        return sum(len(rows) for ending, rows in self._endings() if ending.has_failed)
+
+    @property
+    def offsets(self) -> Integers:
+        """The offset of each row."""
+        return self._column(lambda ending, count: ending.metadata(ending.start).offset + _np().arange(count))
+
+    @property
+    def partitions(self) -> Integers:
+        """The partition of each row."""
+        return self._column(lambda ending, count: ending.metadata(ending.start).partition)
+
+    @property
+    def timestamps(self) -> Integers:
+        """The broker's time of each row, in ms since the epoch."""
+        return self._column(lambda ending, count: ending.metadata(ending.start).timestamp)
+
+    def _column(self, of: Callable[[Ending, int], Any]) -> Integers:
+        numpy = _np()
+        column: Integers = numpy.full(self._count, NONE, numpy.int64)
+        for ending, rows in self._endings():
+            if not ending.has_failed:
+                where: Any = slice(rows.start, rows.stop) if isinstance(rows, range) else numpy.asarray(rows)
+                column[where] = of(ending, len(rows))
+        return column
+
+    def _endings(self) -> Iterator[tuple[Ending, Sequence[int]]]:
+        for parcel, numbers in self._parts:
+            for ending in parcel.endings:
+                yield ending, numbers[ending.start : ending.end]
+
+
+def _np() -> Any:
+    try:
+        import numpy
+    except ImportError as error:
+        raise NotSupported("columns of results need numpy; install it, or look at single rows") from error
+    return numpy
