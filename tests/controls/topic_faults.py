@@ -123,7 +123,12 @@ def recreated_often(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(coordinator, "REJOIN_GRACE_S", 0.1)
 
 
-@plant("deletion-not-noted", "namesake", "old-place", "cut-early", conditions=recreated_often)
+@plant(
+    *("deletion-not-noted", "namesake", "old-place", "cut-early"),
+    within=60,
+    start=23,
+    conditions=recreated_often,
+)
 def deletion_not_noted(patch: pytest.MonkeyPatch) -> None:
     """A leader composes entries by the topics that it has applied, while a deletion and a creation are under
     way."""
