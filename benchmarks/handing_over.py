@@ -91,7 +91,7 @@ def _collections() -> int:
 def main(arguments: Sequence[str] | None = None) -> None:
     """See the module's text."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--messages", type=int, default=20_000)
+    parser.add_argument("--messages", type=int, default=100_000)
     parser.add_argument("--objects", type=int, default=1_000_000, help="other objects of the application")
     options = parser.parse_args(arguments)
     others = [[number] for number in range(options.objects)]
