@@ -193,6 +193,8 @@ _MODULE_OF = {name: module for module, names in _SOURCES.items() for name in nam
 def __getattr__(name: str) -> Any:
     if name == "spark":  # a whole module: escrowmq.spark.spark_session, escrowmq.spark.register, ...
         return importlib.import_module("escrowmq.spark_integration")
+    if name == "ray_data":
+        return importlib.import_module("escrowmq.ray_data")
     module = _MODULE_OF.get(name)
     if module is None:
         raise AttributeError(f"module 'escrowmq' has no attribute {name!r}")
