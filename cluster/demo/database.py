@@ -13,7 +13,8 @@ from typing import Any
 
 from escrowmq.cluster.demo.options import APP
 from escrowmq.cluster.demo.tpch import LINEITEM_COLUMNS, ORDER_COLUMNS, Order
-from escrowmq.feedback.database.fence import Fence, Transaction
+from escrowmq.feedback.database.fence import Fence
+from escrowmq.feedback.database.producing import Transaction
 
 #: Another process's transaction takes 0.2 ms, but on a machine under load that process may pause for seconds.
 BUSY_TIMEOUT_S = 30.0

@@ -29,7 +29,8 @@ from sqlalchemy.pool import NullPool
 from escrowmq.feedback.database import rows
 from escrowmq.feedback.database.auditing import Audited, TransactionStates
 from escrowmq.feedback.database.errors import AlreadyDone, FenceLost, FenceMisused
-from escrowmq.feedback.database.fence import LOCK_TIMEOUT_S, TABLE, Fence, Producing, Transaction
+from escrowmq.feedback.database.fence import LOCK_TIMEOUT_S, TABLE, Fence
+from escrowmq.feedback.database.producing import Producing, Transaction, refuse_unprepared
 from escrowmq.feedback.database.purging import OpenTransactions, Purged
 from escrowmq.feedback.states import TransactionState, TxStatusQuerier
 from escrowmq.replication.errors import OutcomeUnknown
@@ -124,7 +125,7 @@ class AsyncFence(TxStatusQuerier):
     @asynccontextmanager
     async def local(self, tx: Transaction) -> AsyncIterator[Any]:
         """See ``Fence.local``."""
-        self._fence.refuse_unprepared(tx)
+        refuse_unprepared(tx)
         try:
             if not self._fence.knows_identity:
                 # Not connected: learning opens the one connection that it needs, inside the greenlet.

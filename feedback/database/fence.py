@@ -16,7 +16,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 from escrowmq.feedback.database import rows
 from escrowmq.feedback.database.auditing import Audited, TransactionStates, audit
@@ -31,6 +31,7 @@ from escrowmq.feedback.database.errors import (
 )
 from escrowmq.feedback.database.failures import Failure, certainly_rolled_back, failure_of
 from escrowmq.feedback.database.links import Database, DriverDatabase, Link, driver_of, file_of
+from escrowmq.feedback.database.producing import Producing, Transaction, TransactionBlock, refuse_unprepared
 from escrowmq.feedback.database.purging import OpenTransactions, Purged, purge
 from escrowmq.feedback.database.statements import Statements, dialect_of
 from escrowmq.feedback.states import TransactionState, TxStatusQuerier
@@ -46,49 +47,6 @@ TABLE = "escrowmq_fence"
 LOCK_TIMEOUT_S = 2.0
 #: How many places are remembered as leading to the fence's database; others are checked again.
 PLACES_MAX = 256
-
-
-class Transaction(Protocol):
-    """A producer's transaction, or one of ``send_transactions``."""
-
-    @property
-    def tx_id(self) -> str:
-        """Its id."""
-
-
-class TransactionBlock(Protocol):
-    """What ``Producer.transaction`` returns, as far as a fence needs it."""
-
-    tx_id: str
-
-    def send(self, *messages: Message) -> None:
-        """Add messages."""
-
-    def prepare(self) -> None:
-        """Make them durable."""
-
-    def commit(self) -> None:
-        """Release them."""
-
-    def __enter__(self) -> Any: ...
-    def __exit__(self, *error: Any) -> Any: ...
-
-
-class Producing(Protocol):
-    """A producer with the blocking API."""
-
-    @property
-    def app(self) -> str:
-        """Its app."""
-
-    def transaction(
-        self,
-        query_id: str | None = None,
-        tx_id: str | None = None,
-        *,
-        transaction_timeout_s: float | None = None,
-    ) -> Any:
-        """A transaction for a ``with`` block."""
 
 
 class Fence(TxStatusQuerier):
@@ -204,7 +162,7 @@ class Fence(TxStatusQuerier):
         ``tx`` must be prepared. Raises as ``transaction`` does; OutcomeUnknown (and AlreadyDone, a subclass)
         leaves the producer's transaction to the check.
         """
-        self.refuse_unprepared(tx)
+        refuse_unprepared(tx)
         try:
             self.learn_identity()
             with self._database.opening() as (db, link):
@@ -253,7 +211,7 @@ class Fence(TxStatusQuerier):
         self._commit(self._database.link(db), tx)
 
     def _enter(self, link: Link, *transactions: Transaction) -> None:
-        self.refuse_unprepared(*transactions)
+        refuse_unprepared(*transactions)
         link.refuse_autocommit()
         own = self._identity or self._identity_for(link)
         # In the order of their keys, as checks do: so transactions that share keys cannot deadlock.
@@ -265,16 +223,6 @@ class Fence(TxStatusQuerier):
                     raise self._lost_to(key, tx_id, error) from error
                 raise self.explained(error) from error
         self._refuse_other_database(link, own)
-
-    @staticmethod
-    def refuse_unprepared(*transactions: Transaction) -> None:
-        """Raises FenceMisused for a transaction whose messages the broker has not accepted yet."""
-        for tx in transactions:
-            if not getattr(tx, "prepared", True):
-                raise FenceMisused(
-                    f"transaction {tx.tx_id!r} is not prepared: call tx.prepare() first, or the database "
-                    "could commit messages that were never accepted"
-                )
 
     def _row(self, key: bytes, tx_id: str) -> dict[str, Any]:
         return {

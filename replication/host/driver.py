@@ -272,7 +272,7 @@ class Driver:
             node.flush()
         self._begin_sync()
         self._begin_removal()
-        if node.more_to_apply():
+        if node.readiness.more_to_apply():
             self.kick()
         delay = node.wake_in_s()
         if delay is not None and self._wake is None:
@@ -364,7 +364,7 @@ class Driver:
         if job.disk_full and not self.disk_full:
             log.error("the disk is full: entries wait, and new ones are refused, until there is room")
         self.disk_full = job.disk_full
-        self.node.disk_full = job.disk_full
+        self.node.readiness.disk_full = job.disk_full
         if job.disk_full:
             assert self._loop is not None
             self._loop.call_later(DISK_FULL_RETRY_S, self._sync_again)

@@ -372,7 +372,7 @@ class RunningReplica:
                 self.end(Unavailable("the leader's log starts after ours ends: copying its log", 1.0))
             if self.journal.holes:
                 self._look_at_damage()
-            self.driver.node.short_of_room = self.scarce()
+            self.driver.node.readiness.short_of_room = self.scarce()
             self._note_leading(self.driver.node, now)
             self._follow_node(self.driver.node)
             self._note_members(self.driver.node)

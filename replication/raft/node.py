@@ -43,6 +43,7 @@ from escrowmq.replication.raft.prevote import PreVote
 from escrowmq.replication.raft.progress import quorum_index
 from escrowmq.replication.raft.proposals import COMMAND_BYTES_MAX, OnProposed, Proposals
 from escrowmq.replication.raft.pysync import LEADER, Core
+from escrowmq.replication.raft.readiness import Readiness
 from escrowmq.replication.raft.rejoin import Rejoin
 from escrowmq.replication.raft.replicator import LeadCheck, Replicator
 from escrowmq.replication.raft.types import Clock, Log, PeerLink, PeerStatus, RaftConfig
@@ -105,13 +106,13 @@ class RaftNode:
         self._linked: dict[str, bool] = {}  # peers whose link is up: whether they know our incarnation
         self._connected: set[str] = set()  # those of them that are listened to
         self._proposals = Proposals(self.config)
-        # The caller sets disk_full while its syncs find no room, and short_of_room while new work is refused.
-        self._closed = self.disk_full = self.short_of_room = False
+        self._closed = False
         self.too_far_behind = False  # the leader's log starts after ours ends: copy a checkpoint from a peer
         voters = self._circle.voters
         self._core = Core(
             self_id, voters, journal, self, self.config, clock=clock, rng=rng, applied_index=applied_index
         )
+        self.readiness = Readiness(self._core, journal)
         self._replicator = Replicator(
             self._circle, self._core, journal, link, self._connected, clock, self.config
         )
@@ -121,7 +122,7 @@ class RaftNode:
         self.marks = Incarnations() if marks is None else marks
         quiet_s = self.config.election_min_s
         self._prevote = PreVote(
-            self._circle, self._core, journal, self.send, clock, quiet_s, self.more_to_apply
+            self._circle, self._core, journal, self.send, clock, quiet_s, self.readiness.more_to_apply
         )
         self._rejoin = Rejoin(
             no_vote_until_caught_up and (joining or bool(self._circle.may_vote)),
@@ -135,10 +136,9 @@ class RaftNode:
             marks=self.marks,
             drop=drop_link,
         )
-        self._changes = MemberChanges(
-            self._circle, self._core, journal, self.marks, self._rejoin.link, self.send
-        )
-        self._votes = Votes(self._circle, self._core, self.marks, self._rejoin.learn, self._rejoin.link)
+        learn, link_of = self._rejoin.learn, self._rejoin.link
+        self._changes = MemberChanges(self._circle, self._core, journal, self.marks, link_of, self.send)
+        self._votes = Votes(self._circle, self._core, self.marks, learn, link_of)
         self._handlers = self._all_handlers()
         self._hearing = Hearing(self_id, others, self._possible)
         if self._hearing.known != others:
@@ -252,7 +252,7 @@ class RaftNode:
             done(None, False)
             return
         refusal = self._proposals.refusal(len(command))
-        if self.disk_full:
+        if self.readiness.disk_full:
             refusal = DiskFull("the leader's disk is full; free some space, nothing is lost")
         if refusal is not None:
             done(refusal, False)
@@ -272,7 +272,7 @@ class RaftNode:
         why = self._changes.refusal(step)
         command = encode_members(after(self.members, step, change_id)) if why is None else b""
         refusal = self._proposals.refusal(len(command)) if why is None else why.error(step)
-        if self.disk_full:
+        if self.readiness.disk_full:
             refusal = DiskFull("the leader's disk is full; free some space, nothing is lost")
         if refusal is not None:
             done(refusal, False)
@@ -320,20 +320,8 @@ class RaftNode:
         if self._member_edits != journal.members.edits:
             self._follow_members()  # a damaged entry was mended
         self.flush()
-        self._handover.tick(now, lacks_room=self.lacks_room)
+        self._handover.tick(now, lacks_room=self.readiness.lacks_room)
         self._proposals.expire(now)
-
-    @property
-    def lacks_room(self) -> bool:
-        """Whether this replica's disk is too full for new work."""
-        return self.disk_full or self.short_of_room
-
-    def more_to_apply(self) -> bool:
-        """Whether another tick right away would apply more."""
-        applied = self._core.applied_index()
-        if applied >= min(self._core.commit_index(), self._journal.durable_index):
-            return False
-        return self._journal.damaged_after(applied) != applied + 1
 
     def wake_in_s(self) -> float | None:
         """Seconds until the next tick, if it is due before the regular one; else None."""
@@ -352,13 +340,9 @@ class RaftNode:
         handler = self._handlers.get(kind)
         if handler is None or (self._rejoin.active and kind in NOT_FOR_LEARNERS):
             return
-        if kind != "timeout_now" or self._would_lead():
+        able = self.can_apply and self._circle.votes
+        if kind != "timeout_now" or (able and self.readiness.takes_over()):
             handler(peer, message)
-
-    def _would_lead(self) -> bool:
-        """Whether this replica takes the lead over from another one that is there."""
-        able = self.can_apply and self._circle.votes and not self.lacks_room
-        return able and not self.more_to_apply()
 
     def connected(self, peer: str, *, knows_us: bool = False) -> None:
         """The link to ``peer`` is up. ``knows_us``: the peer keeps incarnations, and has ours."""

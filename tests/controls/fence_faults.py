@@ -10,8 +10,9 @@ from escrowmq.feedback.database import fence as fences
 from escrowmq.feedback.database import rows
 from escrowmq.feedback.database.checking import Checking
 from escrowmq.feedback.database.errors import FenceLost
-from escrowmq.feedback.database.fence import Fence, Transaction
+from escrowmq.feedback.database.fence import Fence
 from escrowmq.feedback.database.links import Link
+from escrowmq.feedback.database.producing import Transaction
 from escrowmq.feedback.database.rows import ROLLED_BACK
 from escrowmq.feedback.database.statements import Dialect, Statements
 from escrowmq.replication.model import TransactionState

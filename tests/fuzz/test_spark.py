@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 from google_crc32c import value as crc32c
 
+from escrowmq.actors.consumer import row_columns
 from escrowmq.replication.errors import CorruptLog, InvalidMessage
 from escrowmq.replication.format.codec import decode_rows
-from escrowmq.spark_integration.decode import decoding
 from escrowmq.spark_integration.decode.values import ValueDecoder
 from escrowmq.spark_integration.sink.intents import Attempt, Intent, decode, encode, epoch_id_of
 from tests.fuzz.engine import EXAMPLES, Target, examine, fuzz
@@ -33,9 +33,9 @@ def columns(data: bytes) -> None:
             expected = decode_rows(data, count)
         except CorruptLog:
             with pytest.raises(CorruptLog):
-                decoding.raw_columns(data, count, COLUMNS)
+                row_columns.raw_columns(data, count, COLUMNS)
             continue
-        found = decoding.raw_columns(data, count, COLUMNS)
+        found = row_columns.raw_columns(data, count, COLUMNS)
         for column in found.values():
             column.validate(full=True)
         for at, name in ((0, "key"), (1, "value"), (3, "tx_id")):
@@ -118,7 +118,7 @@ TARGETS = [
 
 @pytest.fixture(autouse=True)
 def rows_of_any_length_go_the_fast_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoding, "FAST_ROW_BYTES_MAX", 1 << 30)
+    monkeypatch.setattr(row_columns, "FAST_ROW_BYTES_MAX", 1 << 30)
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)

@@ -390,7 +390,7 @@ class SimReplica:
         if self._ticks % WALK_EVERY == 0:
             check_tables(self)
         self._sim.look(self)
-        if node.more_to_apply():
+        if node.readiness.more_to_apply():
             self.kick()
         delay = node.wake_in_s()
         if delay is not None and not self._wake_queued:
@@ -438,7 +438,7 @@ class SimReplica:
     def _synced(self, job: SyncJob) -> None:
         job.run()
         self.journal.end_sync(job)
-        self.node.disk_full = job.disk_full
+        self.node.readiness.disk_full = job.disk_full
         self.node.after_sync()
         self._sim.look(self)
         if job.disk_full:

@@ -96,7 +96,7 @@ def test_refusals_say_why() -> None:
     stage = our_group()
     leader, outcomes = stage.elect("r0"), Outcomes()
     leader.propose(bytes(COMMAND_BYTES_MAX), outcomes.done)
-    leader.raft.disk_full = True
+    leader.raft.readiness.disk_full = True
     leader.propose(b"x", outcomes.done)
     stage.members["r1"].propose(b"x", outcomes.done)
     assert [(type(reason), outcome) for reason, outcome in outcomes] == [

@@ -246,7 +246,7 @@ def test_a_leader_whose_disk_lacks_room_hands_over_to_one_that_has_room() -> Non
     """It refuses new work, so nothing waits for its disk: it led on, and refused, as long as that took."""
     stage = our_group()
     leader: OurMember = stage.elect("r0")
-    leader.raft.short_of_room = stage.members["r2"].raft.short_of_room = True
+    leader.raft.readiness.short_of_room = stage.members["r2"].raft.readiness.short_of_room = True
     stage.run(1.5)
     assert leader.is_leader(), "room may be made any moment"
     stage.run(1.5)
@@ -259,7 +259,7 @@ def test_the_lead_does_not_wander_among_full_disks() -> None:
     stage = our_group()
     leader: OurMember = stage.elect("r0")
     for member in stage.members.values():
-        member.raft.short_of_room = True
+        member.raft.readiness.short_of_room = True
     seen: list[bool] = []
     for _ in range(600):
         stage.run(0.1)
@@ -267,7 +267,7 @@ def test_the_lead_does_not_wander_among_full_disks() -> None:
     assert leader.is_leader() and leader.term() == 1
     assert 3 <= sum(seen) / 10 <= 6, "seconds of a minute in which it tried, and refused proposals"
     for member in stage.members.values():
-        member.raft.short_of_room = False
+        member.raft.readiness.short_of_room = False
     stage.run(2.0)
     outcomes: list[object] = []
     leader.propose(b"again", lambda result, applied: outcomes.append(applied))

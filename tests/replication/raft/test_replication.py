@@ -115,7 +115,7 @@ def test_a_backlog_is_applied_in_chunks() -> None:
     stage.tick("r0")
     stage.deliver_all()
     counts = []
-    while leader.raft.more_to_apply() or not counts:
+    while leader.raft.readiness.more_to_apply() or not counts:
         before = len(leader.applied)
         stage.tick("r0")
         counts.append(len(leader.applied) - before)

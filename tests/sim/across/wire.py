@@ -194,7 +194,7 @@ class Wire:
         except InvalidMessage as error:
             answer(("malformed", str(error)))
             return
-        if replica.node.disk_full:
+        if replica.node.readiness.disk_full:
             answer(("disk_full", 0.1))
         else:
             app.replica.submit(request, ops, answer)
