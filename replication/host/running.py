@@ -62,6 +62,8 @@ from escrowmq.replication.state.machine import LEVEL_MAX, StateMachine
 #: The answer of a replica that does not run yet, or no longer: nothing was done, and another one may lead.
 NOT_RUNNING: Reply = Leadership(False, None, 0).refusal()
 TIMER_S = 0.1
+#: A replica with less than this many times its reserve does not take the lead over for its room.
+ROOM_TO_LEAD = 1.25
 #: Maximum wait at the end for a checkpoint that is being written.
 CHECKPOINT_WAIT_S = 10.0
 #: Maximum wait at the end for a call to a peer that is under way.
@@ -258,6 +260,11 @@ class RunningReplica:
         if self.closed:
             raise Unavailable(f"{self.setup} is stopping", 0.2)
 
+    def _look_at_room(self) -> None:
+        readiness, free = self.driver.node.readiness, self.disk.free_bytes()
+        reserve = self.setup.config.disk_reserve_bytes
+        readiness.short_of_room, readiness.little_room = free < reserve, free < ROOM_TO_LEAD * reserve
+
     def scarce(self) -> bool:
         """Whether the disk has too little room for new work."""
         return self.disk.free_bytes() < self.setup.config.disk_reserve_bytes
@@ -372,7 +379,7 @@ class RunningReplica:
                 self.end(Unavailable("the leader's log starts after ours ends: copying its log", 1.0))
             if self.journal.holes:
                 self._look_at_damage()
-            self.driver.node.readiness.short_of_room = self.scarce()
+            self._look_at_room()
             self._note_leading(self.driver.node, now)
             self._follow_node(self.driver.node)
             self._note_members(self.driver.node)

@@ -11,7 +11,8 @@ damaged in its log and could not be mended: it tries each follower in turn, with
 to lead until one of them has taken over. Stepping down could cost the group its only leader.
 
 The same holds for a leader whose disk lacks room. It refuses new work, so nothing waits for its disk, and
-only the lack itself shows. A replica that lacks room declines, so the lead does not wander among full disks.
+only the lack itself shows. It asks each peer for a moment; one that lacks room declines for longer than that,
+so the lead does not wander among full disks, and any other handover still succeeds.
 """
 
 from __future__ import annotations
@@ -100,6 +101,9 @@ class Handover:
             self._lacking_since = now
             self._room_pause_s = min(2 * self._room_pause_s, self._config.damage_again_s)
             self.begin(None, now)
+            # Each peer's turn once: one that lacks room declines for that long (readiness.py).
+            once_s = self._config.election_min_s * len(self._able())
+            self._deadline = now + min(once_s, self._config.transfer_timeout_s)
 
     def _watch_damage(self, now: float) -> None:
         """Watch for damage in an entry that this leader must apply next, or send next."""

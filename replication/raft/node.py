@@ -112,7 +112,7 @@ class RaftNode:
         self._core = Core(
             self_id, voters, journal, self, self.config, clock=clock, rng=rng, applied_index=applied_index
         )
-        self.readiness = Readiness(self._core, journal)
+        self.readiness = Readiness(self._core, journal, self.config.election_min_s)
         self._replicator = Replicator(
             self._circle, self._core, journal, link, self._connected, clock, self.config
         )
@@ -341,7 +341,7 @@ class RaftNode:
         if handler is None or (self._rejoin.active and kind in NOT_FOR_LEARNERS):
             return
         able = self.can_apply and self._circle.votes
-        if kind != "timeout_now" or (able and self.readiness.takes_over()):
+        if kind != "timeout_now" or (able and self.readiness.takes_over(self._clock())):
             handler(peer, message)
 
     def connected(self, peer: str, *, knows_us: bool = False) -> None:

@@ -5,14 +5,23 @@ from __future__ import annotations
 from escrowmq.replication.raft.pysync import Core
 from escrowmq.replication.raft.types import Log
 
+#: A leader that lacks room asks each peer for the minimum election time-out at most, and again only after
+#: longer than ``ASKED_FOR_S``. So whoever is asked for this part more has another reason, and is obeyed:
+#: before a planned stop, or when the leader's disk hangs, any replica is better.
+INSISTS = 1.5
+ASKED_FOR_S = 3.0
+
 
 class Readiness:
-    """One per node. Its caller sets ``disk_full`` while its syncs find no room, and ``short_of_room`` while
-    new work is refused because little is left."""
+    """One per node. Its caller sets ``disk_full`` while its syncs find no room, ``short_of_room`` while new
+    work is refused because little is left, and ``little_room`` while it soon might be: a replica that takes
+    the lead over because it has room needs some more than that, or the lead would go to and fro."""
 
-    def __init__(self, core: Core, journal: Log) -> None:
+    def __init__(self, core: Core, journal: Log, election_min_s: float) -> None:
         self._core, self._journal = core, journal
-        self.disk_full = self.short_of_room = False
+        self._insists_s = INSISTS * election_min_s
+        self.disk_full = self.short_of_room = self.little_room = False
+        self._asked_at = float("-inf")
 
     @property
     def lacks_room(self) -> bool:
@@ -26,6 +35,12 @@ class Readiness:
             return False
         return self._journal.damaged_after(applied) != applied + 1
 
-    def takes_over(self) -> bool:
-        """Whether to take the lead over from a leader that is there."""
-        return not self.lacks_room and not self.more_to_apply()
+    def takes_over(self, now: float) -> bool:
+        """Whether to take the lead over from a leader that asks for it. Without room only if it insists."""
+        if self.more_to_apply():
+            return False
+        if not (self.lacks_room or self.little_room):
+            return True
+        if now - self._asked_at > ASKED_FOR_S:
+            self._asked_at = now
+        return now - self._asked_at >= self._insists_s
