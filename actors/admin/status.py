@@ -45,8 +45,8 @@ def cluster_status(
     members: dict[int, tuple[int, ...]] = {}
     for gid, rids in first.items():
         told = [report.members for rid in rids if (report := found[gid, rid]) is not None]
-        if not any(told):  # nobody who is known here is left
-            told = [_told_by_supervisor(supervisor[gid], deadline)]
+        # It is waited for only if nobody who is known here is left. A ghost may be the only one that is.
+        told.append(_told_by_supervisor(supervisor[gid], deadline if not any(told) else 0.0))
         members[gid] = _members(told) or rids
     later = _ask(
         router, [(gid, rid) for gid, rids in members.items() for rid in rids if (gid, rid) not in found]

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -90,7 +93,8 @@ class AsyncProducer(AsyncClosing):
         headers: Headers | Iterable[Headers] = None,
         partition: int | None = None,
     ) -> SentMany:
-        """As ``Producer.send_many``, in a helper thread; returns when each row has an offset or an error."""
+        """As ``Producer.send_many``, in a helper thread; returns when each row has an offset or an error. If
+        the task is cancelled, the rows that were not handed over yet are not sent; the others may be."""
         return await self._ended(handing_over.send_many, topic, values, keys, headers, partition)
 
     async def send_table(
@@ -102,11 +106,19 @@ class AsyncProducer(AsyncClosing):
         key: str | None = None,
         partition: int | None = None,
     ) -> SentMany:
-        """As ``Producer.send_table``, in a helper thread; returns when each row has an offset or an error."""
+        """As ``Producer.send_table``, in a helper thread; returns when each row has an offset or an error.
+        A cancelled task: as for ``send_many``."""
         return await self._ended(handing_over.send_table, topic, table, value, key, partition)
 
     async def _ended(self, send: Callable[..., SentMany], *args: Any) -> SentMany:
-        sent = await asyncio.to_thread(send, self._core, *args)
+        # A thread of its own: the event loop's few are shared with whoever looks up names.
+        thread, given_up = ThreadPoolExecutor(1, "escrowmq-send"), threading.Event()
+        work = partial(send, self._core, *args, given_up=given_up.is_set)
+        try:
+            sent = await asyncio.get_running_loop().run_in_executor(thread, work)
+        finally:
+            given_up.set()
+            thread.shutdown(wait=False)
         await sent.end(self._bridge())
         return sent
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -21,18 +21,25 @@ def send_many(
     keys: Iterable[bytes | None] | None,
     headers: Headers | Iterable[Headers],
     partition: int | None,
+    given_up: Callable[[], bool] = lambda: False,
 ) -> SentMany:
-    """See ``Producer.send_many``."""
+    """See ``Producer.send_many``. ``given_up()``: nobody waits any more, so nothing more is handed over."""
     core.check_open()
     count = core.encoder.partitions(check_topic(topic))
     columns = Columns(core.config, topic, count, values, keys, headers, partition)
-    return _hand_over_all(core, topic, columns.pieces(partial(core.gathers, topic)), len(columns))
+    return _hand_over_all(core, topic, columns.pieces(partial(core.gathers, topic)), len(columns), given_up)
 
 
 def send_table(
-    core: ProducerCore, topic: str, table: Any, value: str, key: str | None, partition: int | None
+    core: ProducerCore,
+    topic: str,
+    table: Any,
+    value: str,
+    key: str | None,
+    partition: int | None,
+    given_up: Callable[[], bool] = lambda: False,
 ) -> SentMany:
-    """See ``Producer.send_table``."""
+    """See ``Producer.send_table``; ``given_up`` as for ``send_many``."""
     try:
         from escrowmq.actors.producer.table_rows import TableRows
     except ImportError as error:
@@ -40,10 +47,12 @@ def send_table(
     core.check_open()
     count = core.encoder.partitions(check_topic(topic))
     rows = TableRows(core.config, topic, count, table, value, key, partition)
-    return _hand_over_all(core, topic, rows.pieces(partial(core.gathers, topic)), len(rows))
+    return _hand_over_all(core, topic, rows.pieces(partial(core.gathers, topic)), len(rows), given_up)
 
 
-def _hand_over_all(core: ProducerCore, topic: str, pieces: Iterable[Piece], total: int) -> SentMany:
+def _hand_over_all(
+    core: ProducerCore, topic: str, pieces: Iterable[Piece], total: int, given_up: Callable[[], bool]
+) -> SentMany:
     """Hands all pieces over, waiting for room before each for up to ``buffer_wait_s``.
 
     If there is no room for the first one, raises Overloaded; Closed if the producer was closed. Later, the
@@ -51,6 +60,8 @@ def _hand_over_all(core: ProducerCore, topic: str, pieces: Iterable[Piece], tota
     """
     sent = SentMany()
     for piece in pieces:
+        if given_up():
+            break
         try:
             parcels = _hand_over(core, topic, piece)
         except (Overloaded, Closed) as error:

@@ -61,6 +61,15 @@ class SendFuture(msgspec.Struct, gc=False, eq=False, frozen=True):
     _parcel: Parcel
     _number: int
 
+    def __eq__(self, other: object) -> bool:
+        """Two futures of one message are the same one to whoever keeps sets or dictionaries of them."""
+        if type(other) is not SendFuture:
+            return NotImplemented
+        return other._parcel is self._parcel and other._number == self._number
+
+    def __hash__(self) -> int:
+        return hash((id(self._parcel), self._number))
+
     @property  # type: ignore[misc]
     def __class__(self) -> type[Future[RecordMetadata]]:  # type: ignore[override]
         return Future

@@ -89,11 +89,7 @@ class Looks:
         began = self._clock()
         deadline = began + self._wait_s
         # Those that the router has heard of as well: it asks the supervisor if all that it knew are gone.
-        keys = [
-            (gid, rid)
-            for gid, members in self._members.items()
-            for rid in sorted({*members.all, *self._router.members(gid)})
-        ]
+        keys = self._known()
         asked = {what: self._ask(keys, what) for what in ("status", "metrics")}
         feedback, supervisor = self._feedback.ask(self._wait_s / 2), self._supervisor.ask()
         lag = self._lags.ask() if began - self._lag_at >= LAG_EVERY_S else None
@@ -148,13 +144,20 @@ class Looks:
             log.debug("a question was not answered: %r", error)
             return None
 
+    def _known(self) -> list[ReplicaKey]:
+        return [
+            (gid, rid)
+            for gid, members in self._members.items()
+            for rid in sorted({*members.all, *self._router.members(gid)})
+        ]
+
     def _follow(self, reports: Iterable[ReplicaReport]) -> None:
         """Update each group's members from the report with the newest configuration."""
         for report in reports:
             members = report.members
             if members is not None and members.version > self._members[report.gid].version:
                 self._members[report.gid] = members
-        known = {(gid, rid) for gid, members in self._members.items() for rid in members.all}
+        known = set(self._known())
         self._questions = {place: asked for place, asked in self._questions.items() if place[0] in known}
 
     def _look_at_lag(self) -> Lag:

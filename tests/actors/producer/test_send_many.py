@@ -7,7 +7,7 @@ import gc
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from itertools import pairwise
 from typing import Any
 
@@ -33,6 +33,7 @@ from escrowmq import (
     Unavailable,
     UnknownTopic,
 )
+from escrowmq.actors.producer import handing_over
 from escrowmq.actors.producer.encoder import Encoder
 from escrowmq.actors.producer.many import Columns
 from escrowmq.actors.producer.runs import Piece
@@ -307,6 +308,32 @@ def test_an_event_loop_waits_for_all(cluster: InMemoryCluster) -> None:
 
     many, table = asyncio.run(main())
     assert many.result(0).offsets.tolist() == list(range(500)) and not table.errors
+
+
+def test_futures_of_one_row_are_one_to_those_who_wait_for_them() -> None:
+    """Somebody waits for the whole call already, with objects of its own."""
+    (parcel, _), sent = parcel_of(b"1", b"2", b"3"), SentMany()
+    sent.add(parcel, range(3))
+    waiting = threading.Thread(target=sent.wait)
+    waiting.start()
+    futures = [sent.future(row) for row in range(3)]
+    threading.Timer(0.1, store, (parcel, 10, 0, 3)).start()
+    assert sorted(done.result().offset for done in as_completed(futures, timeout=5.0)) == [10, 11, 12]
+    waiting.join(5.0)
+    assert sent.future(0) == futures[0] != futures[1] and len({sent.future(1), futures[1]}) == 1
+
+
+def test_who_gives_up_sends_no_further_rows(cluster: InMemoryCluster) -> None:
+    """As a cancelled task of an event loop does."""
+    with cluster.producer(app="shop", config=SMALL) as producer:
+        asked = iter((False, True))
+        values = [b"%040d" % number for number in range(200)]
+        sent = handing_over.send_many(
+            producer._core, "t", values, None, None, 0, given_up=lambda: next(asked, True)
+        )
+        assert 0 < len(sent) < len(values)
+        assert sent.wait(10.0)
+        assert producer.statistics().messages == len(sent)
 
 
 def test_no_object_per_row_that_the_collector_knows(cluster: InMemoryCluster) -> None:
