@@ -242,6 +242,10 @@ class Supervisor:
                     recorded = peer.marks.of(one.name) if peer is not one and peer.up else None
                     if one.up and one.guarded(partial(is_recorded, one.own, recorded)):
                         untold -= {peer.name}
+                    elif opening and recorded is not None and recorded.supersedes(one.own):
+                        one.superseded_by = recorded.number
+                        one.give_up(f"{peer.name} has recorded another process, before it was open")
+                        break
 
     def _goes_on(self, replica: SimReplica) -> bool:
         return self._sim.world.now >= replica.paused_until
