@@ -131,6 +131,10 @@ def _run(*command: str | Path, cwd: Path, seconds: float = 300) -> subprocess.Co
     )
 
 
+#: What the package has besides its folders.
+OWN_FILES = ("__init__.py", "integrations.py", "ray_data.py", "testing.py", "py.typed")
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A wheel built from a copy of the tree, so that nothing is left behind in the checkout."""
@@ -151,7 +155,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_holds_every_module_once_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = [name for name in archive.namelist() if ".dist-info/" not in name]
-    expected = {f"escrowmq/{name}" for name in ("__init__.py", "integrations.py", "testing.py", "py.typed")}
+    expected = {f"escrowmq/{name}" for name in OWN_FILES}
     for name, folder in _mapped_folders().items():
         for file in (ROOT / folder).rglob("*.py"):
             expected.add(f"escrowmq/{name}/{file.relative_to(ROOT / folder).as_posix()}")
