@@ -69,9 +69,11 @@ class SpreadUnit(BulkUnit):
                 self.refuse(place, prepare_problem(tx_id, *problem, opened=opened))
                 if opened:
                     (careful if given else named).append(place)
-                elif given and staged.refused_by_home(place):
-                    continue
-                elif not staged.tracked and problem[0] not in across_groups.NOT_OURS:
+                elif not (
+                    staged.tracked
+                    or problem[0] in across_groups.NOT_OURS
+                    or (given and staged.refused_by_home(place))
+                ):
                     bare.append(place)
             elif staged.failure is not None:
                 given = tx_id in self._given

@@ -268,3 +268,23 @@ def test_many_at_once_leave_alone_what_another_instance_has_opened() -> None:
     assert world.groups[0].outcome("order-42") == "PREPARE", "opened by another one"
     del table.young["order-42"]
     assert go_on() == {}
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_many_at_once_that_home_refuses_send_no_roll_back_for_ids_of_the_application(given: bool) -> None:
+    """As one transaction does. An id that the producer made is nobody else's: its rollback hurts nobody."""
+    world = SeveralGroups()
+    limit(world, 0, 0)
+    bulk = Client(world, instance="second")
+    sent = watched(bulk)
+    parts = bulk.plan("order-42", given=given).parts
+    assert parts is not None
+    bulk.release = lambda size: None  # type: ignore[attr-defined]
+    blocks = {gid: blocks[0] for gid, blocks in parts.items()}
+    ids = {"order-42"} if given else set[str]()
+    unit = SpreadUnit(bulk, (0, 1), blocks, [0], ids, 0.0)  # type: ignore[arg-type]
+    told: list[object] = []
+    unit.prepare(told.append)
+    bulk.run()
+    assert told == [unit]
+    assert [kind for _, kind in sent] == ["PrepareBlock"] + ["DecisionBlock"] * (not given)
