@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from benchmarks.measure import CpuMeter, CpuUse
+from escrowmq.actors.client.linked_calls import LinkedCalls
 from escrowmq.actors.client.ray_calls import RayCalls
 from escrowmq.actors.client.replica_calls import OnAnswer
 from escrowmq.actors.producer.config import ProducerConfig
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 GROUP = 0
 
 
-class CountingCalls(RayCalls):
-    """Ray calls that also count the submits and their bytes."""
+class CountingCalls(LinkedCalls):
+    """A client's calls, which also count the submits and their bytes."""
 
     submits = 0
     request_bytes = 0
@@ -71,7 +72,7 @@ class GroupUnderTest:
 
     def producer(self, config: ProducerConfig | None = None, app: str = "bench") -> Producer:
         """A producer without a querier, so that no checks disturb the measurement."""
-        calls = CountingCalls(self.cluster.info)
+        calls = CountingCalls(RayCalls(self.cluster.info))
         self._calls.append(calls)
         return Producer(self.cluster.info, app=app, config=config, calls=calls)
 

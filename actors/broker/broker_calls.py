@@ -72,6 +72,13 @@ class BrokerCalls:
     def submit(self, request: bytes) -> Reply:
         return self._led(lambda parts: parts.requests.submit(request))
 
+    @concurrency("control")
+    def client_link(self) -> tuple[str, int, bytes] | None:
+        """Where a client may connect for its requests, and the key that it proves there; None: it must use
+        ``submit``."""
+        parts = self._parts
+        return None if parts is None else parts.client_link()
+
     @concurrency("settle")
     def follow(self, request: bytes) -> Reply:
         """For brokers only: decisions of another group, the home of transactions that have branches here."""

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import threading
+
 from escrowmq.actors.broker.group_service import GroupService
+from escrowmq.replication.errors import Closed
 from escrowmq.replication.host.due_checks import DueChecks
 from escrowmq.replication.host.inspection import Inspection
 from escrowmq.replication.host.instruments import Instruments
@@ -12,6 +16,9 @@ from escrowmq.replication.host.reads import Reads
 from escrowmq.replication.host.requests import Requests
 from escrowmq.replication.host.running import RunningReplica
 from escrowmq.replication.host.watching import Watching
+from escrowmq.replication.net.client_door import Door
+
+log = logging.getLogger(__name__)
 
 
 class Parts:
@@ -27,4 +34,23 @@ class Parts:
         self.watching = Watching(running)
         self.members = MemberChanges(running)
         self.offers = Offers(running)
+        self._door: Door | None = None
+        self._opening = threading.Lock()
         self.groups = GroupService.over(running, self.reads, self.requests)
+
+    def client_link(self) -> tuple[str, int, bytes] | None:
+        """Host, port and key of the listener for clients' own connections, which the first caller opens;
+        None: there is none. Those connections are not encrypted, so with TLS between replicas there is
+        none."""
+        if self.running.setup.tls is not None:
+            return None
+        with self._opening:
+            if self._door is None:
+                door = Door(self.requests.begin, self.running.setup.config.request_bytes_max)
+                try:
+                    self.running.driver.serve(door)
+                except (OSError, Closed, TimeoutError) as error:
+                    log.warning("clients cannot connect, and use Ray's calls: %s", error)
+                    return None
+                self._door = door
+        return self._door.open_to()

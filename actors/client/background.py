@@ -52,9 +52,10 @@ class Background(Protocol):
         waited_for: Callable[[], bool] | None = None,
         *,
         blocks: bool = False,
+        wakeup: Wakeup | None = None,
     ) -> Worker:
         """A worker for one part. ``waited_for``: whether a caller waits for it now. ``blocks``: its steps
-        wait for other parts."""
+        wait for other parts. ``wakeup``: what it waits on, if it is to wait for sockets, too."""
 
     def condition(self, lock: threading.Lock | None = None) -> ObservableCondition:
         """A condition that callers and parts share, and on which callers wait."""
@@ -81,9 +82,10 @@ class Threads:
         waited_for: Callable[[], bool] | None = None,
         *,
         blocks: bool = False,
+        wakeup: Wakeup | None = None,
     ) -> WorkerThread:
         """See :class:`Background`."""
-        return WorkerThread(step, name, self._clock)
+        return WorkerThread(step, name, self._clock, wakeup)
 
     def condition(self, lock: threading.Lock | None = None) -> ObservableCondition:
         """See :class:`Background`."""
@@ -96,9 +98,11 @@ class Threads:
 class WorkerThread:
     """One daemon thread. It sleeps until it is woken or its part's next step is due."""
 
-    def __init__(self, step: Step, name: str, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, step: Step, name: str, clock: Callable[[], float], wakeup: Wakeup | None = None
+    ) -> None:
         self._step, self._clock = step, clock
-        self.wakeup = Wakeup()
+        self.wakeup = wakeup or Wakeup()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
@@ -117,6 +121,4 @@ class WorkerThread:
             wake = step()
             if wake is None:
                 return
-            delay = min(wake - clock(), SLEEP_S_MAX)
-            if delay > 0:
-                wakeup.wait(delay)
+            wakeup.wait(max(min(wake - clock(), SLEEP_S_MAX), 0.0))

@@ -20,6 +20,7 @@ from typing import Any
 from escrowmq.actors.client.background import Background, Threads
 from escrowmq.actors.client.config import ChannelConfig
 from escrowmq.actors.client.forking import FORKED, tell_after_fork
+from escrowmq.actors.client.linked_calls import LinkedCalls
 from escrowmq.actors.client.member_watch import MemberWatch
 from escrowmq.actors.client.replica_calls import ReplicaCalls
 from escrowmq.actors.client.topology import ClusterInfo
@@ -59,8 +60,13 @@ class Router(Turns):
         self._why = _CLOSED
         tell_after_fork(self)
         self._end_lock = threading.Lock()
-        self._worker = background.worker(self._step, name, self.waited_for)
+        linked = self._calls if isinstance(self._calls, LinkedCalls) else None
+        self._worker = background.worker(
+            self._step, name, self.waited_for, wakeup=None if linked is None else linked.wakeup
+        )
         self.wakeup = self._worker.wakeup
+        if linked is not None:
+            self.attach(linked)
         self.attach(MemberWatch(self.channels, self._calls.call, self._post_if_open, self.clock()))
         self._worker.start()
 
@@ -127,10 +133,11 @@ class Router(Turns):
 
 
 def over_ray(info: ClusterInfo) -> ReplicaCalls:
-    """Calls through Ray, which is imported only here, so that clients with other calls need no Ray."""
+    """Calls through Ray, which is imported only here, so that clients with other calls need no Ray; requests
+    over connections of their own."""
     from escrowmq.actors.client.ray_calls import RayCalls
 
-    return RayCalls(info)
+    return LinkedCalls(RayCalls(info))
 
 
 def result_of(future: Future[Any], timeout_s: float) -> Any:

@@ -63,8 +63,9 @@ class Stage:
         waited_for: Callable[[], bool] | None = None,
         *,
         blocks: bool = False,
+        wakeup: Wakeup | None = None,
     ) -> StagedWorker:
-        """See ``Background``."""
+        """See ``Background``. Nothing here waits for sockets."""
         return StagedWorker(self, step, name, waited_for, blocks=blocks)
 
     def condition(self, lock: threading.Lock | None = None) -> StagedCondition:

@@ -27,6 +27,7 @@ from escrowmq.replication.errors import Closed, Overloaded, Superseded, Unavaila
 from escrowmq.replication.format.wire import RaftMessage
 from escrowmq.replication.log.peer_marks import Incarnation, Incarnations
 from escrowmq.replication.metrics import LATENCY_S, Histogram
+from escrowmq.replication.net.client_door import Door
 from escrowmq.replication.net.handshake import About, PeerIdentity
 from escrowmq.replication.net.tcp import LinkCounters, Resolve, TcpTransport
 from escrowmq.replication.net.tls import TlsFiles, TlsIdentity
@@ -109,6 +110,7 @@ class Driver:
         self._jobs: queue.SimpleQueue[SyncJob | None] = queue.SimpleQueue()
         self._removals: queue.SimpleQueue[SyncJob | None] = queue.SimpleQueue()
         self._done: asyncio.Event | None = None
+        self._door: Door | None = None
         name = identity.replica
         self._thread = threading.Thread(target=self._run, name=f"raft-{name}", daemon=True)
         self._disk_threads = [
@@ -157,6 +159,16 @@ class Driver:
 
         self.submit(run)
         return future.result(timeout_s)
+
+    def serve(self, door: Door, timeout_s: float = 10.0) -> None:
+        """Let clients connect to ``door``, on the address of this replica's links, until it stops. Any thread
+        but the loop's. Raises OSError if no port is free, Closed, TimeoutError."""
+        assert self._loop is not None
+        if self._stopped or self._failed:
+            raise Closed("the replica has stopped")
+        self._door = door
+        starting = asyncio.run_coroutine_threadsafe(door.start(self._listen[0]), self._loop)
+        starting.result(timeout_s)
 
     @property
     def running(self) -> bool:
@@ -220,6 +232,8 @@ class Driver:
         self._regular_tick()
         self._started.set_result(self.address)
         await self._done.wait()
+        if self._door is not None:
+            self._door.stop()
         await self._transport.stop()
 
     async def _shut_down(self) -> None:

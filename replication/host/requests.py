@@ -56,6 +56,27 @@ class Requests:
         places of consumer groups, or deletes a group."""
         return self._submit(request, from_broker=False, turn=turn)
 
+    def begin(self, request: bytes, done: Callable[[Reply], None]) -> None:
+        """As ``submit``, in the driver's thread, and without waiting: calls ``done`` there, once, with the
+        answer; never if the replica ends before."""
+        began, running = time.monotonic(), self._running
+        ops: Sequence[Op] = ()
+
+        def answered(answer: Reply) -> None:
+            self.counts.answered(answer[0], ops, time.monotonic() - began)
+            done(answer)
+
+        try:
+            ops = self._parse(request, from_broker=False)
+        except InvalidMessage as error:
+            answered(("malformed", str(error)))
+            return
+        if self._lacks_room(ops):
+            answered(("disk_full", DISK_FULL_RETRY_S))
+            return
+        running.replica.submit(request, ops, answered)
+        running.driver.kick()
+
     def _submit(self, request: bytes, *, from_broker: bool, turn: Turn | None = None) -> Reply:
         began = time.monotonic()
         ops: Sequence[Op] = ()
@@ -75,10 +96,16 @@ class Requests:
             raise InvalidMessage(f"request of {len(request)} bytes; at most {self._bytes_max}")
         return parse_request(request, from_broker=from_broker, place=self._place)
 
-    def _answer(self, request: bytes, ops: Sequence[Op], turn: Turn | None) -> Reply:
+    def _lacks_room(self, ops: Sequence[Op]) -> bool:
+        """Whether this leader's disk has no room for them. Any other replica says who leads, which may have
+        room."""
         running = self._running
         full = running.driver.disk_full or (brings_new_work(ops) and running.scarce())
-        if full and running.node.is_leader:  # any other replica says who leads, which may have room
+        return full and running.node.is_leader
+
+    def _answer(self, request: bytes, ops: Sequence[Op], turn: Turn | None) -> Reply:
+        running = self._running
+        if self._lacks_room(ops):
             return ("disk_full", DISK_FULL_RETRY_S)
         answer: Future[Reply] = Future()
         # Before the turn's checks: the request is about the topics that these checks find, if the log still
