@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 
 from escrowmq.actors.broker.group_service import GroupService
@@ -40,9 +41,9 @@ class Parts:
 
     def client_link(self) -> tuple[str, int, bytes] | None:
         """Host, port and key of the listener for clients' own connections, which the first caller opens;
-        None: there is none. Those connections are not encrypted, so with TLS between replicas there is
-        none."""
-        if self.running.setup.tls is not None:
+        None: there is none. Those connections are not encrypted, so there is none with TLS between replicas
+        or with Ray's own."""
+        if self.running.setup.tls is not None or os.environ.get("RAY_USE_TLS", "0") not in ("", "0"):
             return None
         with self._opening:
             if self._door is None:

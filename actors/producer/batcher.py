@@ -1,8 +1,10 @@
 """What waits for one broker group, and when it becomes a request.
 
-Plain messages wait until their linger ends or a batch is full. Transactions wait until as many are queued as
-were answered together last time, until their short linger ends, or until a request is full: so a lone
-transaction never waits, and a thousand concurrent ones share a few calls (group commit on the client's side).
+Plain messages wait only while something is under way: until their linger ends, a batch is full, or the
+answer comes. So a lone message leaves at once, and many share requests. Transactions wait until as many are
+queued as were answered together last time, until their short linger ends, or until a request is full: so a
+lone transaction never waits, and a thousand concurrent ones share a few calls (group commit on the client's
+side).
 One request carries decisions, prepares and plain messages together. Only ``pump`` decides whether to send
 now; the channel says how much room there is. Pure: ``now`` is passed in.
 """
@@ -188,7 +190,7 @@ class GroupBatcher:
             due = min(due, self._tx_since + self._tx_linger_s)
         for stream in self._active.values():
             if stream.waits:
-                if stream.queued_bytes >= self._config.request_bytes:
+                if nothing_under_way or stream.queued_bytes >= self._config.request_bytes:
                     return float("-inf")
                 due = min(due, stream.oldest() + self._linger_s)
         return due

@@ -23,6 +23,8 @@ from escrowmq.replication.log.sidecar import write_sidecar
 
 #: Entries per append call; each has two buffers, and one system call takes 1024.
 _ENTRIES_PER_APPEND: Final = 512
+#: A write of more buffers is not a small one, whatever their size.
+_SMALL_BUFFERS: Final = 32
 
 
 class Seal(NamedTuple):
@@ -79,6 +81,15 @@ class SyncJob:
         self._lock = threading.Lock()
         self._settled = False
         self._error: BaseException | None = None
+
+    def append_bytes(self) -> int | None:
+        """How much it writes, if it is nothing but an append to one open segment; else None."""
+        if self._removals or self._mends or len(self._writes) != 1:
+            return None
+        write = self._writes[0]
+        if write.seal is not None or write.opened.file is None or len(write.buffers) > _SMALL_BUFFERS:
+            return None
+        return sum(map(len, write.buffers))
 
     def run(self) -> None:
         """Do the work, or wait for the thread that is doing it. DiskFailed, FsyncFailed: end the process."""

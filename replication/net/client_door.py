@@ -66,7 +66,7 @@ class Door:
         self._waiting_bytes = 0
         self._paused: list[ClientConnection] = []
         self._server: asyncio.Server | None = None
-        self._working = False
+        self._working, self._rest_until = False, float("-inf")
 
     async def start(self, host: str) -> None:
         """Listen on any free port of this address. Raises OSError."""
@@ -113,17 +113,29 @@ class Door:
     # -------------------------------------------------------------- requests
 
     def take(self, connection: ClientConnection, number: int, request: bytes) -> None:
-        """A request has arrived. It is checked in this turn, unless many others wait."""
+        """A request has arrived."""
         self._waiting.append((connection, number, request))
         self._waiting_bytes += len(request)
-        if not self._working:
-            self._work()
+
+    def taken(self, connection: ClientConnection) -> None:
+        """All that a connection has read is taken: check it now, unless requests have had their share of the
+        thread's time."""
+        if self._waiting and not self._working:
+            if time.monotonic() >= self._rest_until:
+                self._work()
+            else:
+                self._work_later()
         if self._waiting_bytes > WAITING_BYTES_MAX:
             connection.pause()
             self._paused.append(connection)
 
+    def _work_later(self) -> None:
+        self._working = True
+        asyncio.get_running_loop().call_soon(self._work)
+
     def _work(self) -> None:
-        until = time.monotonic() + TURN_S
+        began = now = time.monotonic()
+        until = began + TURN_S
         waiting = self._waiting
         while waiting:
             connection, number, request = waiting.popleft()
@@ -131,11 +143,12 @@ class Door:
             if connection.open:
                 self.requests += 1
                 self.begin(request, connection.answering(number))
-            if waiting and time.monotonic() >= until:
+            now = time.monotonic()
+            if now >= until:
                 break
-        self._working = bool(waiting)
-        if self._working:
-            asyncio.get_running_loop().call_soon(self._work)
+        self._working, self._rest_until = False, now + (now - began)
+        if waiting:
+            self._work_later()
         elif self._paused:
             paused, self._paused = self._paused, []
             for connection in paused:
@@ -180,6 +193,7 @@ class ClientConnection(asyncio.Protocol):
                     self._door.take(self, *found)
                 else:
                     self._greet(self._greeting, found[1])
+            self._door.taken(self)
         except (WireError, NotAuthorized) as error:
             self._door.refused += 1
             log.debug("a client's connection is closed: %s", error)
