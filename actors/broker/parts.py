@@ -47,7 +47,8 @@ class Parts:
             return None
         with self._opening:
             if self._door is None:
-                door = Door(self.requests.begin, self.running.setup.config.request_bytes_max)
+                setup = self.running.setup
+                door = Door(self.requests.begin, setup.config.request_bytes_max, setup.monotonic)
                 try:
                     self.running.driver.serve(door)
                 except (OSError, Closed, TimeoutError) as error:

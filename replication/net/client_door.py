@@ -16,7 +16,6 @@ import asyncio
 import logging
 import os
 import socket
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, cast
@@ -54,7 +53,8 @@ Begin = Callable[[bytes, Callable[[tuple[Any, ...]], None]], None]
 class Door:
     """All client connections of one replica. Everything but ``open_to`` runs in the loop's thread."""
 
-    def __init__(self, begin: Begin, request_bytes_max: int) -> None:
+    def __init__(self, begin: Begin, request_bytes_max: int, clock: Callable[[], float]) -> None:
+        self._clock = clock
         self.key = os.urandom(KEY_BYTES)
         self.begin, self.request_bytes_max = begin, request_bytes_max
         #: Requests taken, and connections refused, for the exporter.
@@ -121,7 +121,7 @@ class Door:
         """All that a connection has read is taken: check it now, unless requests have had their share of the
         thread's time."""
         if self._waiting and not self._working:
-            if time.monotonic() >= self._rest_until:
+            if self._clock() >= self._rest_until:
                 self._work()
             else:
                 self._work_later()
@@ -134,7 +134,7 @@ class Door:
         asyncio.get_running_loop().call_soon(self._work)
 
     def _work(self) -> None:
-        began = now = time.monotonic()
+        began = now = self._clock()
         until = began + TURN_S
         waiting = self._waiting
         while waiting:
@@ -143,7 +143,7 @@ class Door:
             if connection.open:
                 self.requests += 1
                 self.begin(request, connection.answering(number))
-            now = time.monotonic()
+            now = self._clock()
             if now >= until:
                 break
         self._working, self._rest_until = False, now + (now - began)

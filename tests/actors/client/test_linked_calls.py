@@ -57,7 +57,7 @@ class Broker:
         self.start()
 
     def start(self) -> None:
-        self.door = Door(self.begin, self.bytes_max)
+        self.door = Door(self.begin, self.bytes_max, time.monotonic)
         self.loop.run(self.door.start("127.0.0.1"))
 
     def begin(self, request: bytes, done: Callable[[tuple[Any, ...]], None]) -> None:
