@@ -13,7 +13,7 @@ from escrowmq.replication.raft.node import RaftNode
 from escrowmq.replication.replica.checkpoints import Checkpoints, Job, snapshot_name
 from escrowmq.replication.replica.fetching import FetchResult
 from escrowmq.replication.replica.replica import Limits, Replica
-from escrowmq.replication.state.machine import StateMachine
+from escrowmq.replication.state.machine import Result, StateMachine
 from tests.history.events import identify
 from tests.sim.contents import everything
 from tests.sim.workload import Cluster, ReplicaContext
@@ -58,7 +58,7 @@ class BrokerApplication:
     def __init__(
         self,
         context: ReplicaContext,
-        on_entry: Callable[[int, bytes], None],
+        on_entry: Callable[[int, bytes, Sequence[Result]], None],
         gid: int = 0,
         groups: int = 1,
     ) -> None:
@@ -95,7 +95,7 @@ class BrokerApplication:
 
     def apply(self, index: int, term: int, command: bytes) -> Any:
         results = self.replica.apply(index, term, command)
-        self._on_entry(index, command)
+        self._on_entry(index, command, results)
         return results
 
     def after_tick(self, now_s: float) -> None:

@@ -16,7 +16,7 @@ from escrowmq.actors.admin.topic_creation import topic_settings
 from escrowmq.replication.calling.answers import LevelReport
 from escrowmq.replication.format import ops
 from escrowmq.replication.model import ResultCode
-from escrowmq.replication.state.machine import LEVEL_MAX
+from escrowmq.replication.state.machine import LEVEL_MAX, Result
 from tests.history.events import Sent
 from tests.history.report import Report
 from tests.sim import crowd as crowds
@@ -63,9 +63,9 @@ class BrokerWorkload(Acting):
     def open(self, context: ReplicaContext) -> BrokerApplication:
         return BrokerApplication(context, self._on_entry)
 
-    def _on_entry(self, index: int, command: bytes) -> None:
+    def _on_entry(self, index: int, command: bytes, results: Sequence[Result]) -> None:
         if self.ledger is not None:
-            self.ledger.on_entry(index, command)
+            self.ledger.on_entry(index, command, results)
 
     def _begin(self, cluster: Cluster) -> None:
         self._cluster = cluster

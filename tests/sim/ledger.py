@@ -7,10 +7,12 @@ its time, so that coverage.py can tell in which phases of which transactions a f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from escrowmq.replication.format.codec import Op, OpType, decode_command
+from escrowmq.replication.model import ResultCode
+from escrowmq.replication.state.machine import Result
 from escrowmq.replication.state.transactions import STATE_OF, AppTransactions
 from tests.history.checker import Checker
 from tests.history.events import Event, Recorder, Sent
@@ -39,6 +41,7 @@ class LiveRecorder(Recorder):
             raise Violation(str(first), first.kind)
 
 
+_WITHOUT_RESULT = frozenset({OpType.PRE_MESSAGE, OpType.REF_MESSAGE, OpType.TX_MESSAGE})
 OF_TRANSACTIONS = frozenset({OpType.PREPARE, OpType.COMMIT, OpType.ROLLBACK})
 #: Topic, and rows by part: (part, (topic, partition), row).
 Content = tuple[str, list[tuple[int, tuple[str, int], bytes]]]
@@ -71,6 +74,20 @@ class ClientTx:
     @property
     def parts_durable(self) -> int:
         return len(self.durable)
+
+
+def with_results(ops: Sequence[Op], results: Sequence[Result]) -> Iterator[tuple[Op, Result]]:
+    """The operations of an applied entry that have a result, each with its own."""
+    return zip((op for op in ops if op.type not in _WITHOUT_RESULT), results, strict=True)
+
+
+def accepted(prepare: Op, result: Result) -> list[str]:
+    """The transactions that have this part now. What was refused is in the log, too."""
+    code, *rest = result
+    if code not in (ResultCode.OK, ResultCode.PARTIAL):
+        return []
+    refused = {place for place, *_ in rest[0]} if code == ResultCode.PARTIAL else ()
+    return [tx_id for place, tx_id in enumerate(prepare.meta[2]) if place not in refused]
 
 
 class Ledger:
@@ -158,7 +175,7 @@ class Ledger:
         for tx in self.transactions.values():
             self.leave(tx, *tx.phases)
 
-    def on_entry(self, index: int, command: bytes) -> None:
+    def on_entry(self, index: int, command: bytes, results: Sequence[Result]) -> None:
         """A replica applies an entry; the first replica to do so shows that a majority has it on disk."""
         if index <= self._heard:
             return
@@ -167,11 +184,11 @@ class Ledger:
             return
         now_ms, ops = decode_command(command)
         self.listener(0, index, now_ms, ops)
-        for op in ops:
+        for op, result in with_results(ops, results):
             if op.type in OF_TRANSACTIONS and op.meta[0] == APART:
                 continue
             if op.type == OpType.PREPARE:
-                self._prepared(op.meta[0], op.meta[2], op.meta[5])
+                self._prepared(op.meta[0], accepted(op, result), op.meta[5])
             elif op.type in (OpType.COMMIT, OpType.ROLLBACK):
                 for tx_id in op.meta[1]:
                     self._decided(op.meta[0], tx_id, op.type == OpType.COMMIT)

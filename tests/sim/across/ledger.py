@@ -6,14 +6,14 @@ groups, and phases that exist only there: prepared only at home, decided at home
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from escrowmq.replication.format.codec import NO_EXTRA, OpType, decode_command
-from escrowmq.replication.state.preparing import untracked_branch
+from escrowmq.replication.format.codec import OpType, decode_command
+from escrowmq.replication.state.machine import Result
 from escrowmq.replication.state.topics import LEVEL_OF_IDS
 from tests.sim.coverage import AcrossPhase, Phase
-from tests.sim.ledger import OF_TRANSACTIONS, ClientTx, Ledger
+from tests.sim.ledger import OF_TRANSACTIONS, ClientTx, Ledger, accepted, with_results
 from tests.sim.recreated.model import APP as APART
 from tests.sim.world import Violation, World
 
@@ -84,7 +84,7 @@ class AcrossLedger(Ledger):
         found = (tx for tx in named if gid not in tx.ended_in and any(group == gid for group, _ in tx.here))
         return next(found, named[0])
 
-    def heard(self, gid: int, index: int, command: bytes) -> None:
+    def heard(self, gid: int, index: int, command: bytes, results: Sequence[Result]) -> None:
         """Replica of group ``gid`` applies an entry; the first replica to do so shows that it is durable."""
         if index <= self._heard_in.get(gid, 0):
             return
@@ -93,17 +93,14 @@ class AcrossLedger(Ledger):
             return
         now_ms, ops = decode_command(command)
         self.listener(gid, index, now_ms, ops)
-        for op in ops:
+        for op, result in with_results(ops, results):
             if op.type in OF_TRANSACTIONS and op.meta[0] == APART:
                 continue
             if op.type == OpType.LEVEL:
                 self._rises(gid, op.meta[0])
             elif op.type == OpType.PREPARE:
-                extra = op.meta[9] if len(op.meta) > 9 else NO_EXTRA
-                if untracked_branch(self._levels[gid], op.meta[7], extra):
-                    continue  # from an older producer: in the log, but refused when it was applied
                 home = op.meta[7] if op.meta[7] >= 0 else gid
-                for tx_id in op.meta[2]:
+                for tx_id in accepted(op, result):
                     self._part(self.on_wire(op.meta[0], tx_id, home), gid, op.meta[5])
             elif op.type in (OpType.COMMIT, OpType.ROLLBACK):
                 for tx_id in op.meta[1]:

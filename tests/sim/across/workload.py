@@ -15,6 +15,7 @@ from escrowmq.actors.admin.topic_creation import topic_settings
 from escrowmq.replication.format import ops
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.raft.node import RaftNode
+from escrowmq.replication.state.machine import Result
 from tests.history.events import Sent
 from tests.history.report import Report
 from tests.sim import crowd
@@ -79,8 +80,8 @@ class GroupWorkload:
             self._branching[context.address].end()
         self._branching[context.address] = SimBranches(app, context, self._clients)
 
-    def _on_entry(self, index: int, command: bytes) -> None:
-        self._clients.ledger.heard(self._gid, index, command)
+    def _on_entry(self, index: int, command: bytes, results: Sequence[Result]) -> None:
+        self._clients.ledger.heard(self._gid, index, command, results)
 
     def act(self, cluster: Cluster) -> None: ...
     def check_end(self, applications: Sequence[Application]) -> None: ...

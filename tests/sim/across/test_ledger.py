@@ -1,0 +1,89 @@
+"""What the ledger takes for prepared. A PREPARE that was refused is in the log too, and stores nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from escrowmq.replication.format import ops
+from escrowmq.replication.format.codec import PrepareExtra, encode_command, encode_row
+from escrowmq.replication.model import ResultCode
+from escrowmq.replication.state.machine import Result, StateMachine
+from tests.history.events import Sent
+from tests.sim.across import ledger
+from tests.sim.across.ledger import AcrossLedger, AcrossTx
+from tests.sim.world import World
+from tests.support.places import by_name
+
+REFUSED_AS_STALE = [ResultCode.PARTIAL, [[0, ResultCode.STALE, None]]]
+
+
+class Heard:
+    """One of two groups, whose ledger hears every entry; and a transaction ``x``."""
+
+    def __init__(self, gid: int, parts_in: dict[int, int]) -> None:
+        self.gid, self.state = gid, StateMachine(gid, 2)
+        self.ledger = AcrossLedger(World(0), 2)
+        self.x = AcrossTx("mute", "x", [Sent("x.0", "t", 0)], sum(parts_in.values()), "p")
+        self.ledger.add(self.x, parts_in)
+        self.index, self.now_ms = 1, 1_000
+        self.state.apply(1, b"")
+        self.add(ops.create_topic("t", {"partitions": 2}))
+        self.partition = next(number for number in range(2) if by_name("t", number, 2) == gid)
+
+    def add(self, *frames: bytes) -> Sequence[Result]:
+        self.index, self.now_ms = self.index + 1, self.now_ms + 1_000
+        command = encode_command(frames, len(frames), self.now_ms)
+        results = self.state.apply(self.index, command)
+        self.ledger.heard(self.gid, self.index, command, results)
+        return results
+
+    def level(self, level: int) -> None:
+        for number in range(self.state.level + 1, level + 1):
+            self.add(ops.level(number))
+
+    def prepare(self, part: int, extra: PrepareExtra | None, home: int = -1) -> Result:
+        row = encode_row(None, b"x", None, "x")
+        frame = ops.prepare("mute", "t", ["x"], None, 6_000, part, [7], home, 1, extra)
+        (result,) = self.add(frame, ops.pre_message("t", self.partition, [0], [len(row)], [row]))
+        return result
+
+
+def begun_before_level_2() -> Heard:
+    """The first part went in version 1, whose answer tells no time. So the second one, in version 2, says
+    only what its producer had heard before, and is refused as stale."""
+    group = Heard(0, {0: 2})
+    heard_ms = group.now_ms
+    assert group.prepare(0, None) == [0]
+    group.level(2)
+    assert group.prepare(1, PrepareExtra("p", parts=2, heard_ms=heard_ms)) == REFUSED_AS_STALE
+    return group
+
+
+def test_a_refused_part_is_not_prepared_and_one_that_is_sent_again_is() -> None:
+    """A simulated operator committed the first part alone: seed 2500024 over two groups."""
+    group = begun_before_level_2()
+    assert group.x.here == {(0, 0)} and not group.x.whole
+    assert group.prepare(1, PrepareExtra("p", parts=2, heard_ms=group.now_ms)) == [0]
+    assert group.x.whole
+
+
+def test_a_branch_that_was_refused_is_not_prepared() -> None:
+    """Seed 20124 over two groups."""
+    group = Heard(1, {0: 1, 1: 1})
+    group.level(3)
+    assert group.prepare(0, None, home=0)[0] == ResultCode.PARTIAL
+    assert group.x.here == set()
+
+
+def test_what_a_deleted_topic_refuses_as_a_whole_is_not_prepared() -> None:
+    group = Heard(0, {0: 1})
+    group.add(ops.delete_topic("t"))
+    assert group.prepare(0, None)[0] == ResultCode.UNKNOWN_TOPIC
+    assert group.x.here == set()
+
+
+def test_with_the_log_taken_for_the_truth_it_counts_as_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger, "accepted", lambda op, result: op.meta[2])
+    assert begun_before_level_2().x.whole
