@@ -66,6 +66,7 @@ class BrokerApplication:
         self.cluster: Cluster | None = None
         #: What the process has beside its replica: the bounds of its tables are checked, too.
         self.beside: list[Any] = []
+        self.group_service: Any = None  # of recreated/members.py, made when a member first calls this process
         self._now_s = self._next_timer_s = 0.0
         self.checkpoints = Checkpoints(context.disk, delay_bytes=200 * number_of(context.name))
         state, _ = self.checkpoints.recover(lambda: StateMachine(gid, groups))

@@ -6,6 +6,8 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+_frozen = False
+
 
 @contextmanager
 def resting_collector() -> Iterator[None]:
@@ -13,11 +15,29 @@ def resting_collector() -> Iterator[None]:
     if not gc.isenabled():
         yield
         return
-    gc.collect()  # garbage of the schedule before
-    if gc.get_freeze_count() == 0:
-        gc.freeze()  # imported objects stay and need not be traversed again: 0.1 s per schedule
+    collect()  # garbage of the schedule before
     gc.disable()
     try:
         yield
     finally:
         gc.enable()
+
+
+@contextmanager
+def collected_after() -> Iterator[None]:
+    """Switch the collector off, and remove at the end what the schedule leaves."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        collect()
+        gc.enable()  # the same process may look for a smaller schedule next, which are many
+
+
+def collect() -> None:
+    """Collect garbage. Imported objects stay and need not be traversed again: 0.1 s per schedule."""
+    global _frozen
+    gc.collect()
+    if not _frozen:
+        _frozen = True
+        gc.freeze()

@@ -7,7 +7,6 @@ violation is the expected result.
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import time
@@ -26,6 +25,7 @@ from tests.controls.planting import by_name, planted
 from tests.sim.across.scene import KEPT, REACHES
 from tests.sim.across.workload import AcrossWorkload
 from tests.sim.broker_workload import BrokerWorkload
+from tests.sim.collector import collected_after
 from tests.sim.faultplan import AIMABLE
 from tests.sim.fenced import FencedWorkload
 from tests.sim.minimise import minimise as smaller
@@ -100,16 +100,10 @@ class Options:
 
 
 def _one(schedule: Schedule, options: Options) -> Told:
-    """Run one schedule in a separate process. The garbage collector is off during it, because it takes 7 % of
-    a schedule, and collects right after it."""
-    gc.disable()
+    """Run one schedule in a separate process."""
     logging.disable()  # log messages of clients in a schedule do not belong in this run's output
-    try:
+    with collected_after():
         return _told(*schedule, options)
-    finally:
-        gc.collect()
-        if gc.get_freeze_count() == 0:
-            gc.freeze()  # imported objects stay and need not be traversed again
 
 
 def _told(seed: int, name: str, groups: int, aim: str, options: Options) -> Told:

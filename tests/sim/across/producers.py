@@ -331,6 +331,7 @@ class AcrossProducer:
         op = recorder.invoke("send", producer=self.name, messages=[sent])
 
         def told(future: Future[RecordMetadata]) -> None:
+            del self._clients.sends[op]
             if not self.alive:
                 return
             if future.exception() is not None:
@@ -343,4 +344,5 @@ class AcrossProducer:
         if future is None:
             recorder.fail(op, "the buffer is full")
         else:
+            self._clients.sends[op] = future
             future.add_done_callback(told)

@@ -167,7 +167,7 @@ class ManyGroups:
             with resting_collector():
                 self._run()
         finally:
-            self.workload.loop.close()
+            self.workload.close()
         return self.figures()
 
     def _run(self) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from escrowmq.actors.admin.topic_creation import topic_settings
+from escrowmq.actors.producer.send_future import SendFuture
 from escrowmq.replication.format import ops
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.raft.node import RaftNode
@@ -94,6 +95,7 @@ class AcrossWorkload(Acting):
         self.scene = scene
         self.report: Report | None = None
         self.did: Counter[str] = Counter()  # what producers began besides single transactions and messages
+        self.sends: dict[int, SendFuture] = {}  # plain messages that have not ended
 
     def begin(self, many: ManyGroups) -> None:
         """Before the first replica starts."""
@@ -121,6 +123,16 @@ class AcrossWorkload(Acting):
             self._create_topics()
         else:
             self.later(LEVEL_STEP_S, self._create_placed)
+
+    def close(self) -> None:
+        """End the coroutines, and forget the sends of producers that died.
+
+        A future leads to itself as long as somebody waits for it, and the garbage collector does not look
+        into it: it would keep this whole world, and a long campaign would have all of its worlds in memory.
+        """
+        self.loop.close()
+        for future in self.sends.values():
+            future._parcel.nobody_asks(future._number)
 
     def _create_placed(self) -> None:
         """Create placed topics as soon as all groups are at the required level."""

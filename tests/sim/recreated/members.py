@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 from escrowmq.actors.broker.group_service import GroupService
 from escrowmq.actors.client.consumer_groups import (
@@ -99,14 +98,15 @@ class _Service:
         return refused or (("queued",) if about else ("unknown",))
 
 
-_SERVICES: WeakKeyDictionary[BrokerApplication, _Service] = WeakKeyDictionary()
-
-
 def service_of(world: World, replica: SimReplica, app: BrokerApplication) -> _Service:
-    """The service of this process; it stays the same as long as the process lives."""
-    if app not in _SERVICES:
-        _SERVICES[app] = _Service(world, replica, app)
-    return _SERVICES[app]
+    """The service of this process; it stays the same as long as the process lives.
+
+    The process keeps it: in a table of its own it would never go, since it leads back to the process.
+    """
+    if app.group_service is None:
+        app.group_service = _Service(world, replica, app)
+    service: _Service = app.group_service
+    return service
 
 
 class Member:
