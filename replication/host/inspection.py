@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
+import msgspec
+
 from escrowmq.replication.calling.answers import (
     AcrossReport,
     AuditEntry,
@@ -29,6 +31,7 @@ from escrowmq.replication.host.running import RunningReplica
 from escrowmq.replication.model import OpenTransaction, TransactionState
 from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.open_table import OpenTable, OpenTx, View
+from escrowmq.replication.state.overdue import overdue
 from escrowmq.replication.state.transactions import STATE_OF
 
 
@@ -181,7 +184,11 @@ class Inspection:
             )
 
         try:
-            return running.driver.call(read)
+            report = running.driver.call(read)
+            if not report.ready:
+                return report
+            late = overdue(self._state.transactions, running.now_ms(), politely)  # in this thread
+            return msgspec.structs.replace(report, overdue=late)
         except Closed:
             return status_without_replica(running.gid, running.rid)
 

@@ -15,6 +15,7 @@ from escrowmq.replication.calling.metrics_report import HistogramReport, LedMetr
 from escrowmq.replication.host.inspection import politely
 from escrowmq.replication.host.request_counts import RequestCounts
 from escrowmq.replication.host.running import RunningReplica
+from escrowmq.replication.state.overdue import overdue
 from escrowmq.replication.state.transactions import STATE_OF
 
 #: Names in one report: the apps with most open transactions, and the topics that were created first.
@@ -80,7 +81,10 @@ class Instruments:
             topics.append((name, messages, size))
         most = nlargest(APPS_MAX, apps, key=itemgetter(1)) if len(apps) > APPS_MAX else apps
         return LedMetrics(
-            apps=_named(apps, most), topics=_named(topics, topics[:TOPICS_MAX]), oldest_age_s=age_ms / 1000
+            apps=_named(apps, most),
+            topics=_named(topics, topics[:TOPICS_MAX]),
+            oldest_age_s=age_ms / 1000,
+            overdue=overdue(state.transactions, running.now_ms(), politely),
         )
 
 
