@@ -133,6 +133,7 @@ def _group(gid: int, reports: Mapping[int, ReplicaReport | None]) -> GroupStatus
         0 if own is None else own.level,
         None if own is None or own.across is None else _counted(own.across, list(reports.values())),
         None if own is None else own.given_ids,
+        None if newest is None else newest.overdue,
     )
 
 

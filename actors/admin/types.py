@@ -9,7 +9,12 @@ from typing import Any
 from escrowmq.actors.admin.topic_creation import kept
 from escrowmq.actors.client.consumer_groups import MemberDescription
 from escrowmq.feedback.asking.shard_report import ShardReport
-from escrowmq.replication.calling.answers import AcrossReport, GivenIdsReport, SettledTransaction
+from escrowmq.replication.calling.answers import (
+    AcrossReport,
+    GivenIdsReport,
+    OverdueReport,
+    SettledTransaction,
+)
 from escrowmq.replication.model import OpenTransaction, TopicInfo, TransactionState
 
 
@@ -181,6 +186,7 @@ class GroupStatus:
     ``level``: its format level. ``across``: its transactions over several groups, with the counters of all
     its replicas added up. ``given_ids``: the memory of ids that applications gave. All three are as the
     leader reports or, while there is none, the replica that has applied most; None: no replica answered.
+    ``overdue``: transactions that were not checked in time; None: no leader told.
     """
 
     group: int
@@ -190,6 +196,7 @@ class GroupStatus:
     level: int = 0
     across: AcrossReport | None = None
     given_ids: GivenIdsReport | None = None
+    overdue: OverdueReport | None = None
 
     @property
     def healthy(self) -> bool:

@@ -18,6 +18,7 @@ from escrowmq.cluster.look import Look, take
 
 if TYPE_CHECKING:
     from escrowmq.actors.admin.types import ClusterStatus, FeedbackStatus, GroupStatus, ReplicaStatus
+    from escrowmq.replication.calling.answers import OverdueReport
 
 NO_FEEDBACK = "no feedback process: no producer that answers checks has run yet"
 #: Columns that fit a terminal of 100 characters and show whether and where there is a problem. The others
@@ -130,6 +131,7 @@ def _group(group: GroupStatus) -> dict[str, Any]:
         "branches_due": across and across.due,
         "branch_against_home": across and across.against_home,
         "ids_of_applications": ids and f"{ids.count} of {ids.most}",
+        "checks_overdue": None if group.overdue is None else group.overdue.count,
         "ids_remembered": None if ids is None else "as promised" if short_ms is None else _short(short_ms),
     }
 
@@ -138,8 +140,19 @@ def _alarms(group: GroupStatus) -> list[str]:
     """Conditions of a group that an operator must act on."""
     against = group.across.against_home if group.across is not None else 0
     short_ms = group.given_ids.short_ms if group.given_ids is not None else None
-    return ([f"{against} branches against their home"] if against else []) + (
-        [] if short_ms is None else [f"ids are remembered {_short(short_ms)}"]
+    return [
+        *([f"{against} branches against their home"] if against else []),
+        *([] if short_ms is None else [f"ids are remembered {_short(short_ms)}"]),
+        *([_overdue(group.overdue)] if group.overdue is not None and group.overdue.count else []),
+    ]
+
+
+def _overdue(late: OverdueReport) -> str:
+    count = f"{'at least ' if late.limited else ''}{late.count}"
+    return (
+        f"{count} open transactions are overdue for a check, that of app {late.app}, topic {late.topic} by "
+        f"{duration(late.oldest_ms)}: start an instance of the app that answers checks; if one runs, let the "
+        f"group's leader change (escrowmq node maintenance)"
     )
 
 

@@ -95,6 +95,9 @@ class Series:
         led = None if leader is None else found.metrics.get((gid, leader.rid))
         if led is not None and led.led is not None:
             yield ("escrowmq_transactions_oldest_age_seconds", label), led.led.oldest_age_s
+            if (late := led.led.overdue) is not None:
+                yield ("escrowmq_checks_overdue", label), late.count
+                yield ("escrowmq_checks_overdue_oldest_seconds", label), late.oldest_ms / 1000
             yield from self._open(label[0], led.led.apps, found.at)
 
     def _open(self, group: str, apps: Named, now: float) -> Iterator[Sample]:

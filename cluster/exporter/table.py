@@ -521,6 +521,45 @@ TRANSACTION_METRICS = (
         ),
     ),
     Metric(
+        name="escrowmq_checks_overdue",
+        kind=Kind.gauge,
+        labels=GROUP,
+        help=(
+            "Open transactions that have been due for a check for more than a minute, and were not "
+            "checked. At least this many, if more than 20,000 are open."
+        ),
+        source=_LEADER,
+        panel=Panel(
+            title="Checks that are overdue",
+            row=TRANSACTIONS,
+            lines=(("escrowmq_checks_overdue", "group {{group}}"),),
+        ),
+    ),
+    Metric(
+        name="escrowmq_checks_overdue_oldest_seconds",
+        kind=Kind.gauge,
+        labels=GROUP,
+        unit="seconds",
+        help="For how long the most overdue of these has been due. 0: none is overdue.",
+        source=_LEADER,
+        alerts=(
+            Alert(
+                name="EscrowMQChecksOverdue",
+                severity=Severity.page,
+                expr="escrowmq_checks_overdue_oldest_seconds > 300",
+                hold_s=300,
+                summary=(
+                    "A transaction in group {{ $labels.group }} has been due for a check for {{ $value }} s, "
+                    "and was not checked: its messages are neither delivered nor dropped."
+                ),
+                action=(
+                    "escrowmq status names its app: start an instance that answers checks. If one runs, let "
+                    "the group's leader change (escrowmq node maintenance on and off at its node)."
+                ),
+            ),
+        ),
+    ),
+    Metric(
         name="escrowmq_producers_online",
         kind=Kind.gauge,
         labels=("process",),

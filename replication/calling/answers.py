@@ -348,6 +348,22 @@ class AcrossReport(Carried, frozen=True, kw_only=True):
     against_home: int = 0
 
 
+class OverdueReport(Carried, frozen=True, kw_only=True):
+    """Open transactions of a group that have been due for a check for more than a minute, and were not
+    checked.
+
+    ``oldest_ms``: for how long the one that has waited longest has been due; ``app``, ``topic`` and ``tx_id``
+    say which one that is. ``limited``: there may be more, because not all open transactions were looked at.
+    """
+
+    count: int = 0
+    oldest_ms: int = 0
+    app: str = ""
+    topic: str = ""
+    tx_id: str = ""
+    limited: bool = False
+
+
 class GivenIdsReport(Carried, frozen=True, kw_only=True):
     """Settled ids that applications chose. ``count`` of at most ``most`` are remembered (an app counts as 500
     beside them).
@@ -369,8 +385,9 @@ class ReplicaReport(Carried, frozen=True, kw_only=True):
     ``waiting``: requests that are not yet in a log entry. ``learner``: it has lost its log and does not yet
     vote or count towards a majority. ``superseded_by``: the incarnation that replaced it; it never runs
     again. ``level``: the format level that its state has reached, 0 if it is not running. ``disk_full``: it
-    takes no new work, because a write found no room, or less than ``reserve_bytes`` are free. ``scrub``,
-    ``across``, ``given_ids`` and ``members``: None if it is not running.
+    takes no new work, because a write found no room, or less than ``reserve_bytes`` are free.
+    ``room_problem``: why its free space is not known now; ``free_bytes`` is what was last known. ``scrub``,
+    ``across``, ``given_ids`` and ``members``: None if it is not running; ``overdue``: None unless it leads.
     """
 
     gid: int
@@ -406,3 +423,5 @@ class ReplicaReport(Carried, frozen=True, kw_only=True):
     across: AcrossReport | None = None
     given_ids: GivenIdsReport | None = None
     members: MembersReport | None = None
+    overdue: OverdueReport | None = None
+    room_problem: str = ""

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from escrowmq.replication.calling.answers import OverdueReport
 from escrowmq.replication.calling.carried_answers import Carried
 from escrowmq.replication.metrics import Histogram
 
@@ -43,12 +44,14 @@ class LedMetrics(Carried, frozen=True, kw_only=True):
 
     ``apps``: open and parked transactions. ``topics``: messages that ever became readable, on which all
     replicas agree, and their bytes since this process started. ``oldest_age_s``: age of the oldest open
-    transaction since it was prepared, by the group's time; 0: none is open.
+    transaction since it was prepared, by the group's time; 0: none is open. ``overdue``: transactions that
+    were not checked in time; None: not told by an earlier version.
     """
 
     apps: Named
     topics: Named
     oldest_age_s: float
+    overdue: OverdueReport | None = None
 
 
 class MetricsReport(Carried, frozen=True, kw_only=True):

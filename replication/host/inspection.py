@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
+import msgspec
+
 from escrowmq.replication.calling.answers import (
     AcrossReport,
     AuditEntry,
@@ -29,6 +31,7 @@ from escrowmq.replication.host.running import RunningReplica
 from escrowmq.replication.model import OpenTransaction, TransactionState
 from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.open_table import OpenTable, OpenTx, View
+from escrowmq.replication.state.overdue import overdue
 from escrowmq.replication.state.transactions import STATE_OF
 
 
@@ -146,8 +149,7 @@ class Inspection:
 
         def read() -> ReplicaReport:
             node, state, journal = running.node, self._state, running.journal
-            leader, free = node.leader_id, running.disk.free_bytes()
-            reserve = running.setup.config.disk_reserve_bytes
+            leader, room = node.leader_id, running.room
             return ReplicaReport(
                 gid=running.gid,
                 rid=running.rid,
@@ -167,9 +169,10 @@ class Inspection:
                 snapshots=list(running.checkpoints.indexes),
                 waiting=running.replica.admission.waiting(),
                 address="{}:{}".format(*running.address),
-                disk_full=running.driver.disk_full or free < reserve,
-                free_bytes=free,
-                reserve_bytes=reserve,
+                disk_full=running.driver.disk_full or running.scarce(),
+                free_bytes=room.free_bytes or 0,
+                reserve_bytes=running.setup.config.disk_reserve_bytes,
+                room_problem=room.problem,
                 peers=[PeerReport(p.peer, p.connected, p.match_index) for p in node.progress()],
                 learner=running.learner,
                 incarnation=node.marks.own.number,
@@ -181,7 +184,11 @@ class Inspection:
             )
 
         try:
-            return running.driver.call(read)
+            report = running.driver.call(read)
+            if not report.ready:
+                return report
+            late = overdue(self._state.transactions, running.now_ms(), politely)  # in this thread
+            return msgspec.structs.replace(report, overdue=late)
         except Closed:
             return status_without_replica(running.gid, running.rid)
 

@@ -6,7 +6,6 @@ For apps and topics it reports the sums of all, and the names of a bounded numbe
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from heapq import nlargest
 from operator import itemgetter
@@ -15,6 +14,7 @@ from escrowmq.replication.calling.metrics_report import HistogramReport, LedMetr
 from escrowmq.replication.host.inspection import politely
 from escrowmq.replication.host.request_counts import RequestCounts
 from escrowmq.replication.host.running import RunningReplica
+from escrowmq.replication.state.overdue import overdue
 from escrowmq.replication.state.transactions import STATE_OF
 
 #: Names in one report: the apps with most open transactions, and the topics that were created first.
@@ -33,13 +33,12 @@ class Instruments:
         histograms = {
             "driver_stall": driver.stall_s,
             "fsync": driver.fsync_s,
-            "snapshot": running.snapshot_s,
+            "snapshot": running.checkpointing.seconds,
             "prepare": self._requests.prepare_s(),
             "commit": self._requests.commit_s(),
         }
         refused = self._requests.refused()
         refused["too_many_open"] += replica.admission.too_many_open
-        room = os.statvfs(running.setup.data_dir)
         return MetricsReport(
             gid=running.gid,
             rid=running.rid,
@@ -52,7 +51,7 @@ class Instruments:
             },
             refused={reason: count for reason, count in refused.items() if count},
             histograms={name: HistogramReport.of(histogram) for name, histogram in histograms.items()},
-            disk_bytes=room.f_blocks * room.f_frsize,
+            disk_bytes=running.room.size_bytes,
             led=self._led() if running.node.ready else None,
         )
 
@@ -80,7 +79,10 @@ class Instruments:
             topics.append((name, messages, size))
         most = nlargest(APPS_MAX, apps, key=itemgetter(1)) if len(apps) > APPS_MAX else apps
         return LedMetrics(
-            apps=_named(apps, most), topics=_named(topics, topics[:TOPICS_MAX]), oldest_age_s=age_ms / 1000
+            apps=_named(apps, most),
+            topics=_named(topics, topics[:TOPICS_MAX]),
+            oldest_age_s=age_ms / 1000,
+            overdue=overdue(state.transactions, running.now_ms(), politely),
         )
 
 

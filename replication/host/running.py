@@ -11,6 +11,7 @@ A replica that cannot continue ends its process (``end``) and leaves a mark that
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import threading
 import time
@@ -31,11 +32,13 @@ from escrowmq.replication.errors import (
 )
 from escrowmq.replication.format.membership import members_mark
 from escrowmq.replication.format.segment_format import first_of_name
+from escrowmq.replication.host.checkpoint_thread import CheckpointThread
 from escrowmq.replication.host.driver import Driver
 from escrowmq.replication.host.level_watch import LevelWatch
 from escrowmq.replication.host.mending import Mender
 from escrowmq.replication.host.parking import ParkingLot
 from escrowmq.replication.host.replica_setup import ReplicaSetup
+from escrowmq.replication.host.room_watch import RoomWatch
 from escrowmq.replication.host.scrubbing import Scrubber, ScrubState
 from escrowmq.replication.host.upkeep import Upkeep
 from escrowmq.replication.log.datadir import DataDir
@@ -52,18 +55,15 @@ from escrowmq.replication.log.marks import (
     Marks,
 )
 from escrowmq.replication.log.peer_marks import PeerMarks
-from escrowmq.replication.metrics import LONG_S, Histogram
 from escrowmq.replication.net.handshake import PeerIdentity
 from escrowmq.replication.raft.node import PeerLink, RaftConfig, RaftNode
-from escrowmq.replication.replica.checkpoints import Checkpoints, Job
+from escrowmq.replication.replica.checkpoints import Checkpoints
 from escrowmq.replication.replica.replica import Limits, Replica
 from escrowmq.replication.state.machine import LEVEL_MAX, StateMachine
 
 #: The answer of a replica that does not run yet, or no longer: nothing was done, and another one may lead.
 NOT_RUNNING: Reply = Leadership(False, None, 0).refusal()
 TIMER_S = 0.1
-#: A replica with less than this many times its reserve does not take the lead over for its room.
-ROOM_TO_LEAD = 1.25
 #: Maximum wait at the end for a checkpoint that is being written.
 CHECKPOINT_WAIT_S = 10.0
 #: Maximum wait at the end for a call to a peer that is under way.
@@ -94,8 +94,8 @@ class RunningReplica:
     """See the module's docstring. Thread-safe; ``close`` ends it.
 
     Read-only for others: ``setup``, ``gid``, ``rid``, ``disk``, ``journal``, ``checkpoints``, ``replica``,
-    ``node``, ``driver``, ``address`` (where its Raft link listens), ``recovered_index``, and the parking lots
-    ``news`` (something was applied) and ``checks_due`` (a transaction check came due).
+    ``node``, ``driver``, ``address`` (where its Raft link listens), ``room``, ``recovered_index``, and the
+    parking lots ``news`` (something was applied) and ``checks_due`` (a transaction check came due).
     """
 
     #: The term in which it was last seen to lead, and when that began, on ``setup.monotonic``.
@@ -119,8 +119,7 @@ class RunningReplica:
         self._last_applied, self._next_timer = 0, 0.0
         self._heard: frozenset[str] | None = None
         self._noted_version = 0
-        self._checkpoint: threading.Thread | None = None
-        self.snapshot_s = Histogram(LONG_S)  # one is written at a time
+        self.checkpointing = CheckpointThread(f"checkpoint-{self.rid}", self.end, self.later)
         self._marking, self._halting = threading.Lock(), threading.Lock()
         self.replica = Replica(
             state=found.state,
@@ -131,7 +130,7 @@ class RunningReplica:
                 queue_bytes_max=config.queue_bytes,
                 copy_bytes=config.copy_bytes_max,
             ),
-            start_job=self._start_job,
+            start_job=self.checkpointing.start,
             on_due=self.checks_due.announce,
         )
         self.driver = Driver(
@@ -149,11 +148,13 @@ class RunningReplica:
             marks=found.peers,
             old_peers=not setup.joining,  # members change only where all replicas know the present greeting
         )
+        self.room = RoomWatch(f"room-{self.rid}", lambda: self.disk.free_bytes(), self._disk_bytes)
         self._upkeep = Upkeep(f"upkeep-{self.rid}", self.end)
         self.mender = Mender(
             self.journal, setup.peers, setup.source, self.driver.call, setup.report, self._upkeep.pace
         )
         self.scrubber = self._make_scrubber()
+        self.room.start()
         try:
             self.address = self.driver.start()
         except BaseException as error:
@@ -260,14 +261,13 @@ class RunningReplica:
         if self.closed:
             raise Unavailable(f"{self.setup} is stopping", 0.2)
 
-    def _look_at_room(self) -> None:
-        readiness, free = self.driver.node.readiness, self.disk.free_bytes()
-        reserve = self.setup.config.disk_reserve_bytes
-        readiness.short_of_room, readiness.little_room = free < reserve, free < ROOM_TO_LEAD * reserve
+    def _disk_bytes(self) -> int:
+        found = os.statvfs(self.setup.data_dir)
+        return found.f_blocks * found.f_frsize
 
     def scarce(self) -> bool:
         """Whether the disk has too little room for new work."""
-        return self.disk.free_bytes() < self.setup.config.disk_reserve_bytes
+        return self.room.below(self.setup.config.disk_reserve_bytes)
 
     def later(self, fn: Callable[[], None]) -> None:
         """Run ``fn`` in the driver's thread, however many calls wait there; not at all if that has ended."""
@@ -379,10 +379,11 @@ class RunningReplica:
                 self.end(Unavailable("the leader's log starts after ours ends: copying its log", 1.0))
             if self.journal.holes:
                 self._look_at_damage()
-            self._look_at_room()
-            self._note_leading(self.driver.node, now)
-            self._follow_node(self.driver.node)
-            self._note_members(self.driver.node)
+            node = self.driver.node
+            node.readiness.look_at_room(self.room.free_bytes, self.setup.config.disk_reserve_bytes)
+            self._note_leading(node, now)
+            self._follow_node(node)
+            self._note_members(node)
         applied = self.replica.state.applied_index
         if applied != self._last_applied:
             self._last_applied = applied
@@ -406,20 +407,6 @@ class RunningReplica:
             self._marks.write(WANTS_COPY, BEHIND)
             why = f"entry {waits_for} is damaged, and no replica has it: copying the leader's log"
             self.end(Unavailable(why, 1.0))
-
-    def _start_job(self, job: Job, done: Callable[[], None]) -> None:
-        def work() -> None:
-            began = time.monotonic()
-            try:
-                job.run()
-            except Exception as error:  # above all a failed fsync
-                self.end(error)
-                return
-            self.snapshot_s.observe(time.monotonic() - began)
-            self.later(done)
-
-        self._checkpoint = threading.Thread(target=work, name=f"checkpoint-{self.rid}", daemon=True)
-        self._checkpoint.start()
 
     # -------------------------------------------------------------- ends
 
@@ -484,12 +471,10 @@ class RunningReplica:
         self.news.close()
         self.checks_due.close()
         self.driver.stop()
+        self.room.stop()
         if not self._upkeep.stop(UPKEEP_WAIT_S):
             return False
-        checkpoint = self._checkpoint
-        if checkpoint is not None:
-            checkpoint.join(CHECKPOINT_WAIT_S)
-        if self.driver.running or (checkpoint is not None and checkpoint.is_alive()):
+        if not self.checkpointing.stop(CHECKPOINT_WAIT_S) or self.driver.running:
             return False
         self.journal.close()
         self._peer_marks.close()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import json
 import time
+from dataclasses import replace
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -16,7 +18,7 @@ from escrowmq.cluster.cli.output import duration, plain
 from escrowmq.cluster.cli.shown import Format
 from escrowmq.cluster.cli.status import Look, feedback_rows, group_rows, replica_row, show, show_again
 from escrowmq.feedback.asking.shard_report import ShardReport
-from escrowmq.replication.calling.answers import AcrossReport, GivenIdsReport
+from escrowmq.replication.calling.answers import AcrossReport, GivenIdsReport, OverdueReport
 
 
 def status(
@@ -38,6 +40,19 @@ def test_a_group_is_shown_with_what_it_owes_and_its_alarms() -> None:
 def test_it_says_aloud_when_ids_are_not_remembered_as_long_as_promised() -> None:
     (row,) = group_rows(status(ids=GivenIdsReport(count=90, most=100, short_ms=3 * 3_600_000)))
     assert row["ids_remembered"] == "ONLY 3.0 h: too many came"
+
+
+def test_checks_that_are_overdue_are_told_with_what_to_do() -> None:
+    late = OverdueReport(count=3, oldest_ms=300_000, app="shop", topic="orders", tx_id="t2")
+    group = GroupStatus(0, 1, 5, (), overdue=late)
+    (row,) = group_rows(ClusterStatus("c", (group,)))
+    assert row["checks_overdue"] == 3
+    (told,) = command._alarms(group)
+    assert told.startswith("3 open transactions are overdue for a check, that of app shop, topic orders by")
+    assert "5.0 min: start an instance of the app" in told
+    (more,) = command._alarms(replace(group, overdue=msgspec.structs.replace(late, limited=True)))
+    assert more.startswith("at least 3 open")
+    assert command._alarms(replace(group, overdue=OverdueReport())) == []
 
 
 def test_a_group_of_which_nobody_answers() -> None:

@@ -28,11 +28,18 @@ class FedState:
         return self.state.apply(self.index, encode_command(frames, count, self.now_ms))
 
     def prepare(
-        self, tx_ids: Sequence[str], part: int = 0, digest: int = 7, timeout_ms: int = 0
+        self,
+        tx_ids: Sequence[str],
+        part: int = 0,
+        digest: int = 7,
+        timeout_ms: int = 0,
+        *,
+        app: str = "app",
+        home_group: int = -1,
     ) -> list[list[object]]:
         rows = [encode_row(None, tx.encode(), None, tx) for tx in tx_ids]
         return self.add(
-            ops.prepare("app", "t", tx_ids, None, timeout_ms, part, [digest] * len(tx_ids), -1, 1),
+            ops.prepare(app, "t", tx_ids, None, timeout_ms, part, [digest] * len(tx_ids), home_group, 1),
             ops.pre_message("t", 0, list(range(len(tx_ids))), [len(r) for r in rows], rows),
         )
 

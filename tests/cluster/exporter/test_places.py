@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from escrowmq.cluster.exporter.findings import Found
 from escrowmq.cluster.exporter.names import FORGET_AFTER_S
 from escrowmq.cluster.exporter.series import Series
-from escrowmq.replication.calling.answers import MembersReport, ReplicaReport
+from escrowmq.replication.calling.answers import MembersReport, OverdueReport, ReplicaReport
 from escrowmq.replication.calling.metrics_report import LedMetrics, MetricsReport, Named
 
 
@@ -44,3 +46,16 @@ def test_it_gives_its_place_back_when_it_has_had_none_for_long() -> None:
     assert shown(series, opened(10, first=0, second=2)) == {"first": 0, "other": 2}
     shown(series, opened(FORGET_AFTER_S, first=0, second=2))
     assert shown(series, opened(FORGET_AFTER_S + 1, first=0, second=2)) == {"second": 2}
+
+
+def test_overdue_checks_are_told_of_each_group_and_not_invented_for_earlier_versions() -> None:
+    found = opened(0, shop=1)
+    assert not any("overdue" in name for name, _ in Series().of(found))
+    told = found.metrics[0, 0]
+    assert told.led is not None
+    late = OverdueReport(count=2, oldest_ms=90_500, app="shop", topic="t", tx_id="x")
+    led = msgspec.structs.replace(told.led, overdue=late)
+    found.metrics[0, 0] = msgspec.structs.replace(told, led=led)  # type: ignore[index]
+    series = Series().of(found)
+    assert series["escrowmq_checks_overdue", ("0",)] == 2
+    assert series["escrowmq_checks_overdue_oldest_seconds", ("0",)] == 90.5

@@ -129,6 +129,10 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         {'escrowmq_transactions_oldest_age_seconds{group="0"}': "3601+60x5"},
         {'escrowmq_transactions_oldest_age_seconds{group="0"}': "3000+60x5"},
     ),
+    "EscrowMQChecksOverdue": (
+        {'escrowmq_checks_overdue_oldest_seconds{group="0"}': "301+60x9"},
+        {'escrowmq_checks_overdue_oldest_seconds{group="0"}': "61+60x5 0x9"},
+    ),
     "EscrowMQConsumerLags": (
         {'escrowmq_consumer_lag{consumer_group="billing",topic="t"}': "10+10x39"},
         {'escrowmq_consumer_lag{consumer_group="billing",topic="t"}': "1000-10x39"},

@@ -15,10 +15,11 @@ from escrowmq.feedback.asking.checks import CheckTable
 from escrowmq.feedback.asking.shard import FeedbackShard
 from escrowmq.feedback.asking.topic_feedback import TopicFeedback
 from escrowmq.feedback.brokers import BrokerUnreachable
-from escrowmq.replication.calling.answers import LockedRow
+from escrowmq.replication.calling.answers import LockedRow, OverdueReport
 from escrowmq.replication.calling.sharing import part_of
 from escrowmq.replication.format import ops
 from escrowmq.replication.state.due_news import DueNews
+from escrowmq.replication.state.overdue import overdue
 from tests.support.clock import now, run, until
 from tests.support.feedback_processes import processes
 from tests.support.feedback_producers import always, silent
@@ -119,9 +120,10 @@ def test_an_app_that_was_forgotten_is_known_again() -> None:
     run(main())
 
 
-async def _checked_after_its_process_was_lost() -> bool:
+async def _checked_after_its_process_was_lost(seen: list[OverdueReport] | None = None) -> bool:
     """Whether a transaction is checked, if others of its topic came due and were settled by their producer
-    while their process had died and did not know the app yet."""
+    while their process had died and did not know the app yet. ``seen`` gets what operators are told of checks
+    that are overdue, each second."""
     async with processes() as p:
         p.producer("shop", always("COMMITTED"))
         p.group.topic("orders")
@@ -135,7 +137,10 @@ async def _checked_after_its_process_was_lost() -> bool:
         p.producer("shop", always("COMMITTED"))  # it connects again
         await asyncio.sleep(1)
         p.group.prepare("t2")
-        await asyncio.sleep(60)
+        for _ in range(120):
+            await asyncio.sleep(1)
+            if seen is not None:
+                seen.append(overdue(p.group.state.transactions, p.group.now_ms()))
         return not p.open_ones("shop")
 
 
@@ -149,6 +154,17 @@ def test_if_only_open_transactions_were_looked_up_a_later_check_would_be_hidden(
     """The fix removed: the queue is not empty, so what joins it later is no news."""
     monkeypatch.setattr(DueNews, "topics", lambda self, app: [])
     assert not run(_checked_after_its_process_was_lost())
+
+
+def test_operators_are_told_of_a_check_that_nobody_makes(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[OverdueReport] = []
+    assert run(_checked_after_its_process_was_lost(seen)) and not any(one.count for one in seen)
+    seen.clear()
+    monkeypatch.setattr(DueNews, "topics", lambda self, app: [])  # as above: it is never named
+    assert not run(_checked_after_its_process_was_lost(seen))
+    told = seen[-1]
+    assert (told.count, told.app, told.topic, told.tx_id) == (1, "shop", "orders", "t2")
+    assert 100_000 < told.oldest_ms < 120_000 and seen[50].count == 0
 
 
 @pytest.mark.parametrize("how", ["dead", "frozen"])

@@ -9,10 +9,12 @@ from collections import Counter
 import pytest
 
 from escrowmq.actors.broker.config import BrokerConfig
+from escrowmq.replication.calling.answers import OverdueReport
 from escrowmq.replication.calling.metrics_report import MetricsReport
 from escrowmq.replication.format import ops
 from escrowmq.replication.host import instruments
 from escrowmq.replication.host.request_counts import RequestCounts
+from escrowmq.replication.state import overdue
 from tests.support.broker_group import BrokerGroup, Member
 from tests.support.requests import prepare
 from tests.support.waiting import wait_until
@@ -115,3 +117,23 @@ def test_no_count_is_lost_where_many_threads_count() -> None:
     for thread in running:
         thread.join()
     assert counts.refused() == {"overloaded": threads * each}
+
+
+def test_a_leader_reports_checks_that_nobody_makes(
+    trio: BrokerGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trio.topic(transaction_timeout_ms=100)
+    trio.submit(prepare(["a"]))
+    leader = trio.leader()
+    led, status = told(leader).led, leader.parts.inspection.status()
+    assert led is not None and led.overdue == OverdueReport() == status.overdue
+    monkeypatch.setattr(overdue, "OVERDUE_MS", 200)
+
+    def late() -> OverdueReport | None:
+        led = told(leader).led
+        return led and led.overdue
+
+    wait_until(lambda: (one := late()) and one.count, what="it is overdue")
+    shown = leader.parts.inspection.status().overdue
+    assert shown is not None and (shown.count, shown.app, shown.topic, shown.tx_id) == (1, "app", "t", "a")
+    assert trio.follower()[0].parts.inspection.status().overdue is None
