@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from escrowmq.actors.producer.sent_many import SentMany
     from escrowmq.actors.producer.statistics import ProducerStatistics
     from escrowmq.actors.producer.transaction import Transaction
+    from escrowmq.actors.producer.transaction_results import PreparedTransactions, TransactionResults
     from escrowmq.cluster.config import Config, load_config
     from escrowmq.cluster.connecting import connect
     from escrowmq.cluster.handle import Cluster, LocalCluster
@@ -118,6 +119,7 @@ __all__ = [
     "OutcomeUnknown",
     "Overloaded",
     "PreparedTransaction",
+    "PreparedTransactions",
     "Producer",
     "ProducerConfig",
     "ProducerFenced",
@@ -134,6 +136,7 @@ __all__ = [
     "TransactionIdTaken",
     "TransactionRequest",
     "TransactionResult",
+    "TransactionResults",
     "TransactionRunning",
     "TransactionSettled",
     "TransactionState",
@@ -178,6 +181,7 @@ _SOURCES = {
     "actors.producer.sent_many": "SentMany",
     "actors.producer.statistics": "ProducerStatistics",
     "actors.producer.transaction": "Transaction",
+    "actors.producer.transaction_results": "PreparedTransactions TransactionResults",
     "cluster.config": "Config load_config",
     "cluster.connecting": "connect",
     "cluster.handle": "Cluster LocalCluster",

@@ -132,7 +132,8 @@ class EscrowMQReader(DataSourceReader):
         router = Router(info, name="escrowmq-spark")
         try:
             catalog = LeaderCatalog(router, PLAN_TIMEOUT_S, self._options.subscription)
-            return splits(router, plan(self._options, catalog, self._only))
+            ranges = plan(self._options, catalog, self._only)
+            return splits(router, ranges, catalog.ids)
         finally:
             router.close()
 

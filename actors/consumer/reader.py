@@ -29,10 +29,11 @@ from escrowmq.replication.errors import (
     CorruptLog,
     EscrowMQError,
     OffsetOutOfRange,
+    TopicRecreated,
     Unavailable,
     UnknownTopic,
 )
-from escrowmq.replication.model import ResultCode
+from escrowmq.replication.model import NO_ID, ResultCode
 
 #: Bytes of one fetch. A call costs two to three milliseconds of processor time in total, whatever its size,
 #: and one more per megabyte; the broker has memory ready for answers up to this size (see answer_buffers.py).
@@ -93,9 +94,9 @@ class _KnownMembers:
 class PartitionReader(Closing):
     """Yields the ``RowBlock``s of ``[start, end)``, or its ``stretches``. One pass, one thread; ``close`` it.
 
-    Raises UnknownTopic; OffsetOutOfRange for data that retention has removed, or that no replica has
-    after ``lag_patience_s``; Unavailable if no replica answers for ``timeout_s``; CorruptLog if all
-    copies are damaged.
+    Raises UnknownTopic; TopicRecreated if the topic is not that with ``topic_id`` any more; OffsetOutOfRange
+    for data that retention has removed, or that no replica has after ``lag_patience_s``; Unavailable if no
+    replica answers for ``timeout_s``; CorruptLog if all copies are damaged.
     """
 
     def __init__(
@@ -107,6 +108,7 @@ class PartitionReader(Closing):
         end: int,
         *,
         group: int | None = None,
+        topic_id: int = NO_ID,
         fetch_bytes: int = FETCH_BYTES,
         in_flight: int = IN_FLIGHT,
         leader: int | None = None,
@@ -116,7 +118,8 @@ class PartitionReader(Closing):
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
-        """``group``: the broker group that hosts the partition (``TopicPlaces``), if there are several."""
+        """``group``: the broker group that hosts the partition (``TopicPlaces``), if there are several.
+        ``topic_id``: the topic to read; ``NO_ID``: any of that name."""
         if group is None and info.groups > 1:
             raise ConfigError(f"which of the {info.groups} broker groups hosts {topic}/{partition}?")
         if not 0 <= start <= end:
@@ -124,7 +127,7 @@ class PartitionReader(Closing):
         if in_flight < 1:
             raise ConfigError(f"in_flight is {in_flight}: nothing can be read without a fetch under way")
         self.topic, self.partition, self.start, self.end = topic, partition, start, end
-        self._gid = group or 0
+        self._gid, self._topic_id = group or 0, topic_id
         self._fetch_bytes, self._timeout_s, self._clock = fetch_bytes, timeout_s, clock
         self._lag_patience_s, self._pause = lag_patience_s, pause
         self._own_calls = over_ray(info) if calls is None else None
@@ -183,7 +186,8 @@ class PartitionReader(Closing):
         asked.ask_again_at = now + FETCH_WAIT_S + SILENCE.pause_s(self._silences)
         asked.rid, asked.turn = rid, self._turn
         asked.tokens[self._token + 1] = rid
-        request = [(self.topic, self.partition, offset, until)]
+        named = () if self._topic_id == NO_ID else (self._topic_id,)
+        request = [(self.topic, self.partition, offset, until, *named)]
         self._call(rid, "fetch", request, self._fetch_bytes, FETCH_WAIT_S)
         return asked
 
@@ -288,6 +292,10 @@ class PartitionReader(Closing):
         self, code: int, offset: int, log_start: int, log_end: int, before: EscrowMQError | None
     ) -> EscrowMQError:
         """The error for a replica without data here; raised at once if it cannot get better."""
+        if code == ResultCode.OTHER_TOPIC:
+            if log_start > self._topic_id:  # its id: later topics have higher ones
+                raise TopicRecreated(self.topic)
+            return UnknownTopic(self.topic)  # it lags: it has an earlier topic
         if code == ResultCode.OUT_OF_RANGE or code == ResultCode.OK:
             error = OffsetOutOfRange(self.topic, self.partition, offset, log_start, log_end)
             if offset < log_start:

@@ -20,7 +20,7 @@ from typing import Any, Self, TypeVar
 from escrowmq.actors.client.closing import AsyncClosing
 from escrowmq.actors.client.loop_bridge import LoopBridge
 from escrowmq.actors.producer import bulk, handing_over
-from escrowmq.actors.producer.bulk_requests import LocalBatch, Requested
+from escrowmq.actors.producer.bulk_requests import LocalBatch, Requested, TransactionColumns
 from escrowmq.actors.producer.callback_check import check_callable
 from escrowmq.actors.producer.core import ProducerCore
 from escrowmq.actors.producer.encoder import as_messages
@@ -29,7 +29,9 @@ from escrowmq.actors.producer.many import Headers
 from escrowmq.actors.producer.results import TransactionResult, settled_before
 from escrowmq.actors.producer.sent_many import SentMany
 from escrowmq.actors.producer.statistics import ProducerStatistics
+from escrowmq.actors.producer.table_calls import transactions_of_table
 from escrowmq.actors.producer.transaction_base import Phase, TransactionBase, unconfirmed
+from escrowmq.actors.producer.transaction_results import TransactionResults
 from escrowmq.replication.errors import (
     EscrowMQError,
     OutcomeUnknown,
@@ -186,23 +188,41 @@ class AsyncProducer(AsyncClosing):
         self._core.check_open()
         if local_transaction is not None:
             check_callable(local_transaction, awaits=True, many=True)
-        loop = asyncio.get_running_loop()
-
-        async def run(prepared: Any) -> Any:
-            assert local_transaction is not None
-            returned = local_transaction(prepared)
-            return await returned if inspect.isawaitable(returned) else returned
-
-        def run_in_loop(prepared: Any) -> Any:
-            return asyncio.run_coroutine_threadsafe(run(prepared), loop).result()
-
         return await asyncio.to_thread(
             bulk.send_transactions,
             self._core,
             batch,
-            None if local_transaction is None else run_in_loop,
+            _in_this_loop(local_transaction),
             transaction_timeout_s,
         )
+
+    async def send_transactions_table(
+        self,
+        topic: str,
+        table: Any,
+        local_transaction: Callable[..., Any] | None = None,
+        *,
+        value: str = "value",
+        key: str | None = None,
+        tx_id: str | None = None,
+        query_id: str | None = None,
+        partition: int | None = None,
+        transaction_timeout_s: float | None = None,
+    ) -> TransactionResults:
+        """As ``Producer.send_transactions_table``, encoded in a helper thread; the callback runs in the loop,
+        and may be a coroutine function."""
+        columns = TransactionColumns(value, key, tx_id, query_id)
+        call = transactions_of_table(
+            self._core,
+            topic,
+            table,
+            columns,
+            partition,
+            local_transaction,
+            transaction_timeout_s,
+            awaits=True,
+        )
+        return await asyncio.to_thread(call, _in_this_loop(local_transaction))
 
     def statistics(self) -> ProducerStatistics:
         """See ``Producer.statistics``; does not wait."""
@@ -239,6 +259,19 @@ class AsyncProducer(AsyncClosing):
                 raise self._core.overloaded()
             await asyncio.sleep(ROOM_POLL_S)
         return done
+
+
+def _in_this_loop(local: Callable[..., Any] | None) -> Callable[[Any], Any] | None:
+    """For a helper thread: calls it in the running loop, and waits for what it returns."""
+    if local is None:
+        return None
+    loop = asyncio.get_running_loop()
+
+    async def run(prepared: Any) -> Any:
+        returned = local(prepared)
+        return await returned if inspect.isawaitable(returned) else returned
+
+    return lambda prepared: asyncio.run_coroutine_threadsafe(run(prepared), loop).result()
 
 
 class AsyncTransaction(TransactionBase):

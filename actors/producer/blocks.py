@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 from escrowmq.actors.client.failures import Failure, FailureKind
@@ -23,7 +24,8 @@ Problems = dict[int, tuple[int, Any]]
 Outcome = Problems | Failure
 #: A transaction's message: topic, partition, row.
 Placed = tuple[str, int, bytes]
-#: Messages of one partition: the position of each one's transaction in the block, its size in bytes, its row.
+#: Messages of one partition: the position of each one's transaction in the block, its size in bytes, its row;
+#: from a table, one row for all of them together (see ``single_rows``).
 Column = tuple[list[int], list[int], list[bytes]]
 
 #: Operations with more ids than this are split (brokers accept 20,000; a request has room for far fewer).
@@ -127,9 +129,11 @@ class PrepareBlock:
         place = {old: new for new, old in enumerate(positions)}
         columns: dict[tuple[str, int], Column] = {}
         size = 0
-        for name, (txs, sizes, rows) in self.columns.items():
+        for name, column in self.columns.items():
+            txs, sizes, _ = column
             kept = [i for i, tx in enumerate(txs) if tx in place]
             if kept:
+                rows = single_rows(column)
                 kept_sizes = [sizes[i] for i in kept]
                 columns[name] = ([place[txs[i]] for i in kept], kept_sizes, [rows[i] for i in kept])
                 size += sum(kept_sizes)
@@ -150,6 +154,15 @@ class PrepareBlock:
         if self.home_index:
             block.home_index = [self.home_index[i] for i in positions]
         return block
+
+
+def single_rows(column: Column) -> list[bytes]:
+    """The rows of a column one by one."""
+    _, sizes, rows = column
+    if len(rows) == len(sizes):
+        return rows
+    (body,) = rows
+    return [body[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)]
 
 
 class DecisionBlock:

@@ -9,7 +9,7 @@ result.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from escrowmq.actors.client.wakeup import Waiter
@@ -48,11 +48,21 @@ def send_transactions(
 ) -> list[TransactionResult]:
     """See ``Producer.send_transactions``."""
     ms = timeout_ms(transaction_timeout_s, core.config.transaction_timeout_s)
-    run = _BulkRun(core, ms, pipelined=local is None)
+    run = BulkRun(core, ms, pipelined=local is None)
+
+    def add_all() -> None:
+        for index, item in enumerate(batch):
+            run.add(index, item)
+
+    carry_out(run, add_all, local)
+    return run.results()
+
+
+def carry_out(run: BulkRun, add_all: Callable[[], None], local: Callable[[Any], Any] | None) -> None:
+    """Everything that one call does: adds, sends, waits, runs the callback, decides."""
     try:
         try:
-            for index, item in enumerate(batch):
-                run.add(index, item)
+            add_all()
             run.send_rest()
             run.wait()
         except Exception:  # the iterable raised, or this producer was closed: the callback will not run
@@ -60,24 +70,24 @@ def send_transactions(
             raise
         if local is not None:
             _run_local(run, local)
-        return run.results()
     finally:
         run.end()
 
 
-def _run_local(run: _BulkRun, local: LocalBatch) -> None:
+def _run_local(run: BulkRun, local: Callable[[Any], Any]) -> None:
     """Runs the callback over everything that was prepared, then decides."""
     opened = run.opened()
     try:
-        returned = local(opened) if opened else []
+        returned = local(opened) if len(opened) else []
     except BaseException as error:
         if not leaves_open(error):
-            run.decide([TransactionState.ROLLBACK] * len(opened))
+            run.decide_all(opened, TransactionState.ROLLBACK)
         raise
-    run.decide(_decisions(returned, len(opened)))
+    run.take_decisions(opened, returned)
 
 
-def _decisions(returned: Any, count: int) -> list[TransactionState]:
+def decisions_of(returned: Any, count: int) -> list[TransactionState]:
+    """What a callback's return value decides for each of ``count`` transactions. Raises InvalidDecision."""
     if isinstance(returned, Sequence) and not isinstance(returned, str | bytes):
         if len(returned) != count:
             raise InvalidDecision(
@@ -88,7 +98,7 @@ def _decisions(returned: Any, count: int) -> list[TransactionState]:
     return [decision_of(returned)] * count
 
 
-class _BulkRun:
+class BulkRun:
     """One call of ``send_transactions``: the caller's thread adds and waits, the router's thread reports."""
 
     def __init__(self, core: ProducerCore, ms: int, *, pipelined: bool) -> None:
@@ -286,7 +296,7 @@ class _BulkRun:
             raise OutcomeUnknown("(a batch of transactions)")
         self._waiter = None
 
-    def opened(self) -> list[PreparedTransaction]:
+    def opened(self) -> Sequence[PreparedTransaction]:
         """All prepared transactions, in the order of the batch."""
         found = [
             PreparedTransaction(unit.tx_ids[i], unit.query_ids[i], unit.indexes[i])
@@ -296,9 +306,17 @@ class _BulkRun:
         found.sort(key=lambda tx: tx.index)
         return found
 
-    def decide(self, decisions: Sequence[TransactionState]) -> None:
-        """Settles what ``opened`` returned, in its order, and waits."""
-        by_index = dict(zip((tx.index for tx in self.opened()), decisions, strict=True))
+    def take_decisions(self, opened: Sequence[PreparedTransaction], returned: Any) -> None:
+        """Settles ``opened`` as the callback's return value says, and waits. Raises InvalidDecision."""
+        self.decide(opened, decisions_of(returned, len(opened)))
+
+    def decide_all(self, opened: Sequence[PreparedTransaction], decision: TransactionState) -> None:
+        """The same decision for all of ``opened``; waits."""
+        self.decide(opened, [decision] * len(opened))
+
+    def decide(self, opened: Sequence[PreparedTransaction], decisions: Sequence[TransactionState]) -> None:
+        """Settles ``opened``, which must be all that are, and waits."""
+        by_index = dict(zip((tx.index for tx in opened), decisions, strict=True))
         for unit in self._units:
             places: dict[TransactionState, list[int]] = {}
             for place in unit.open_places():
@@ -306,20 +324,23 @@ class _BulkRun:
                 places.setdefault(decision, []).append(place)
                 if decision is not TransactionState.COMMITTED:
                     unit.wanted[place] = decision
-            for decision, chosen in places.items():
-                if decision is not TransactionState.UNKNOWN:
-                    unit.windowed = self._window.acquire(timeout=self._guard_s())
-                    with self._lock:
-                        self._under_way += 1
-                    unit.decide(decision is TransactionState.COMMITTED, chosen, self._finished)
+            self._send_decisions(unit, places)
         self.wait()
+
+    def _send_decisions(self, unit: BulkUnit, places: Mapping[TransactionState, Sequence[int]]) -> None:
+        for decision, chosen in places.items():
+            if decision is not TransactionState.UNKNOWN:
+                unit.windowed = self._window.acquire(timeout=self._guard_s())
+                with self._lock:
+                    self._under_way += 1
+                unit.decide(decision is TransactionState.COMMITTED, chosen, self._finished)
 
     def abandon(self) -> None:
         """Rolls back what is open; the local transaction was not run. (Without a callback nothing is
         open.)"""
         if not self._pipelined:
             self.wait()
-            self.decide([TransactionState.ROLLBACK] * len(self.opened()))
+            self.decide_all(self.opened(), TransactionState.ROLLBACK)
 
     def end(self) -> None:
         """In every case: from here on, checks of these transactions go to the querier."""
@@ -327,8 +348,7 @@ class _BulkRun:
         for unit in self._units:
             running.made.difference_update(unit.tx_ids)
         if not self._pipelined:
-            for tx_id in self._given:
-                running.end_given(tx_id)
+            running.end_all_given(self._given)
 
     def results(self) -> list[TransactionResult]:
         """All results, in the order of the batch."""

@@ -1,10 +1,10 @@
-"""What ``send_transactions`` and its callback are given: data types only."""
+"""What ``send_transactions``, with a list or with a table, and its callback are given: data types only."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from escrowmq.replication.errors import InvalidMessage
 from escrowmq.replication.model import Message
@@ -26,6 +26,15 @@ class PreparedTransaction:
     tx_id: str
     query_id: str
     index: int
+
+
+class TransactionColumns(NamedTuple):
+    """For ``send_transactions_table``: the names of its columns. None: no row has that part."""
+
+    value: str
+    key: str | None
+    tx_id: str | None
+    query_id: str | None
 
 
 #: An item of a batch.

@@ -28,11 +28,14 @@ _SAMPLES: tuple[object, ...] = (None, True, TransactionState.COMMITTED)
 _SAMPLES_OF_MANY: tuple[object, ...] = (*_SAMPLES, [], ())
 
 
-def check_callable(local_transaction: object, *, awaits: bool = False, many: bool = False) -> None:
+def check_callable(
+    local_transaction: object, *, awaits: bool = False, many: bool = False, also: tuple[object, ...] = ()
+) -> None:
     """Raises InvalidMessage for a callback that cannot be called, would not run, or by its type returns no
     decision. This happens before anything is sent: after the local transaction it would be too late.
 
-    ``awaits``: what it returns is awaited. ``many``: it decides a whole batch.
+    ``awaits``: what it returns is awaited. ``many``: it decides a whole batch. ``also``: samples of what it
+    may return besides.
     """
     if not callable(local_transaction):
         raise InvalidMessage(f"local_transaction must be callable, not {local_transaction!r:.80}")
@@ -53,7 +56,7 @@ def check_callable(local_transaction: object, *, awaits: bool = False, many: boo
     if (returned := function.__annotations__.get("return", "")) in _USUAL or hasattr(function, "__wrapped__"):
         return  # (a decorated function has the annotations of what it wraps, and may return something else)
     kind = _evaluated(function, returned) if type(returned) is str else returned
-    if not _may_be_decision(kind, awaits=awaits, samples=_SAMPLES_OF_MANY if many else _SAMPLES):
+    if not _may_be_decision(kind, awaits=awaits, samples=(_SAMPLES_OF_MANY if many else _SAMPLES) + also):
         raise InvalidMessage(
             f"local_transaction {function.__qualname__!r} returns {returned!r}, which is not a decision; "
             "it must return None, a bool or a TransactionState" + (", or one for each" if many else "")

@@ -18,7 +18,7 @@ from escrowmq.actors.client.statistics_timer import StatisticsTimer
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.producer import bulk, handing_over
 from escrowmq.actors.producer.async_producer import AsyncProducer
-from escrowmq.actors.producer.bulk_requests import LocalBatch, Requested
+from escrowmq.actors.producer.bulk_requests import LocalBatch, Requested, TransactionColumns
 from escrowmq.actors.producer.callback_check import check_callable
 from escrowmq.actors.producer.config import ProducerConfig
 from escrowmq.actors.producer.core import ProducerCore
@@ -28,7 +28,9 @@ from escrowmq.actors.producer.many import Headers
 from escrowmq.actors.producer.results import TransactionResult, settled_before
 from escrowmq.actors.producer.sent_many import SentMany
 from escrowmq.actors.producer.statistics import ProducerStatistics
+from escrowmq.actors.producer.table_calls import transactions_of_table
 from escrowmq.actors.producer.transaction import Transaction
+from escrowmq.actors.producer.transaction_results import TransactionResults
 from escrowmq.feedback.config import AnswererConfig, FeedbackConfig
 from escrowmq.feedback.states import TxStatusQuerier
 from escrowmq.replication.model import Message, RecordMetadata
@@ -271,6 +273,40 @@ class Producer(Closing):
         if local_transaction is not None:
             check_callable(local_transaction, many=True)
         return bulk.send_transactions(self._core, batch, local_transaction, transaction_timeout_s)
+
+    def send_transactions_table(
+        self,
+        topic: str,
+        table: Any,
+        local_transaction: Callable[..., Any] | None = None,
+        *,
+        value: str = "value",
+        key: str | None = None,
+        tx_id: str | None = None,
+        query_id: str | None = None,
+        partition: int | None = None,
+        transaction_timeout_s: float | None = None,
+    ) -> TransactionResults:
+        """As :meth:`send_transactions`, for the rows of a pyarrow Table or RecordBatch, or of a pandas
+        DataFrame: each row is a transaction of one message.
+
+        ``value``, ``key``, ``tx_id``, ``query_id`` name columns: values and keys as for :meth:`send_table`,
+        ids of text. A null key is no key, a null ``tx_id`` gets a new id, a null ``query_id`` is the
+        transaction's id. The messages have no headers.
+
+        The callback gets PreparedTransactions, whose columns are Arrow arrays. It returns what that of
+        ``send_transactions`` returns, or a column with one decision for each: booleans (True commits), or
+        the names of states. It may be an Arrow array, a numpy array, or a pandas Series.
+
+        Raises InvalidMessage for a table without these columns, UnknownTopic, and NotSupported without
+        pyarrow; nothing was sent then. Raises nothing for single rows, such as one with a null value: look at
+        ``states`` and ``errors`` of the result.
+        """
+        columns = TransactionColumns(value, key, tx_id, query_id)
+        call = transactions_of_table(
+            self._core, topic, table, columns, partition, local_transaction, transaction_timeout_s
+        )
+        return call(local_transaction)
 
     def statistics(self) -> ProducerStatistics:
         """Its counters and present state. Cheap, from any thread, also after ``close``."""

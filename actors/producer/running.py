@@ -8,6 +8,7 @@ any thread.
 from __future__ import annotations
 
 import threading
+from collections.abc import Collection, Iterable
 
 
 class RunningHere:
@@ -36,6 +37,19 @@ class RunningHere:
     def end_given(self, tx_id: str) -> None:
         """The transaction is over."""
         self._given.discard(tx_id)
+
+    def end_all_given(self, tx_ids: Iterable[str]) -> None:
+        """These transactions are over."""
+        with self._lock:
+            self._given.difference_update(tx_ids)
+
+    def taken_of(self, tx_ids: Collection[str], *, begin: bool) -> set[str]:
+        """Those of these ids that are running already. ``begin``: the others begin, as in ``begin_given``."""
+        with self._lock:
+            taken = self._given.intersection(tx_ids)
+            if begin:
+                self._given.update(tx_ids)
+        return taken
 
     def holds_given(self, tx_id: str) -> bool:
         """Whether a transaction with this id, given by the application, is running."""

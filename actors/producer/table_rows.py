@@ -23,6 +23,8 @@ from escrowmq.actors.producer.runs import Piece, Run, piece_bytes
 from escrowmq.replication.errors import InvalidMessage
 
 Integers = NDArray[np.int64]
+#: Whether a type of Arrow is one of some.
+Kinds = tuple[Callable[[pa.DataType], bool], ...]
 NIL = b"\xc0"
 _EMPTY = pa.scalar(b"", pa.binary())
 #: More than there are runs in a piece.
@@ -47,8 +49,8 @@ class TableRows:
         """Raises InvalidMessage, MessageTooLarge or UnknownTopic; nothing was sent then."""
         self._config, self._count = config, partitions
         self._partition = check_partition(topic, partition, partitions)
-        self._values = _column(table, value)
-        self._keys = None if key is None else _column(table, key)
+        self._values = column_of(table, value)
+        self._keys = None if key is None else column_of(table, key)
         self._check_rows(value)
 
     def __len__(self) -> int:
@@ -64,7 +66,7 @@ class TableRows:
                     f"row {row}: column {value!r} is null, but a message's value must be bytes; leave out "
                     "such rows, or fill them with empty values"
                 )
-            sizes = _row_sizes(values, keys)
+            sizes = row_sizes(values, keys)
             if len(sizes) and sizes.max() > limit:
                 row = int(np.argmax(sizes > limit))
                 raise RowTooLarge(int(sizes[row]), limit, start + row)
@@ -74,7 +76,7 @@ class TableRows:
         """Values and keys, cut at the ends of both columns' chunks, as some type with bytes."""
         columns = [self._values] if self._keys is None else [self._values, self._keys]
         for batch in pa.Table.from_arrays(columns, ["value", "key"][: len(columns)]).to_batches():
-            values, *keys = map(_plain, batch.columns)
+            values, *keys = map(plain, batch.columns)
             yield values, keys[0] if keys else None
 
     def pieces(self, gathers: Callable[[], int]) -> Iterator[Piece]:
@@ -82,7 +84,7 @@ class TableRows:
         messages without a key gather at present."""
         bytes_max, start = piece_bytes(self._config), 0
         for values, keys in self._batches():
-            ends = np.cumsum(_row_sizes(values, keys))
+            ends = np.cumsum(row_sizes(values, keys))
             done = 0
             while done < len(values):
                 before = int(ends[done - 1]) if done else 0
@@ -103,12 +105,12 @@ class TableRows:
             head = [length_headers(keys, b"\x94"), pc.fill_null(keys, b"")]
         rows = pc.binary_join_element_wise(*head, length_headers(values), values, _NO_MORE, _EMPTY)
         numbers = np.arange(start, start + len(values), dtype=np.int64)
-        places = self._places(keys, _offsets(rows), gathers)
+        places = self._places(keys, offsets_of(rows), gathers)
         first = int(places[0])
         if (places != first).any():
             order = np.argsort(places, kind="stable")
             rows, places, numbers = rows.take(pa.array(order)), places[order], numbers[order]
-        offsets, data = _offsets(rows), memoryview(rows.buffers()[2])
+        offsets, data = offsets_of(rows), memoryview(rows.buffers()[2])
         sizes = np.diff(offsets)
         cuts = [0, *(np.flatnonzero(np.diff(places)) + 1).tolist(), len(places)]
         return [
@@ -148,12 +150,12 @@ def _numbers(numbers: Integers) -> Any:
     return range(first, last + 1) if last - first == len(numbers) - 1 else numbers
 
 
-def _offsets(rows: pa.Array) -> NDArray[np.int32]:
+def offsets_of(rows: pa.Array) -> NDArray[np.int32]:
     offsets: NDArray[np.int32] = np.frombuffer(rows.buffers()[1], np.int32)
     return offsets[rows.offset : rows.offset + len(rows) + 1]
 
 
-def _row_sizes(values: pa.Array, keys: pa.Array | None) -> Integers:
+def row_sizes(values: pa.Array, keys: pa.Array | None) -> Integers:
     """The size of each message as encoded; a value that is null counts as an empty one."""
     sizes = _field_sizes(values) + 3  # the array's header, no headers, no transaction
     sizes += 1 if keys is None else _field_sizes(keys)
@@ -170,8 +172,9 @@ def _field_sizes(column: pa.Array) -> Integers:
 # ---------------------------------------------------------------- columns
 
 
-def _column(table: Any, name: str) -> pa.ChunkedArray:
-    """A column of a table of Arrow or pandas, if it can be sent."""
+def column_of(table: Any, name: str, kinds: Kinds | None = None) -> pa.ChunkedArray:
+    """A column of a table of Arrow or pandas, if it can be sent: of one of ``kinds``; None: any with
+    bytes."""
     arrow = isinstance(table, pa.Table | pa.RecordBatch)
     names = table.schema.names if arrow else getattr(table, "columns", None)
     if names is None or not (arrow or hasattr(table, "iloc")):
@@ -188,12 +191,13 @@ def _column(table: Any, name: str) -> pa.ChunkedArray:
     if not isinstance(column, pa.ChunkedArray):
         column = pa.chunked_array([column])
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-    if not any(is_one(kind) for is_one in _WITH_BYTES):
-        raise InvalidMessage(f"column {name!r} has type {kind}; make it binary or string before you send it")
+    if not any(is_one(kind) for is_one in kinds or _WITH_BYTES):
+        wanted = "binary or string" if kinds is None else "string"
+        raise InvalidMessage(f"column {name!r} has type {kind}; make it {wanted} before you send it")
     return column
 
 
-_WITH_BYTES = (
+_WITH_BYTES: Kinds = (
     pa.types.is_binary,
     pa.types.is_large_binary,
     pa.types.is_fixed_size_binary,
@@ -205,11 +209,15 @@ _WITH_BYTES = (
 )
 
 
-def _plain(column: pa.Array) -> pa.Array:
+#: For ids, which are text.
+TEXT: Kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_null)
+
+
+def plain(column: pa.Array) -> pa.Array:
     """Without the types that the functions used here do not know."""
     kind = column.type
     if pa.types.is_dictionary(kind):
-        return _plain(column.dictionary_decode())
+        return plain(column.dictionary_decode())
     if pa.types.is_null(kind) or pa.types.is_binary_view(kind) or pa.types.is_string_view(kind):
         return column.cast(pa.large_binary())
     return column
@@ -224,10 +232,11 @@ def as_binary(column: pa.Array) -> pa.Array:
     return column if kind == pa.binary() else column.cast(pa.binary())
 
 
-def length_headers(column: pa.Array, before: bytes = b"") -> pa.Array:
-    """The msgpack header of each element, after ``before``; for null, nil instead."""
+def length_headers(column: pa.Array, before: bytes = b"", *, text: bool = False) -> pa.Array:
+    """The msgpack header of each element, after ``before``; for null, nil instead. ``text``: of strings."""
+    header = _str_header if text else _bin_header
     lengths = pc.fill_null(pc.binary_length(column), -1).dictionary_encode()
-    known = [before + (NIL if n < 0 else _bin_header(n)) for n in lengths.dictionary.to_pylist()]
+    known = [before + (NIL if n < 0 else header(n)) for n in lengths.dictionary.to_pylist()]
     return pa.array(known, pa.binary()).take(lengths.indices)
 
 
@@ -235,3 +244,11 @@ def _bin_header(size: int) -> bytes:
     if size < 1 << 8:
         return b"\xc4" + size.to_bytes(1, "big")
     return b"\xc5" + size.to_bytes(2, "big") if size < 1 << 16 else b"\xc6" + size.to_bytes(4, "big")
+
+
+def _str_header(size: int) -> bytes:
+    if size < 1 << 5:
+        return (0xA0 + size).to_bytes(1, "big")
+    if size < 1 << 8:
+        return b"\xd9" + size.to_bytes(1, "big")
+    return b"\xda" + size.to_bytes(2, "big") if size < 1 << 16 else b"\xdb" + size.to_bytes(4, "big")

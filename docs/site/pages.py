@@ -27,7 +27,7 @@ REFERENCE: dict[str, tuple[str, str, str]] = {
         "Producers",
         "Send messages, alone or with a local transaction. [Guide](../guide.md#transactions).",
         "Producer AsyncProducer Transaction TransactionRequest TransactionResult PreparedTransaction "
-        "SentMany TxStatusQuerier ProducerStatistics",
+        "TransactionResults PreparedTransactions SentMany TxStatusQuerier ProducerStatistics",
     ),
     "consumer": (
         "Consumers",

@@ -24,8 +24,9 @@ FETCH_BYTES_MAX = 64 << 20
 FETCH_ENDS_MAX = 64
 
 #: Topic, partition, offset; a caller that reads a range adds its end, and gets no run that begins at or after
-#: it.
-FetchRequest = tuple[str, int, int] | tuple[str, int, int, int]
+#: it, and the id of the topic that it means, and gets nothing of another topic of that name. Earlier versions
+#: ignore the id.
+FetchRequest = tuple[str, int, int] | tuple[str, int, int, int] | tuple[str, int, int, int, int]
 FetchResult = tuple[str, int, int, int, int, list[tuple[int, int, int, int]], bytes | memoryview]
 #: Joins parts whose total size is given. A caller with many large answers reuses memory for them.
 Join = Callable[[Iterable[bytes], int], bytes | memoryview]
@@ -51,6 +52,7 @@ def fetch(
 ) -> list[FetchResult]:
     """``(topic, partition, code, log start, end, [(base, count, ts_ms, bytes), ...], blob)`` per request.
 
+    With OTHER_TOPIC, log start and end are the id that the topic of that name has here.
     ``max_bytes`` bounds the whole answer, except that every partition with data gives at least one run.
     """
     results: list[FetchResult] = []
@@ -58,11 +60,15 @@ def fetch(
     found = [state.topics.find(request[0], request[1]) for request in requests]
     with state.cut:
         ends = [partition.index.end if isinstance(partition, Partition) else 0 for partition in found]
-    for (topic, number, offset, *until), partition, end in zip(requests, found, ends, strict=True):
+    for (topic, number, offset, *more), partition, end in zip(requests, found, ends, strict=True):
         if not isinstance(partition, Partition):
             results.append((topic, number, int(partition), 0, 0, [], b""))
             continue
-        bounds = offset, end, until[0] if until else end
+        if len(more) > 1 and partition.topic_id != more[1]:
+            here = partition.topic_id
+            results.append((topic, number, int(ResultCode.OTHER_TOPIC), here, here, [], b""))
+            continue
+        bounds = offset, end, more[0] if more else end
         result = _fetch_partition(partition, log, bounds, max(left, 1), join)
         left -= len(result[6])
         results.append(result)

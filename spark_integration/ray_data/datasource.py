@@ -92,7 +92,9 @@ def read_ranges(
         yield format.schema.empty_table()
     for planned in ranges:
         part = planned.part
-        found = stretches(info, part, _lost, leader=planned.leader, group=planned.group)
+        found = stretches(
+            info, part, _lost, leader=planned.leader, group=planned.group, topic_id=planned.topic_id
+        )
         for batch in record_batches(part.topic, part.partition, found, format):
             yield pa.Table.from_batches([batch])
 

@@ -27,7 +27,7 @@ from escrowmq.replication.errors import (
     Unavailable,
     UnknownTopic,
 )
-from escrowmq.replication.model import ResultCode
+from escrowmq.replication.model import NO_ID, ResultCode
 from escrowmq.spark_integration.source.planning import OffsetRange
 
 T = TypeVar("T")
@@ -44,13 +44,14 @@ ALL_BYTES = 1 << 60
 
 @dataclass(frozen=True, slots=True)
 class PlannedRange:
-    """A range, the bytes that its messages take in the log, the broker group that has it, and the replica
-    that led it when this was planned."""
+    """A range, the bytes that its messages take in the log, the broker group that has it, the replica that
+    led it when this was planned, and the id of its topic."""
 
     part: OffsetRange
     size_bytes: int
     group: int = 0
     leader: int | None = None
+    topic_id: int = NO_ID
 
     @property
     def messages(self) -> int:
@@ -61,7 +62,7 @@ def plan(
     router: Router, topic: str, start: Any, end: Any, partitions: Sequence[int] | None
 ) -> list[PlannedRange]:
     """The ranges to read, by partition, without empty ones. See ``faces.read``."""
-    earliest, latest = _bounds(router, topic, partitions)
+    earliest, latest, topic_id = _bounds(router, topic, partitions)
     starts = _resolve(router, topic, "start", start, earliest, latest, earliest)
     ends = _resolve(router, topic, "end", end, earliest, latest, latest)
     ranges = []
@@ -75,14 +76,16 @@ def plan(
     sizes = _patiently(lambda: _sizes(router, ranges))
     group_of = router.places.group_of
     return [
-        PlannedRange(part, size, gid := group_of(topic, part.partition), router.channels[gid].leader)
+        PlannedRange(
+            part, size, gid := group_of(topic, part.partition), router.channels[gid].leader, topic_id
+        )
         for part, size in zip(ranges, sizes, strict=True)
     ]
 
 
 def resolved(router: Router, topic: str, at: Any, partitions: Sequence[int] | None) -> dict[int, int]:
     """Partition -> offset of a place. See ``faces.offsets``."""
-    earliest, latest = _bounds(router, topic, partitions)
+    earliest, latest, _ = _bounds(router, topic, partitions)
     return _resolve(router, topic, "at", at, earliest, latest, latest)
 
 
@@ -114,9 +117,11 @@ def shared_out(ranges: Sequence[PlannedRange], tasks: int) -> list[list[PlannedR
 
 def _bounds(
     router: Router, topic: str, partitions: Sequence[int] | None
-) -> tuple[dict[int, int], dict[int, int]]:
-    """Beginning and end of each partition that is read."""
+) -> tuple[dict[int, int], dict[int, int], int]:
+    """Beginning and end of each partition that is read, and the topic's id from before that: if the topic is
+    replaced meanwhile, nothing of the new one is read."""
     count = _patiently(lambda: TopicCatalog(router).partitions(topic))
+    topic_id = router.places.id_of(topic)
     chosen = sorted(range(count) if partitions is None else partitions)
     if chosen[-1] >= count:
         raise UnknownTopic(topic, chosen[-1], count)
@@ -124,6 +129,7 @@ def _bounds(
     return (
         dict(zip(chosen, found[: len(chosen)], strict=True)),
         dict(zip(chosen, found[len(chosen) :], strict=True)),
+        topic_id,
     )
 
 

@@ -60,12 +60,15 @@ class LeaderCatalog:
         self._router, self._timeout_s = router, timeout_s
         self._what: bool | list[str] = subscription.names or True
         self._offsets = OffsetReader(router)
+        #: Topic -> its id, as of the last ``topics``.
+        self.ids: Mapping[str, int] = {}
 
     def topics(self) -> Mapping[str, int]:
         """Topic -> number of partitions."""
         call = self._router.leader_call(0, "topics", self._what, timeout_s=self._timeout_s)
         topics: Sequence[TopicInfo] = result_of(call, self._timeout_s)
         self._router.places.hear(topics)
+        self.ids = {topic.name: topic.topic_id for topic in topics}
         return {topic.name: topic.partitions for topic in topics}
 
     def offsets(self, wanted: Sequence[tuple[str, int, int]]) -> list[int]:

@@ -21,9 +21,11 @@ from escrowmq.replication.errors import (
     OffsetOutOfRange,
     OutcomeUnknown,
     Overloaded,
+    TopicRecreated,
     Unavailable,
     UnknownTopic,
 )
+from escrowmq.replication.model import NO_ID
 from escrowmq.spark_integration.source.planning import OffsetRange
 
 #: Limit of a task's call to the leader when it found fewer messages than planned.
@@ -41,13 +43,20 @@ def stretches(
     lag_patience_s: float = LAG_PATIENCE_S,
     leader: int | None = None,
     group: int = 0,
+    topic_id: int = NO_ID,
 ) -> Iterator[Stretch]:
     """All messages of ``part``, as far as they are not ``lost``. Raises CorruptLog, Unavailable.
 
-    ``calls``: makes calls to brokers otherwise than through Ray.
+    ``calls``: makes calls to brokers otherwise than through Ray. ``topic_id``: the topic that was planned;
+    all of ``part`` is lost if there is another one of that name.
     """
     reader_of = partial(
-        PartitionReader, calls=calls, lag_patience_s=lag_patience_s, leader=leader, group=group
+        PartitionReader,
+        calls=calls,
+        lag_patience_s=lag_patience_s,
+        leader=leader,
+        group=group,
+        topic_id=topic_id,
     )
     at = part.start
     while at < part.end:
@@ -77,6 +86,9 @@ def _after_loss(
 ) -> int:
     """The offset at which reading continues if no replica has ``at``. ``bounds`` asks the leader."""
     name = f"{part.topic}/{part.partition}"
+    if isinstance(error, TopicRecreated):  # a replica has the new topic, so there is no more of the old one
+        lost(f"{name}: offsets {at} to {part.end} are gone, since it was deleted and created again", error)
+        return part.end
     if isinstance(error, OffsetOutOfRange) and at < error.start:  # retention moved on since the plan
         first = min(error.start, part.end)
         lost(f"{name}: offsets {at} to {first} are gone", error)

@@ -8,8 +8,9 @@ warning; it is never skipped silently.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import InputPartition
@@ -20,6 +21,7 @@ from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.consumer.reader import Stretch
 from escrowmq.actors.consumer.replica_choice import LAG_PATIENCE_S
 from escrowmq.replication.errors import DataLoss, EscrowMQError
+from escrowmq.replication.model import NO_ID
 from escrowmq.spark_integration.collector import collector_paused
 from escrowmq.spark_integration.decode.records import RowFormat, record_batches
 from escrowmq.spark_integration.ray_link import join_from_worker
@@ -30,25 +32,30 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 log = logging.getLogger(__name__)
+#: Of topics that may be any of their name.
+NO_IDS: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
 class Split(InputPartition):
     """The work of one Spark task. ``group``: the partition's broker group. ``leader``: the replica that led
-    it when this was planned."""
+    it when this was planned. ``topic_id``: the topic that was planned; ``NO_ID``: any of that name."""
 
     info: ClusterInfo
     range: OffsetRange
     leader: int | None = None
     group: int = 0
+    topic_id: int = NO_ID
 
 
-def splits(router: Router, ranges: Iterable[OffsetRange]) -> list[Split]:
-    """One split for each range. ``router``: it must have asked the leaders before, so that it knows them."""
+def splits(router: Router, ranges: Iterable[OffsetRange], ids: Mapping[str, int] = NO_IDS) -> list[Split]:
+    """One split for each range. ``router``: it must have asked the leaders before, so that it knows them.
+    ``ids``: topic -> its id from before the ranges were planned."""
 
     def one(part: OffsetRange) -> Split:
         group = router.places.group_of(part.topic, part.partition)
-        return Split(router.info, part, router.channels[group].leader, group)
+        topic_id = ids.get(part.topic, NO_ID)
+        return Split(router.info, part, router.channels[group].leader, group, topic_id)
 
     return [one(part) for part in ranges]
 
@@ -68,7 +75,13 @@ class TaskReader:
             return
         join_from_worker(self.address, self.namespace)
         part = partition.range
-        stretches = self.stretches(partition.info, part, leader=partition.leader, group=partition.group)
+        stretches = self.stretches(
+            partition.info,
+            part,
+            leader=partition.leader,
+            group=partition.group,
+            topic_id=partition.topic_id,
+        )
         with collector_paused():
             yield from record_batches(part.topic, part.partition, stretches, self.format)
 
@@ -81,6 +94,7 @@ class TaskReader:
         lag_patience_s: float = LAG_PATIENCE_S,
         leader: int | None = None,
         group: int = 0,
+        topic_id: int = NO_ID,
     ) -> Iterator[Stretch]:
         """All messages of ``part``; see :func:`~escrowmq.spark_integration.source.ranges.stretches`."""
         return stretches(
@@ -91,6 +105,7 @@ class TaskReader:
             lag_patience_s=lag_patience_s,
             leader=leader,
             group=group,
+            topic_id=topic_id,
         )
 
     def _lost(self, what: str, error: EscrowMQError) -> None:

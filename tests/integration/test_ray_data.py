@@ -209,6 +209,20 @@ def test_what_retention_removes_in_between_is_an_error(cluster: Cluster, topic: 
         ray_data.write(dataset, topic, cluster=cluster)
 
 
+def test_a_topic_that_was_created_again_in_between_is_an_error(cluster: Cluster, topic: str) -> None:
+    """It has grown past the planned offsets, and its rows were in the dataset."""
+    from escrowmq.spark_integration.ray_data.datasink import typed_cause
+
+    send(cluster, topic, 0, 60)
+    dataset = ray_data.read(topic, cluster=cluster, parallelism=1)
+    cluster.admin.delete_topic(topic)
+    cluster.admin.create_topic(topic, partitions=PARTITIONS)
+    send(cluster, topic, 1_000, 90)
+    with pytest.raises(Exception, match="created again") as caught:
+        dataset.take_all()
+    assert isinstance(typed_cause(caught.value), DataLoss)
+
+
 def test_the_example_scores_each_committed_message_once(cluster: Cluster, unique: Unique) -> None:
     expected, found = ray_data_scoring.run(cluster, unique("clicks"), unique("scores"), micro_batches=2)
     assert len(expected) == 90 and dict(found) == expected

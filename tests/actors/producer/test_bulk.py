@@ -199,7 +199,7 @@ def test_a_block_that_finds_no_place_to_be_sent_gives_its_room_back(
     core = producer._core
     kept: list[object] = []
     monkeypatch.setattr(core, "enqueue", lambda gid, block: kept.append(block))
-    monkeypatch.setattr(bulk._BulkRun, "_guard_s", lambda run: 0.05)
+    monkeypatch.setattr(bulk.BulkRun, "_guard_s", lambda run: 0.05)
     with pytest.raises(OutcomeUnknown):
         producer.send_transactions([Message(topic, b"x" * 300_000, b"%d" % i) for i in range(8)])
     (block,) = kept
@@ -212,10 +212,10 @@ def test_a_caller_that_is_interrupted_while_it_waits_gives_its_room_back(
 ) -> None:
     producer = producer_of(brokers)
 
-    def interrupt(run: bulk._BulkRun) -> float:
+    def interrupt(run: bulk.BulkRun) -> float:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(bulk._BulkRun, "_guard_s", interrupt)
+    monkeypatch.setattr(bulk.BulkRun, "_guard_s", interrupt)
     with pytest.raises(KeyboardInterrupt):
         producer.send_transactions([Message(topic, b"a")])
     assert producer._core._buffered == 0

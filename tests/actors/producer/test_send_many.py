@@ -30,7 +30,7 @@ from escrowmq.actors.producer import handing_over
 from escrowmq.actors.producer.encoder import Encoder
 from escrowmq.actors.producer.many import Columns
 from escrowmq.actors.producer.runs import Piece
-from escrowmq.actors.producer.table_rows import TableRows, _row_sizes
+from escrowmq.actors.producer.table_rows import TableRows, row_sizes
 from escrowmq.replication.format.codec import decode_rows
 from escrowmq.testing import InMemoryCluster
 from tests.support.brokers import Brokers, ClientCalls
@@ -139,7 +139,7 @@ def test_lengths_at_which_headers_grow(size: int, key: bytes | None) -> None:
     table = pa.table({"value": pa.array([value, b"x"]), "key": pa.array([key, None], pa.binary())})
     made = TableRows(config, "t", PARTITIONS, table, "value", "key", None)
     check_same(encoded(made.pieces(lambda: GATHERS), 2), expected)
-    assert _row_sizes(table["value"], table["key"]).tolist() == [len(row) for _, row in expected]
+    assert row_sizes(table["value"], table["key"]).tolist() == [len(row) for _, row in expected]
     columns = Columns(config, "t", PARTITIONS, [value, b"x"], [key, None], None, None)
     check_same(encoded(columns.pieces(lambda: GATHERS), 2), expected)
 

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from escrowmq.actors.admin.topic_creation import topic_settings
 from escrowmq.actors.broker.config import BrokerConfig
 from escrowmq.replication.calling.answers import FetchEnds
 from escrowmq.replication.errors import Unavailable
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import encode_row
-from escrowmq.replication.model import ResultCode
+from escrowmq.replication.model import NO_ID, ResultCode
 from escrowmq.replication.replica import fetching
 from escrowmq.replication.replica.fetching import FETCH_ENDS_MAX
 from tests.support.broker_group import BrokerGroup
@@ -71,3 +72,21 @@ def test_how_many_are_told_is_bounded_and_nothing_is_told_of_what_is_not_there(t
         trio.stop(leader.rid)
         with pytest.raises(Unavailable):
             reads.fetch_ends("t", 0, 0, 1, 1, 1)
+
+
+def test_a_fetch_that_names_a_topic_gets_nothing_of_another_one(tmp_path: Path) -> None:
+    """Not even a newer one that has those offsets; and whoever names none gets what is there."""
+    single = Single(tmp_path)
+    single.to_highest_level()
+    create = ops.create_topic("t", topic_settings(1), topic_id=NO_ID)
+    (((_, old),),) = ((single.submit(create)),)
+    single.submit(message("t", 0, [b"old"]))
+    single.submit(ops.delete_topic("t"))
+    (((_, new),),) = ((single.submit(create)),)
+    single.submit(message("t", 0, [b"new", b"er"]))
+    assert new > old > NO_ID
+    refused = ("t", 0, int(ResultCode.OTHER_TOPIC), new, new, [], b"")
+    assert single.replica.fetch([("t", 0, 0, 1, old)], 1 << 20) == [refused]
+    for request in (("t", 0, 0, 2, new), ("t", 0, 0, 2), ("t", 0, 0)):
+        ((_, _, code, start, end, runs, _),) = single.replica.fetch([request], 1 << 20)
+        assert (code, start, end, sum(run[1] for run in runs)) == (ResultCode.OK, 0, 2, 2)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from escrowmq.actors.producer.bulk import _BulkRun
+from escrowmq.actors.producer.bulk import BulkRun
 from escrowmq.actors.producer.bulk_blocks import BlockUnit, BulkUnit, PlanUnit
 from escrowmq.actors.producer.bulk_requests import TransactionRequest
 from escrowmq.actors.producer.bulk_spread import SpreadUnit
@@ -43,7 +43,7 @@ class _Told:
         self._then()
 
 
-class _Run(_BulkRun):
+class _Run(BulkRun):
     """A batch whose steps are events."""
 
     def __init__(self, core: ProducerCore, call: BulkCall, *, pipelined: bool) -> None:
@@ -171,7 +171,7 @@ class BulkCall:
                 continue
             decisions.append(TransactionState(producer.outcome_of(record)))
             self._decide(index, decisions[-1])
-        self._run.decide(decisions)
+        self._run.decide(self._run.opened(), decisions)
         self._run.go_on(self._all_decided)
         producer.may_die()
 
