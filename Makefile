@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: fence-trials instruments docs test-long spark-trials controls help demo demo-pictures test lint simulate campaign bench stored live bench-spark walk load chaos fuzz spark-nodes
+.PHONY: fence-trials instruments docs test-long spark-trials controls help demo demo-pictures test lint simulate campaign bench bench-peers stored live bench-spark walk load chaos fuzz spark-nodes
 
 # The tests start hundreds of processes: byte code that one of them has compiled saves the others that work.
 unexport PYTHONDONTWRITEBYTECODE
@@ -85,6 +85,9 @@ controls: $(STAMP) ## plant faults in the code and measure how soon the simulato
 
 bench: $(STAMP) ## throughput and latency, and their ratio to a ceiling measured in the same run (5 minutes; ARGS=--help)
 	$(BIN)/python -m benchmarks $(ARGS)
+
+bench-peers: $(STAMP) ## Kafka, RocketMQ and NATS from their packages, in turns with ours; ratios into docs/performance.md (25 minutes; ARGS=--help)
+	$(BIN)/python -m benchmarks.peers --docs docs $(ARGS)
 
 instruments: $(STAMP) ## generate alert rules, Grafana board and docs/metrics.md from the table of metrics
 	$(BIN)/python -m escrowmq.cluster.exporter.rules deploy/prometheus/rules.yml

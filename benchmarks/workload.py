@@ -174,6 +174,22 @@ def plain_messages(group: GroupUnderTest, producer: Producer, topic: str, size: 
     return Timed(group.measure(work), {})
 
 
+def lone_messages(group: GroupUnderTest, producer: Producer, topic: str, seconds: float) -> Timed:
+    """``send`` one by one, each answered before the next."""
+    source = messages(topic, TX_BYTES)
+    latency = Latencies()
+
+    def work() -> tuple[int, float]:
+        count, begin = 0, time.perf_counter()
+        while (sent := time.perf_counter()) - begin < seconds:
+            producer.send(next(source)).result(timeout=30)
+            latency.add(time.perf_counter() - sent)
+            count += 1
+        return count, time.perf_counter() - begin
+
+    return Timed(group.measure(work), latency.summary())
+
+
 def reading(group: GroupUnderTest, topic: str, limit_s: float) -> Traffic:
     """One consumer in a group reads the topic from its start and commits once per second."""
     with group.cluster.consumer(

@@ -1,0 +1,137 @@
+"""The figures as Markdown, between marks: ratios in docs/performance.md, all in docs/evidence/peers.md.
+
+``python -m benchmarks.peers --rounds 0`` only writes the pages again, from the figures that are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.page import table
+from benchmarks.peers.packages import versions
+from benchmarks.peers.ratios import Line, Spread, lines, visibility
+from benchmarks.peers.results import Results
+from benchmarks.peers.rows import COMPARISONS, TX_64, TX_256, Unit
+from benchmarks.peers.system import Peer
+from benchmarks.peers.turns import rounds_of
+
+BEGIN, END = "<!-- peers: written by benchmarks/peers/page.py -->", "<!-- end of peers -->"
+PAGES = ("performance.md", "evidence/peers.md")
+
+
+def write_pages(results: Results, peers: Sequence[type[Peer]], docs: Path) -> None:
+    """Replace the text between the marks of both pages. Raises ValueError if one lacks them."""
+    for name, text in zip(PAGES, (ratios(results, peers), figures(results, peers)), strict=True):
+        page = docs / name
+        before, mark, rest = page.read_text().partition(BEGIN)
+        _, end, after = rest.partition(END)
+        if not mark or not end:
+            raise ValueError(f"{page} lacks the marks {BEGIN!r} and {END!r}")
+        page.write_text(f"{before}{BEGIN}\n\n{text}\n{END}{after}")
+
+
+def measured(results: Results, peers: Sequence[type[Peer]]) -> dict[type[Peer], list[Line]]:
+    """The peers that have rounds, with their lines."""
+    found = {}
+    for peer in peers:
+        rounds = [one for run in results.of(peer.name) for one in rounds_of(run)]
+        if known := lines(rounds, peer.name):
+            found[peer] = known
+    return found
+
+
+def ratios(results: Results, peers: Sequence[type[Peer]]) -> str:
+    """One table: a line for each comparison, a column for each peer."""
+    columns = measured(results, peers)
+    rows = []
+    for comparison in COMPARISONS:
+        cells = []
+        for known in columns.values():
+            line = next((line for line in known if line.comparison == comparison), None)
+            cells.append("–" if line is None else _spread(line.ratio, ".2f"))
+        if any(cell != "–" for cell in cells):
+            rows.append((comparison.title, *cells))
+    durable = (
+        "durable at the answer (EscrowMQ: `fdatasync` on a majority of three)",
+        *(p.durable for p in columns),
+    )
+    parts = [table(("", *(peer.title for peer in columns)), [durable, *rows])]
+    parts += [_missing(results, peers)]
+    return "\n".join(part for part in parts if part)
+
+
+def figures(results: Results, peers: Sequence[type[Peer]]) -> str:
+    """For each peer: versions, settings, when it ran, and a table with medians of both and their ratio."""
+    parts = []
+    for peer, known in measured(results, peers).items():
+        runs = results.of(peer.name)
+        rounds = [one for run in runs for one in rounds_of(run)]
+        body = [
+            (
+                line.comparison.title,
+                _figure(line.ours, line.comparison.unit),
+                _figure(line.theirs, line.comparison.unit),
+                _spread(line.ratio, ".2f"),
+                str(line.rounds),
+            )
+            for line in known
+        ]
+        head = ("", "EscrowMQ", peer.title, "ratio", "rounds")
+        parts += [f"### {peer.title}\n", f"{_pins(peer.product)}. Durable at the answer: {peer.durable}.\n"]
+        parts += [f"Settings: {peer.settings}.\n", _ran(runs), table(head, body)]
+        for row, count in ((TX_64, 64), (TX_256, 256)):
+            if (seen := visibility(rounds, peer.name, row)) is not None:
+                parts.append(
+                    f"Of the transactions that were acknowledged with {count} in flight, consumers could "
+                    f"read {seen.at_end:.0%} when the load ended, and {seen.later:.0%} after "
+                    f"{seen.waited_s:.1f} s more (medians).\n"
+                )
+        parts += _failures(peer, runs)
+    return "\n".join([*parts, _missing(results, peers)])
+
+
+def _ran(runs: list[dict[str, object]]) -> str:
+    said = [
+        f"{run['began']} at {run['revision']}, {run['warm_s']:g} s warm, {run['seconds']:g} s a row, "
+        f"load average before {run['load_before']:.1f}"
+        for run in runs
+    ]
+    return "Runs: " + "; ".join(said) + ".\n"
+
+
+def _failures(peer: type[Peer], runs: list[dict[str, object]]) -> list[str]:
+    """Rows that failed are not in the table; that they failed is."""
+    said: dict[str, int] = {}
+    for run in runs:
+        if "ended" in run:
+            said[f"a run ended early: {run['ended']}"] = 1
+        for one in rounds_of(run):
+            for row, figure in one.get(peer.name, {}).items():
+                if figure.error is not None:
+                    text = f"`{row}` failed: {figure.error}"
+                    said[text] = said.get(text, 0) + 1
+    return [f"- {text} ({count} times)\n" if count > 1 else f"- {text}\n" for text, count in said.items()]
+
+
+def _missing(results: Results, peers: Sequence[type[Peer]]) -> str:
+    names = {peer.name: peer.title for peer in peers}
+    refused = [(names.get(name, name), why) for name, why in results.not_available.items()]
+    return "".join(f"- {title}: not available: {why}\n" for title, why in refused)
+
+
+def _pins(product: str) -> str:
+    pins = [
+        f"{name.rpartition(':')[2]} {version}"
+        for kind in versions()[product].values()
+        for name, version in kind.items()
+    ]
+    return ", ".join(pins)
+
+
+def _figure(spread: Spread, unit: Unit) -> str:
+    return f"{spread.median:.2f} ms" if unit == "p50_ms" else f"{spread.median:,.0f}/s"
+
+
+def _spread(spread: Spread, how: str) -> str:
+    return f"{spread.median:{how}} ({spread.low:{how}}–{spread.high:{how}})"
