@@ -26,6 +26,7 @@ from escrowmq.replication.format.membership import Members
 from escrowmq.replication.host.driver import Driver
 from escrowmq.replication.host.parking import ParkingLot
 from escrowmq.replication.host.replica_setup import ReplicaSetup
+from escrowmq.replication.host.room_watch import RoomWatch
 from escrowmq.replication.host.running import TIMER_S, RunningReplica
 from escrowmq.replication.host.scrubbing import Scrubber, ScrubState
 from escrowmq.replication.log.datadir import Identity
@@ -123,6 +124,8 @@ class MemoryReplica(RunningReplica):
             segment_bytes=config.segment_bytes,
             on_roll=lambda first: self.checkpoints.want(first - 1),
         )
+        self.room = RoomWatch("room", disk.free_bytes, disk.free_bytes)  # memory's room does not change
+        self.room.look()
         self.news = cast(ParkingLot, StagedLot(stage))
         self.checks_due = cast(ParkingLot, StagedLot(stage))
         self.snapshot_s = Histogram(LONG_S)
