@@ -262,6 +262,20 @@ REPLICA_METRICS = (
         ),
     ),
     Metric(
+        name="escrowmq_replica_clients",
+        kind=Kind.gauge,
+        labels=REPLICA,
+        help="Producers and admins that are connected to it directly; the others use Ray's calls.",
+        source=f"{_BROKER}'s door",
+    ),
+    Metric(
+        name="escrowmq_replica_client_requests_total",
+        kind=Kind.counter,
+        labels=REPLICA,
+        help="Requests that came over clients' own connections.",
+        source=f"{_BROKER}'s door",
+    ),
+    Metric(
         name="escrowmq_replica_driver_stall_seconds",
         kind=Kind.histogram,
         labels=REPLICA,

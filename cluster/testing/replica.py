@@ -79,7 +79,7 @@ class MemoryNode:
 class MemoryDriver:
     """Replaces the driver's thread: runs each submitted function before the call returns."""
 
-    disk_full = False
+    disk_full, door = False, None
 
     def __init__(self, after: Callable[[], None]) -> None:
         self._after = after

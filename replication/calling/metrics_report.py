@@ -59,6 +59,7 @@ class MetricsReport(Carried, frozen=True, kw_only=True):
 
     ``prepared`` and ``decided`` ("COMMITTED/producer") count what it did as leader, so that each transaction
     is counted at one replica; ``refused``: requests by reason; ``terms_led``: how often it became leader.
+    ``clients``: those with a connection of their own now; ``client_requests``: what came over such ones.
     ``histograms`` are in seconds. ``led``: None unless it leads. ``disk_bytes``: size of its file system.
     """
 
@@ -67,6 +68,8 @@ class MetricsReport(Carried, frozen=True, kw_only=True):
     pid: int = 0
     terms_led: int = 0
     link_connects: int = 0
+    clients: int = 0
+    client_requests: int = 0
     prepared: int = 0
     decided: Mapping[str, int] = msgspec.field(default_factory=dict)
     refused: Mapping[str, int] = msgspec.field(default_factory=dict)

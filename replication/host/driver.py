@@ -112,7 +112,7 @@ class Driver:
         self._jobs: queue.SimpleQueue[SyncJob | None] = queue.SimpleQueue()
         self._removals: queue.SimpleQueue[SyncJob | None] = queue.SimpleQueue()
         self._done: asyncio.Event | None = None
-        self._door: Door | None = None
+        self.door: Door | None = None
         name = identity.replica
         self._thread = threading.Thread(target=self._run, name=f"raft-{name}", daemon=True)
         self._disk_threads = [
@@ -168,7 +168,7 @@ class Driver:
         assert self._loop is not None
         if self._stopped or self._failed:
             raise Closed("the replica has stopped")
-        self._door = door
+        self.door = door
         starting = asyncio.run_coroutine_threadsafe(door.start(self._listen[0]), self._loop)
         starting.result(timeout_s)
 
@@ -234,8 +234,8 @@ class Driver:
         self._regular_tick()
         self._started.set_result(self.address)
         await self._done.wait()
-        if self._door is not None:
-            self._door.stop()
+        if self.door is not None:
+            self.door.stop()
         await self._transport.stop()
 
     async def _shut_down(self) -> None:

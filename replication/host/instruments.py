@@ -44,6 +44,8 @@ class Instruments:
             rid=running.rid,
             terms_led=replica.terms_led,
             link_connects=driver.counters.connects,
+            clients=0 if driver.door is None else driver.door.clients,
+            client_requests=0 if driver.door is None else driver.door.requests,
             prepared=replica.led.prepared,
             decided={
                 f"{STATE_OF[outcome].value}/{who}": count

@@ -89,6 +89,11 @@ class Door:
         address = self.address
         return None if address is None or len(self._clients) >= CLIENTS_MAX else (*address, self.key)
 
+    @property
+    def clients(self) -> int:
+        """How many are connected. Any thread."""
+        return len(self._clients)
+
     # -------------------------------------------------------------- connections
 
     def arrived(self, connection: ClientConnection) -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import pickle
 import threading
 from collections import Counter
+from typing import Any
 
 import pytest
 
 from escrowmq.actors.broker.config import BrokerConfig
+from escrowmq.actors.client.linked_calls import LinkedCalls
+from escrowmq.actors.client.replica_calls import OnAnswer
 from escrowmq.replication.calling.answers import OverdueReport
 from escrowmq.replication.calling.metrics_report import MetricsReport
 from escrowmq.replication.format import ops
@@ -137,3 +140,33 @@ def test_a_leader_reports_checks_that_nobody_makes(
     shown = leader.parts.inspection.status().overdue
     assert shown is not None and (shown.count, shown.app, shown.topic, shown.tx_id) == (1, "app", "t", "a")
     assert trio.follower()[0].parts.inspection.status().overdue is None
+
+
+def test_clients_with_connections_of_their_own_are_counted(trio: BrokerGroup) -> None:
+    member = trio.leader()
+    offered = member.parts.client_link()
+    assert offered is not None
+    calls = LinkedCalls(Offering(offered))
+    answers: list[object] = []
+    try:
+        while not answers or calls.linked == 0:
+            calls.call(0, member.rid, "submit", (b"no request",), lambda *answer: answers.append(answer[0]))
+            calls.pump(0.0)
+            calls.wakeup.wait(0.1)
+        wait_until(lambda: member.parts.instruments.metrics().client_requests == 1, what="the request")
+        assert member.parts.instruments.metrics().clients == 1
+    finally:
+        calls.stopped("the test ends")
+    wait_until(lambda: member.parts.instruments.metrics().clients == 0, what="the end of the connection")
+
+
+class Offering:
+    """Ray's calls to a broker that offers this connection."""
+
+    def __init__(self, offer: tuple[str, int, bytes]) -> None:
+        self.offer = offer
+
+    def call(self, gid: int, rid: int, method: str, args: tuple[Any, ...], done: OnAnswer) -> None:
+        done(self.offer if method == "client_link" else ("unknown",), None)
+
+    def close(self) -> None: ...
