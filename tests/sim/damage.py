@@ -3,11 +3,12 @@ read as zeros; snapshots and run files that end early.
 
 The log is damaged on any replica and at any place, under two conditions. First, a sound copy of every
 committed entry that is damaged somewhere stays on a replica that has not lost its disk; one copy is enough.
-Second, a checksum must be able to tell the damage from a torn write, so only bytes before the batch of an
-entry that is committed and durable here are damaged. Damage to the very last batch, with nothing sound behind
-it, looks like a torn tail (see docs/log-format.md); a replica that forgets its last acknowledged entry and
-then votes is one failure more than this fault stands for. Votes and states are damaged, and disks lost, on a
-minority at a time: no software recovers what a majority has forgotten.
+Retention may remove it as long as a majority does not need a copy of a leader's state. Second, a checksum
+must be able to tell the damage from a torn write, so only bytes before the batch of an entry that is
+committed and durable here are damaged. Damage to the very last batch, with nothing sound behind it, looks
+like a torn tail (see docs/log-format.md); a replica that forgets its last acknowledged entry and then votes
+is one failure more than this fault stands for. Votes and states are damaged, and disks lost, on a minority at
+a time: no software recovers what a majority has forgotten.
 """
 
 from __future__ import annotations
@@ -170,6 +171,42 @@ def others_have_all(sim: Simulation, victim: SimReplica) -> bool:
         _damaged_entries(one) <= set().union(*(held[other] for other in others if other is not one))
         for one in damaged
     )
+
+
+def may_drop(sim: Simulation, keeper: SimReplica, index: int) -> bool:
+    """Whether retention on ``keeper`` may drop the entries before ``index``.
+
+    Not if they have the last sound copies of what is damaged elsewhere, and a majority would then need a copy
+    of a leader's state: who could lead has lost what it knew, or cannot be mended any more.
+    """
+    damaged = [replica for replica in sim.replicas if replica.flipped and not knows_less(replica)]
+    if not damaged:
+        return True
+    held = {replica: sound_entries(replica) for replica in sim.replicas}
+    holes = {replica: _damaged_entries(replica) for replica in damaged}
+
+    def beyond_mending() -> set[SimReplica]:
+        rest = {one: set().union(*(held[other] for other in held if other is not one)) for one in damaged}
+        return {one for one in damaged if not holes[one] <= rest[one]}
+
+    before = beyond_mending()
+    for entries in (held, holes):
+        if keeper in entries:
+            entries[keeper] = {entry for entry in entries[keeper] if entry[0] >= index}
+    after = beyond_mending()
+    lost = len(after) + sum(knows_less(replica) for replica in sim.replicas)
+    return after <= before or 2 * lost < len(sim.replicas)
+
+
+def keep_last_copies(sim: Simulation, keeper: SimReplica) -> None:
+    """Let the journal of ``keeper`` drop entries only when it may."""
+    journal = keeper.journal
+    drop_before = journal.drop_before
+
+    def when_allowed(index: int) -> int:
+        return drop_before(index) if may_drop(sim, keeper, index) else journal.first_index
+
+    journal.drop_before = when_allowed  # type: ignore[method-assign]
 
 
 def _damaged_entries(replica: SimReplica) -> set[tuple[int, int]]:

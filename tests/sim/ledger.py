@@ -81,13 +81,15 @@ def with_results(ops: Sequence[Op], results: Sequence[Result]) -> Iterator[tuple
     return zip((op for op in ops if op.type not in _WITHOUT_RESULT), results, strict=True)
 
 
-def accepted(prepare: Op, result: Result) -> list[str]:
-    """The transactions that have this part now. What was refused is in the log, too."""
+def accepted(op: Op, result: Result) -> list[str]:
+    """The transactions that a PREPARE, COMMIT or ROLLBACK took effect on. What it was refused for is in the
+    log, too."""
     code, *rest = result
     if code not in (ResultCode.OK, ResultCode.PARTIAL):
         return []
     refused = {place for place, *_ in rest[0]} if code == ResultCode.PARTIAL else ()
-    return [tx_id for place, tx_id in enumerate(prepare.meta[2]) if place not in refused]
+    tx_ids = op.meta[2 if op.type == OpType.PREPARE else 1]
+    return [tx_id for place, tx_id in enumerate(tx_ids) if place not in refused]
 
 
 class Ledger:
@@ -190,7 +192,7 @@ class Ledger:
             if op.type == OpType.PREPARE:
                 self._prepared(op.meta[0], accepted(op, result), op.meta[5])
             elif op.type in (OpType.COMMIT, OpType.ROLLBACK):
-                for tx_id in op.meta[1]:
+                for tx_id in accepted(op, result):
                     self._decided(op.meta[0], tx_id, op.type == OpType.COMMIT)
 
     def _prepared(self, app: str, ids: list[str], part: int) -> None:

@@ -22,6 +22,7 @@ from escrowmq.replication.net.handshake import ToldSuperseded
 from escrowmq.replication.raft.node import RaftNode
 from escrowmq.replication.raft.pysync import FOLLOWER
 from tests.sim.bounds import RECOUNT_EVERY, check_bounds
+from tests.sim.damage import keep_last_copies
 from tests.sim.disk import PowerCut, SimDisk
 from tests.sim.repair import copy_log, has_forgotten_nothing, mend_log
 from tests.sim.tables import WALK_EVERY, check_tables
@@ -185,6 +186,7 @@ class SimReplica:
         self.journal = SegmentJournal(
             self.disk, segment_bytes=sim.plan.segment_bytes, cache_bytes=CACHE_BYTES, mendable=True
         )
+        keep_last_copies(sim, self)
         self.marks = PeerMarks(self.meta, self.own, must_exist=True)
         self.app: Application = sim.workload.open(
             ReplicaContext(

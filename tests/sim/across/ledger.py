@@ -103,7 +103,7 @@ class AcrossLedger(Ledger):
                 for tx_id in accepted(op, result):
                     self._part(self.on_wire(op.meta[0], tx_id, home), gid, op.meta[5])
             elif op.type in (OpType.COMMIT, OpType.ROLLBACK):
-                for tx_id in op.meta[1]:
+                for tx_id in accepted(op, result):
                     self._ended(self.open_in(op.meta[0], tx_id, gid), gid, op.type == OpType.COMMIT)
 
     def _rises(self, gid: int, level: int) -> None:

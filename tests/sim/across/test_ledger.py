@@ -1,4 +1,4 @@
-"""What the ledger takes for prepared. A PREPARE that was refused is in the log too, and stores nothing."""
+"""What the ledger takes for prepared and for decided. What was refused is in the log too."""
 
 from __future__ import annotations
 
@@ -82,6 +82,19 @@ def test_what_a_deleted_topic_refuses_as_a_whole_is_not_prepared() -> None:
     group.add(ops.delete_topic("t"))
     assert group.prepare(0, None)[0] == ResultCode.UNKNOWN_TOPIC
     assert group.x.here == set()
+
+
+def test_what_a_check_may_not_roll_back_any_more_is_not_decided() -> None:
+    group = Heard(0, {0: 1})
+    group.level(2)
+    for _ in range(2):
+        assert group.prepare(0, PrepareExtra("p", given=True, heard_ms=group.now_ms)) == [0]
+    newest = group.index
+    (result,) = group.add(ops.rollback_under("mute", ["x"], "check", [newest - 1]))
+    assert result == [ResultCode.PARTIAL, [[0, ResultCode.RETRY, None]]]
+    assert group.x.ended_in == {} and not group.x.decided
+    group.add(ops.rollback_under("mute", ["x"], "check", [newest]))
+    assert group.x.ended_in == {0: False} and group.x.decided
 
 
 def test_with_the_log_taken_for_the_truth_it_counts_as_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
