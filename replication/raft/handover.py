@@ -66,9 +66,12 @@ class Handover:
     def tick(self, now: float, *, lacks_room: bool) -> None:
         """Give up when time is up, or when nobody who could take over is connected; otherwise tell a peer
         that holds our whole log to campaign immediately. ``lacks_room``: this replica's disk does."""
-        self._watch_disk(now)
-        self._watch_damage(now)
-        self._watch_room(now, lacks_room)
+        if self._core.role() == LEADER:
+            self._watch_disk(now)
+            self._watch_damage(now)
+            self._watch_room(now, lacks_room)
+        else:
+            self._begin_watching(now)
         if self._deadline is None:
             return
         able = self._able() if self._to is None else self._able() & {self._to}
@@ -84,16 +87,22 @@ class Handover:
         """Peers that could lead: connected voters."""
         return self._connected.intersection(self._circle.voters)
 
+    def _begin_watching(self, now: float) -> None:
+        """Nothing is watched before this replica leads; then what was seen last counts from now on."""
+        self._durable, self._durable_since = self._journal.durable_index, now
+        self._damaged_since, self._damage_pause_s, self._asked = None, self._config.damage_stall_s, []
+        self._lacking_since, self._room_pause_s = None, self._config.disk_stall_s
+
     def _watch_disk(self, now: float) -> None:
         durable = self._journal.durable_index
-        if durable == self._journal.last_index or durable != self._durable or self._core.role() != LEADER:
+        if durable == self._journal.last_index or durable != self._durable:
             self._durable, self._durable_since = durable, now
         elif now - self._durable_since >= self._config.disk_stall_s:
             self._durable_since = now
             self.begin(None, now)
 
     def _watch_room(self, now: float, lacks_room: bool) -> None:
-        if not lacks_room or self._core.role() != LEADER:
+        if not lacks_room:
             self._lacking_since, self._room_pause_s = None, self._config.disk_stall_s
         elif self._lacking_since is None:
             self._lacking_since = now
@@ -107,7 +116,7 @@ class Handover:
 
     def _watch_damage(self, now: float) -> None:
         """Watch for damage in an entry that this leader must apply next, or send next."""
-        if self._core.role() != LEADER or not self._needs_damaged():
+        if not self._needs_damaged():
             self._damaged_since, self._damage_pause_s, self._asked = None, self._config.damage_stall_s, []
         elif self._damaged_since is None:
             self._damaged_since = now

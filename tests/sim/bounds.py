@@ -30,8 +30,11 @@ REQUEST_BYTES_MAX = 8 << 20
 GONE_BUCKETS_MAX = 2_000
 
 
-def check_bounds(replica: SimReplica, cache_bytes: int, *, recount: bool) -> None:
-    """Raise Violation for anything beyond its bound; with ``recount``, also for wrong sums."""
+def check_bounds(replica: SimReplica, cache_bytes: int, *, recount: bool, has_applied: bool = True) -> None:
+    """Raise Violation for anything beyond its bound; with ``recount``, also for wrong sums.
+
+    ``has_applied``: whether an entry was applied since the last check. Nothing else changes what is open.
+    """
     broker = getattr(replica.app, "replica", None)  # the broker's state; the plain workload has none
     if recount:
         _recount_node(replica)
@@ -39,8 +42,8 @@ def check_bounds(replica: SimReplica, cache_bytes: int, *, recount: bool) -> Non
             _recount_broker(replica, broker)
     _check_node(replica, cache_bytes)
     if broker is not None:
-        _check_broker(replica, broker)
-        if recount or len(broker.state.transactions.apps) <= APPS_AT_ONCE:
+        _check_broker(replica, broker, recount)
+        if recount or (has_applied and len(broker.state.transactions.apps) <= APPS_AT_ONCE):
             _check_open(replica, broker)
 
 
@@ -96,7 +99,7 @@ def _recount_node(replica: SimReplica) -> None:
 # ------------------------------------------------------------------ requests and transactions
 
 
-def _check_broker(replica: SimReplica, broker: Any) -> None:
+def _check_broker(replica: SimReplica, broker: Any, recount: bool) -> None:
     admission, state, limits = broker.admission, broker.state, broker.limits
     queue = admission._queue
     if queue or admission._queued_bytes:
@@ -107,23 +110,27 @@ def _check_broker(replica: SimReplica, broker: Any) -> None:
         _inside(replica, "entries in flight", broker._in_flight, limits.entries_in_flight)
     if len(state.due.news) != len(state.due._due):
         _same(replica, "pairs with due checks", len(state.due.news), len(state.due._due))
+    if recount or len(state.transactions.apps) <= APPS_AT_ONCE:
+        _check_due(replica, state)
 
 
 def _check_open(replica: SimReplica, broker: Any) -> None:
-    """Check each app's open transactions and its queue of checks."""
-    state, limits = broker.state, broker.limits
-    opened = 0
-    for app, table in state.transactions.apps.items():
-        opened += len(table.open)
+    """Check each app's open transactions."""
+    most = broker.limits.open_transactions_max
+    for app, table in broker.state.transactions.apps.items():
         for topic, count in table.open_by_topic.items():
-            if not 0 <= count <= limits.open_transactions_max:
-                _inside(replica, f"open of {app}, {topic}", count, limits.open_transactions_max)
+            if not 0 <= count <= most:
+                _inside(replica, f"open of {app}, {topic}", count, most)
+
+
+def _check_due(replica: SimReplica, state: Any) -> None:
+    """Check the queue of checks, which changes whenever time passes."""
     due = state.due
-    if due._queued > due._slack:
-        _inside(replica, "checks queued", due._queued, 2 * opened + 2 * due._slack)
     if len(due._order) > len(due._buckets):
         _inside(replica, "order of checks", len(due._order), 2 * len(due._buckets) + GONE_BUCKETS_MAX)
-    if due._leases:
+    if due._queued > due._slack or due._leases:
+        opened = sum([len(table.open) for table in state.transactions.apps.values()])
+        _inside(replica, "checks queued", due._queued, 2 * opened + 2 * due._slack)
         _inside(replica, "leases of checks", len(due._leases), opened)
 
 

@@ -180,6 +180,7 @@ class SimReplica:
         self.up, self.incarnation, self.paused_until = True, self.incarnation + 1, 0.0
         self._effects_left = None
         self._tick_queued = self._wake_queued = self._quiet = False
+        self._checked_to = 0  # bounds were checked after this entry was applied
         self._job: SyncJob | None = None
         self._inbox.clear()
         self._put_off.clear()
@@ -388,7 +389,9 @@ class SimReplica:
         self._begin_sync()
         self.learner = node.rejoining
         self._ticks += 1
-        check_bounds(self, CACHE_BYTES, recount=self._ticks % RECOUNT_EVERY == 0)
+        applied, recount = node.applied_index, self._ticks % RECOUNT_EVERY == 0
+        check_bounds(self, CACHE_BYTES, recount=recount, has_applied=applied != self._checked_to)
+        self._checked_to = applied
         if self._ticks % WALK_EVERY == 0:
             check_tables(self)
         self._sim.look(self)

@@ -228,7 +228,9 @@ def test_what_exceeds_a_bound_is_reported(
 
 def test_every_tick_of_a_replica_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bool] = []
-    monkeypatch.setattr("tests.sim.replica.check_bounds", lambda *_, recount: seen.append(recount))
+    monkeypatch.setattr(
+        "tests.sim.replica.check_bounds", lambda *_, recount, has_applied: seen.append(recount)
+    )
     replica = busy_leader()
     ticks = sum(r._ticks for r in replica._sim.replicas)
     assert len(seen) == ticks and abs(sum(seen) - ticks // RECOUNT_EVERY) <= 3
