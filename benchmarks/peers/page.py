@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarks.page import table
+from benchmarks.peers.neighbours import OTHERS_MAX
 from benchmarks.peers.packages import versions
 from benchmarks.peers.ratios import Line, Spread, lines, visibility
 from benchmarks.peers.results import Results
@@ -35,7 +37,7 @@ def measured(results: Results, peers: Sequence[type[Peer]]) -> dict[type[Peer], 
     """The peers that have rounds, with their lines."""
     found = {}
     for peer in peers:
-        rounds = [one for run in results.of(peer.name) for one in rounds_of(run)]
+        rounds = [one for run in results.of(peer.name) for one in rounds_of(run, OTHERS_MAX)]
         if known := lines(rounds, peer.name):
             found[peer] = known
     return found
@@ -66,7 +68,7 @@ def figures(results: Results, peers: Sequence[type[Peer]]) -> str:
     parts = []
     for peer, known in measured(results, peers).items():
         runs = results.of(peer.name)
-        rounds = [one for run in runs for one in rounds_of(run)]
+        rounds = [one for run in runs for one in rounds_of(run, OTHERS_MAX)]
         body = [
             (
                 line.comparison.title,
@@ -91,22 +93,28 @@ def figures(results: Results, peers: Sequence[type[Peer]]) -> str:
     return "\n".join([*parts, _missing(results, peers)])
 
 
-def _ran(runs: list[dict[str, object]]) -> str:
+def _ran(runs: list[dict[str, Any]]) -> str:
     said = [
-        f"{run['began']} at {run['revision']}, {run['warm_s']:g} s warm, {run['seconds']:g} s a row, "
-        f"load average before {run['load_before']:.1f}"
+        f"{run['began']} at {run['revision']}, {run['warmed_s']:.0f} s warm, {run['seconds']:g} s a row, "
+        f"others {_worst(run):.0%} of the machine"
         for run in runs
+        if any(rounds_of(run, OTHERS_MAX))
     ]
     return "Runs: " + "; ".join(said) + ".\n"
 
 
-def _failures(peer: type[Peer], runs: list[dict[str, object]]) -> list[str]:
+def _worst(run: dict[str, Any]) -> float:
+    """The largest share of others in a round that counts."""
+    return max((others for others in run["others"] if others <= OTHERS_MAX), default=0.0)
+
+
+def _failures(peer: type[Peer], runs: list[dict[str, Any]]) -> list[str]:
     """Rows that failed are not in the table; that they failed is."""
     said: dict[str, int] = {}
     for run in runs:
         if "ended" in run:
             said[f"a run ended early: {run['ended']}"] = 1
-        for one in rounds_of(run):
+        for one in rounds_of(run, OTHERS_MAX):
             for row, figure in one.get(peer.name, {}).items():
                 if figure.error is not None:
                     text = f"`{row}` failed: {figure.error}"
@@ -116,8 +124,20 @@ def _failures(peer: type[Peer], runs: list[dict[str, object]]) -> list[str]:
 
 def _missing(results: Results, peers: Sequence[type[Peer]]) -> str:
     names = {peer.name: peer.title for peer in peers}
-    refused = [(names.get(name, name), why) for name, why in results.not_available.items()]
-    return "".join(f"- {title}: not available: {why}\n" for title, why in refused)
+    said = [
+        f"- {names.get(name, name)}: not available: {why}\n" for name, why in results.not_available.items()
+    ]
+    for peer in peers:
+        counts = [
+            (len(run["rounds"]), len(list(rounds_of(run, OTHERS_MAX)))) for run in results.of(peer.name)
+        ]
+        taken, used = (sum(count[i] for count in counts) for i in (0, 1))
+        if used < taken:
+            said.append(
+                f"- {peer.title}: {taken - used} of {taken} rounds are left out, since other work took more "
+                f"than {OTHERS_MAX:.0%} of the machine meanwhile, or while the peer was warmed\n"
+            )
+    return "".join(said)
 
 
 def _pins(product: str) -> str:
