@@ -19,12 +19,21 @@ from benchmarks.peers.system import Peer
 from benchmarks.peers.turns import rounds_of
 
 BEGIN, END = "<!-- peers: written by benchmarks/peers/page.py -->", "<!-- end of peers -->"
-PAGES = ("performance.md", "evidence/peers.md")
+#: Below the folder of the documents.
+PAGES = ("performance.md", "evidence/peers.md", "../README.md")
+#: What the README quotes.
+QUOTED = ("plain messages of 256 B", "transactions, 64 in flight", "the same, EscrowMQ with one-way commit")
+QUOTED_AS = (
+    "plain messages of 256 B",
+    "64 transactions in flight, waiting for COMMIT",
+    "with one-way commit",
+)
 
 
 def write_pages(results: Results, peers: Sequence[type[Peer]], docs: Path) -> None:
-    """Replace the text between the marks of both pages. Raises ValueError if one lacks them."""
-    for name, text in zip(PAGES, (ratios(results, peers), figures(results, peers)), strict=True):
+    """Replace the text between the marks of all pages. Raises ValueError if one lacks them."""
+    texts = (ratios(results, peers), figures(results, peers), quote(results, peers))
+    for name, text in zip(PAGES, texts, strict=True):
         page = docs / name
         before, mark, rest = page.read_text().partition(BEGIN)
         _, end, after = rest.partition(END)
@@ -61,6 +70,24 @@ def ratios(results: Results, peers: Sequence[type[Peer]]) -> str:
     parts = [table(("", *(peer.title for peer in columns)), [durable, *rows])]
     parts += [_missing(results, peers)]
     return "\n".join(part for part in parts if part)
+
+
+def quote(results: Results, peers: Sequence[type[Peer]]) -> str:
+    """A sentence with medians of ratios, or nothing if nothing was measured."""
+    columns = measured(results, peers)
+    said = []
+    for title, name in zip(QUOTED, QUOTED_AS, strict=True):
+        cells = [
+            f"{_short(line.ratio.median)} ({peer.title})"
+            for peer, known in columns.items()
+            for line in known
+            if line.comparison.title == title
+        ]
+        if cells:
+            said.append(f"{name}: {', '.join(cells)}")
+    if not said:
+        return ""
+    return f"In turns with others, EscrowMQ's rate as a multiple of theirs (medians). {'. '.join(said)}.\n"
 
 
 def figures(results: Results, peers: Sequence[type[Peer]]) -> str:
@@ -151,6 +178,10 @@ def _pins(product: str) -> str:
 
 def _figure(spread: Spread, unit: Unit) -> str:
     return f"{spread.median:.2f} ms" if unit == "p50_ms" else f"{spread.median:,.0f}/s"
+
+
+def _short(ratio: float) -> str:
+    return f"{ratio:,.0f}" if ratio >= 10 else f"{ratio:.1f}" if ratio >= 2 else f"{ratio:.2f}"
 
 
 def _spread(spread: Spread, how: str) -> str:

@@ -248,18 +248,24 @@ def test_the_pages_have_ratios_quartiles_versions_settings_and_failures(tmp_path
     assert "acks=all" in figures
     assert "`tx-64` failed: refused" in figures
 
-    (tmp_path / "evidence").mkdir()
+
+def test_the_pages_are_written_between_their_marks(tmp_path: Path) -> None:
+    results = Results(tmp_path / "peers.json")
+    results.put(_saved("one"))
+    docs = tmp_path / "docs"
+    (docs / "evidence").mkdir(parents=True)
     for name in page.PAGES:
-        (tmp_path / name).write_text(f"before\n{page.BEGIN}\nold\n{page.END}\nafter\n")
-    page.write_pages(results, PEERS, tmp_path)
+        (docs / name).write_text(f"before\n{page.BEGIN}\nold\n{page.END}\nafter\n")
+    page.write_pages(results, PEERS, docs)
     for name in page.PAGES:
-        text = (tmp_path / name).read_text()
+        text = (docs / name).read_text()
         assert text.startswith("before\n")
         assert text.endswith("after\n")
         assert "old" not in text
-    (tmp_path / page.PAGES[0]).write_text("no marks")
+    assert "plain messages of 256 B: 2.0 (Kafka, page cache)." in (tmp_path / "README.md").read_text()
+    (docs / page.PAGES[0]).write_text("no marks")
     with pytest.raises(ValueError, match="lacks the marks"):
-        page.write_pages(results, PEERS, tmp_path)
+        page.write_pages(results, PEERS, docs)
 
 
 def test_rounds_beside_much_other_work_are_left_out_and_said(tmp_path: Path) -> None:
