@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarks.page import table
+from benchmarks.peers.neighbours import OTHERS_MAX
 from benchmarks.peers.packages import versions
 from benchmarks.peers.ratios import Line, Spread, lines, visibility
 from benchmarks.peers.results import Results
@@ -17,12 +19,21 @@ from benchmarks.peers.system import Peer
 from benchmarks.peers.turns import rounds_of
 
 BEGIN, END = "<!-- peers: written by benchmarks/peers/page.py -->", "<!-- end of peers -->"
-PAGES = ("performance.md", "evidence/peers.md")
+#: Below the folder of the documents.
+PAGES = ("performance.md", "evidence/peers.md", "../README.md")
+#: What the README quotes.
+QUOTED = ("plain messages of 256 B", "transactions, 64 in flight", "the same, EscrowMQ with one-way commit")
+QUOTED_AS = (
+    "plain messages of 256 B",
+    "64 transactions in flight, waiting for COMMIT",
+    "with one-way commit",
+)
 
 
 def write_pages(results: Results, peers: Sequence[type[Peer]], docs: Path) -> None:
-    """Replace the text between the marks of both pages. Raises ValueError if one lacks them."""
-    for name, text in zip(PAGES, (ratios(results, peers), figures(results, peers)), strict=True):
+    """Replace the text between the marks of all pages. Raises ValueError if one lacks them."""
+    texts = (ratios(results, peers), figures(results, peers), quote(results, peers))
+    for name, text in zip(PAGES, texts, strict=True):
         page = docs / name
         before, mark, rest = page.read_text().partition(BEGIN)
         _, end, after = rest.partition(END)
@@ -35,7 +46,7 @@ def measured(results: Results, peers: Sequence[type[Peer]]) -> dict[type[Peer], 
     """The peers that have rounds, with their lines."""
     found = {}
     for peer in peers:
-        rounds = [one for run in results.of(peer.name) for one in rounds_of(run)]
+        rounds = [one for run in results.of(peer.name) for one in rounds_of(run, OTHERS_MAX)]
         if known := lines(rounds, peer.name):
             found[peer] = known
     return found
@@ -61,12 +72,30 @@ def ratios(results: Results, peers: Sequence[type[Peer]]) -> str:
     return "\n".join(part for part in parts if part)
 
 
+def quote(results: Results, peers: Sequence[type[Peer]]) -> str:
+    """A sentence with medians of ratios, or nothing if nothing was measured."""
+    columns = measured(results, peers)
+    said = []
+    for title, name in zip(QUOTED, QUOTED_AS, strict=True):
+        cells = [
+            f"{_short(line.ratio.median)} ({peer.title})"
+            for peer, known in columns.items()
+            for line in known
+            if line.comparison.title == title
+        ]
+        if cells:
+            said.append(f"{name}: {', '.join(cells)}")
+    if not said:
+        return ""
+    return f"In turns with others, EscrowMQ's rate as a multiple of theirs (medians). {'. '.join(said)}.\n"
+
+
 def figures(results: Results, peers: Sequence[type[Peer]]) -> str:
     """For each peer: versions, settings, when it ran, and a table with medians of both and their ratio."""
     parts = []
     for peer, known in measured(results, peers).items():
         runs = results.of(peer.name)
-        rounds = [one for run in runs for one in rounds_of(run)]
+        rounds = [one for run in runs for one in rounds_of(run, OTHERS_MAX)]
         body = [
             (
                 line.comparison.title,
@@ -91,22 +120,28 @@ def figures(results: Results, peers: Sequence[type[Peer]]) -> str:
     return "\n".join([*parts, _missing(results, peers)])
 
 
-def _ran(runs: list[dict[str, object]]) -> str:
+def _ran(runs: list[dict[str, Any]]) -> str:
     said = [
-        f"{run['began']} at {run['revision']}, {run['warm_s']:g} s warm, {run['seconds']:g} s a row, "
-        f"load average before {run['load_before']:.1f}"
+        f"{run['began']} at {run['revision']}, {run['warmed_s']:.0f} s warm, {run['seconds']:g} s a row, "
+        f"others {_worst(run):.0%} of the machine"
         for run in runs
+        if any(rounds_of(run, OTHERS_MAX))
     ]
     return "Runs: " + "; ".join(said) + ".\n"
 
 
-def _failures(peer: type[Peer], runs: list[dict[str, object]]) -> list[str]:
+def _worst(run: dict[str, Any]) -> float:
+    """The largest share of others in a round that counts."""
+    return max((others for others in run["others"] if others <= OTHERS_MAX), default=0.0)
+
+
+def _failures(peer: type[Peer], runs: list[dict[str, Any]]) -> list[str]:
     """Rows that failed are not in the table; that they failed is."""
     said: dict[str, int] = {}
     for run in runs:
         if "ended" in run:
             said[f"a run ended early: {run['ended']}"] = 1
-        for one in rounds_of(run):
+        for one in rounds_of(run, OTHERS_MAX):
             for row, figure in one.get(peer.name, {}).items():
                 if figure.error is not None:
                     text = f"`{row}` failed: {figure.error}"
@@ -116,8 +151,20 @@ def _failures(peer: type[Peer], runs: list[dict[str, object]]) -> list[str]:
 
 def _missing(results: Results, peers: Sequence[type[Peer]]) -> str:
     names = {peer.name: peer.title for peer in peers}
-    refused = [(names.get(name, name), why) for name, why in results.not_available.items()]
-    return "".join(f"- {title}: not available: {why}\n" for title, why in refused)
+    said = [
+        f"- {names.get(name, name)}: not available: {why}\n" for name, why in results.not_available.items()
+    ]
+    for peer in peers:
+        counts = [
+            (len(run["rounds"]), len(list(rounds_of(run, OTHERS_MAX)))) for run in results.of(peer.name)
+        ]
+        taken, used = (sum(count[i] for count in counts) for i in (0, 1))
+        if used < taken:
+            said.append(
+                f"- {peer.title}: {taken - used} of {taken} rounds are left out, since other work took more "
+                f"than {OTHERS_MAX:.0%} of the machine meanwhile, or while the peer was warmed\n"
+            )
+    return "".join(said)
 
 
 def _pins(product: str) -> str:
@@ -131,6 +178,10 @@ def _pins(product: str) -> str:
 
 def _figure(spread: Spread, unit: Unit) -> str:
     return f"{spread.median:.2f} ms" if unit == "p50_ms" else f"{spread.median:,.0f}/s"
+
+
+def _short(ratio: float) -> str:
+    return f"{ratio:,.0f}" if ratio >= 10 else f"{ratio:.1f}" if ratio >= 2 else f"{ratio:.2f}"
 
 
 def _spread(spread: Spread, how: str) -> str:

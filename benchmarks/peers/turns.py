@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.peers.neighbours import Neighbours
 from benchmarks.peers.packages import NotAvailable
 from benchmarks.peers.processes import ServerEnded
 from benchmarks.peers.rows import LONE_PLAIN, LONE_TX, PLAIN_1K, Figure, pairing
@@ -23,6 +24,8 @@ Say = Callable[[str], None]
 OURS_WARM_S = 10.0
 #: Of one row while a system is warmed: each comes several times.
 WARM_ROW_S = 5.0
+#: A busy machine warms more slowly; but not for ever.
+WARM_LONGEST = 3.0
 #: These take the same paths as the rows beside them, so the minute is for those.
 NOT_WARMED = {LONE_PLAIN, LONE_TX, PLAIN_1K}
 
@@ -42,6 +45,11 @@ class Run:
 
     peer: str
     rounds: list[dict[str, dict[str, Figure]]] = field(default_factory=list)
+    #: The share of the machine that work of others took in each round.
+    others: list[float] = field(default_factory=list)
+    #: How long the peer was warmed, and the share of others meanwhile.
+    warmed_s: float = 0.0
+    warm_others: float = 0.0
     #: Why there are fewer rounds than planned.
     ended: str | None = None
 
@@ -55,14 +63,19 @@ def steps(peer: System, ours: System, number: int) -> list[tuple[System, str]]:
 
 
 def warm(system: System, rows: tuple[str, ...], seconds: float, say: Say) -> None:
-    """Rows with many messages again and again, for this long."""
-    end = time.monotonic() + seconds
+    """Rows with many messages again and again, for this long: in processor time, too, on a busy machine."""
+    begin, meter = time.monotonic(), Neighbours()
     rows = tuple(row for row in rows if row not in NOT_WARMED)
-    while time.monotonic() < end:
+
+    def enough() -> bool:
+        took = time.monotonic() - begin
+        return took >= seconds and (meter.own_s() >= seconds or took >= WARM_LONGEST * seconds)
+
+    while not enough():
         for row in rows:
             figure = system.measure(row, max(0.1, min(WARM_ROW_S, seconds / len(rows))))
             say(f"warming {system.name}: {row} {_told(figure)}")
-            if time.monotonic() >= end:
+            if enough():
                 break
 
 
@@ -88,8 +101,11 @@ def take_turns(
             min(OURS_WARM_S, plan.warm_s),
             say,
         )
+        warming, meter = time.monotonic(), Neighbours()
         warm(peer, peer.rows, plan.warm_s, say)
+        run.warmed_s, run.warm_others = time.monotonic() - warming, meter.share()
         for number in range(plan.rounds):
+            meter = Neighbours()
             found: dict[str, dict[str, Figure]] = {ours.name: {}, peer.name: {}}
             for system, row in steps(peer, ours, number):
                 os.sync()  # nobody pays for pages that another left unwritten
@@ -98,6 +114,8 @@ def take_turns(
                 say(f"round {number + 1}, {system.name}: {row} {_told(figure)}")
                 step()
             run.rounds.append(found)
+            run.others.append(meter.share())
+            say(f"round {number + 1}: others kept {run.others[-1]:.0%} of the machine busy")
             save(run)
     except (ServerEnded, TimeoutError) as error:
         if not run.rounds:
@@ -125,10 +143,19 @@ def plain(run: Run) -> dict[str, Any]:
         {system: {row: figure.plain() for row, figure in rows.items()} for system, rows in one.items()}
         for one in run.rounds
     ]
-    return {"peer": run.peer, "rounds": rounds} | ({} if run.ended is None else {"ended": run.ended})
+    return {
+        "peer": run.peer,
+        "rounds": rounds,
+        "others": run.others,
+        "warmed_s": run.warmed_s,
+        "warm_others": run.warm_others,
+    } | ({} if run.ended is None else {"ended": run.ended})
 
 
-def rounds_of(run: dict[str, Any]) -> Iterator[dict[str, dict[str, Figure]]]:
-    """The rounds of a run as it was saved."""
-    for one in run["rounds"]:
-        yield {system: {row: Figure.of(f) for row, f in rows.items()} for system, rows in one.items()}
+def rounds_of(run: dict[str, Any], others_max: float = 1.0) -> Iterator[dict[str, dict[str, Figure]]]:
+    """The rounds of a run as it was saved, without those beside more work of others than ``others_max``."""
+    if run["warm_others"] > others_max:
+        return  # the peer was not warm
+    for one, others in zip(run["rounds"], run["others"], strict=True):
+        if others <= others_max:
+            yield {system: {row: Figure.of(f) for row, f in rows.items()} for system, rows in one.items()}

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from benchmarks.peers import load_loop, packages, page
 from benchmarks.peers.__main__ import PEERS
 from benchmarks.peers.kafka import Kafka
 from benchmarks.peers.nats import Nats
+from benchmarks.peers.neighbours import Neighbours
 from benchmarks.peers.ours import Ours
 from benchmarks.peers.packages import NotAvailable, Packages, pom, versions
 from benchmarks.peers.processes import Processes, ServerEnded, free_ports
@@ -196,14 +199,12 @@ def test_a_server_that_ends_before_any_round_is_not_available() -> None:
 
 
 def _saved(began: str, versions: str = "1", ratio: float = 2.0) -> dict[str, Any]:
-    run = Run("kafka", [_round({"plain-256": _rate(100 * ratio)}, {"plain-256": _rate(100)})])
+    run = Run("kafka", [_round({"plain-256": _rate(100 * ratio)}, {"plain-256": _rate(100)})], [0.0])
     facts = {
         "began": began,
         "versions": versions,
         "revision": "abc",
-        "warm_s": 60,
         "seconds": 2,
-        "load_before": 0.1,
     }
     return facts | plain(run)
 
@@ -238,6 +239,7 @@ def test_the_pages_have_ratios_quartiles_versions_settings_and_failures(tmp_path
     results = Results(tmp_path / "peers.json")
     run = _saved("one")
     run["rounds"].append({"escrowmq": {}, "kafka": {"tx-64": {"error": "refused"}}})
+    run["others"].append(0.1)
     results.put(run)
     assert "| plain messages of 256 B | 2.00 (2.00–2.00) |" in page.ratios(results, PEERS)
     figures = page.figures(results, PEERS)
@@ -246,18 +248,51 @@ def test_the_pages_have_ratios_quartiles_versions_settings_and_failures(tmp_path
     assert "acks=all" in figures
     assert "`tx-64` failed: refused" in figures
 
-    (tmp_path / "evidence").mkdir()
+
+def test_the_pages_are_written_between_their_marks(tmp_path: Path) -> None:
+    results = Results(tmp_path / "peers.json")
+    results.put(_saved("one"))
+    docs = tmp_path / "docs"
+    (docs / "evidence").mkdir(parents=True)
     for name in page.PAGES:
-        (tmp_path / name).write_text(f"before\n{page.BEGIN}\nold\n{page.END}\nafter\n")
-    page.write_pages(results, PEERS, tmp_path)
+        (docs / name).write_text(f"before\n{page.BEGIN}\nold\n{page.END}\nafter\n")
+    page.write_pages(results, PEERS, docs)
     for name in page.PAGES:
-        text = (tmp_path / name).read_text()
+        text = (docs / name).read_text()
         assert text.startswith("before\n")
         assert text.endswith("after\n")
         assert "old" not in text
-    (tmp_path / page.PAGES[0]).write_text("no marks")
+    assert "plain messages of 256 B: 2.0 (Kafka, page cache)." in (tmp_path / "README.md").read_text()
+    (docs / page.PAGES[0]).write_text("no marks")
     with pytest.raises(ValueError, match="lacks the marks"):
-        page.write_pages(results, PEERS, tmp_path)
+        page.write_pages(results, PEERS, docs)
+
+
+def test_rounds_beside_much_other_work_are_left_out_and_said(tmp_path: Path) -> None:
+    results = Results(tmp_path / "peers.json")
+    run = _saved("one")
+    run["rounds"] += [run["rounds"][0], run["rounds"][0]]
+    run["others"] = [0.01, 0.9, 0.02]
+    results.put(run)
+    assert "| 2.00 (2.00–2.00) | 2 |" in page.figures(results, PEERS)
+    assert "Kafka, page cache: 1 of 3 rounds are left out" in page.ratios(results, PEERS)
+    results.put(run | {"warm_others": 0.9})  # what was not warm is not published at all
+    assert "3 of 3 rounds are left out" in page.ratios(results, PEERS)
+    assert "2.00" not in page.figures(results, PEERS)
+
+
+def test_work_of_others_is_told_from_ours() -> None:
+    meter = Neighbours()
+    child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        end = time.monotonic() + 60
+        while meter.own_s() < 0.1 and time.monotonic() < end:  # it may have to wait for a processor
+            time.sleep(0.05)
+        assert meter.own_s() >= 0.1
+        assert 0.0 <= meter.share() <= 1.0
+    finally:
+        child.kill()
+        child.wait()
 
 
 def test_the_documents_have_the_marks() -> None:
