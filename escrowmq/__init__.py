@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         ClusterNotFound,
         ConfigError,
         CorruptLog,
+        DamagedValue,
         DataDirLocked,
         DataDirMismatch,
         DataLoss,
@@ -47,8 +48,10 @@ if TYPE_CHECKING:
         MemberFenced,
         MessageTooLarge,
         NotAuthorized,
+        NotDeserializable,
         NotFullyPrepared,
         NotLeader,
+        NotSerializable,
         NotSupported,
         OffsetOutOfRange,
         OutcomeUnknown,
@@ -96,6 +99,7 @@ __all__ = [
     "ConsumerRecord",
     "ConsumerStatistics",
     "CorruptLog",
+    "DamagedValue",
     "DataDirLocked",
     "DataDirMismatch",
     "DataLoss",
@@ -110,8 +114,10 @@ __all__ = [
     "Message",
     "MessageTooLarge",
     "NotAuthorized",
+    "NotDeserializable",
     "NotFullyPrepared",
     "NotLeader",
+    "NotSerializable",
     "NotSupported",
     "OffsetOutOfRange",
     "OpenTransaction",
@@ -152,13 +158,12 @@ __all__ = [
 ]
 
 _ERRORS = (
-    "ClusterNotFound Closed ConfigError CorruptLog DataDirLocked DataDirMismatch DataLoss DiskFull "
-    "EscrowMQError GroupNotEmpty InvalidDecision InvalidMessage JavaNotFound MemberFenced MessageTooLarge "
-    "NotAuthorized NotFullyPrepared NotLeader NotSupported OffsetOutOfRange OutcomeUnknown Overloaded "
-    "ProducerFenced StaleMember TooManyOpenTransactions TopicExists TopicRecreated TransactionConflict "
-    "TransactionIdTaken "
-    "TransactionRunning TransactionSettled Unavailable UnknownGroup UnknownTopic UnknownTransaction "
-    "UnknownVersion"
+    "ClusterNotFound Closed ConfigError CorruptLog DamagedValue DataDirLocked DataDirMismatch DataLoss "
+    "DiskFull EscrowMQError GroupNotEmpty InvalidDecision InvalidMessage JavaNotFound MemberFenced "
+    "MessageTooLarge NotAuthorized NotDeserializable NotFullyPrepared NotLeader NotSerializable NotSupported "
+    "OffsetOutOfRange OutcomeUnknown Overloaded ProducerFenced StaleMember TooManyOpenTransactions "
+    "TopicExists TopicRecreated TransactionConflict TransactionIdTaken TransactionRunning TransactionSettled "
+    "Unavailable UnknownGroup UnknownTopic UnknownTransaction UnknownVersion"
 )
 _VALUES = "ConsumerRecord Message OpenTransaction RecordMetadata TopicInfo TransactionState"
 #: Module -> the names it gives to the public face.
