@@ -19,6 +19,7 @@ from escrowmq.actors.admin.types import ClusterStatus
 from escrowmq.actors.client.closing import Closing
 from escrowmq.actors.client.forking import FORKED, tell_after_fork
 from escrowmq.actors.client.topology import ClusterInfo
+from escrowmq.actors.client.values import Deserializer, Serializer
 from escrowmq.actors.consumer.config import ConsumerConfig
 from escrowmq.actors.consumer.consumer import Consumer
 from escrowmq.actors.consumer.statistics import ConsumerStatistics
@@ -62,18 +63,22 @@ class Cluster(Closing):
         app: str,
         *,
         tx_status_querier: TxStatusQuerier | None = None,
+        value_serializer: Serializer | None = None,
         config: ProducerConfig | None = None,
         statistics_callback: Callable[[ProducerStatistics], object] | None = None,
         statistics_interval_s: float = 60.0,
         **options: Any,
     ) -> Producer:
-        """A producer of ``app``. ``options``: settings of ``ProducerConfig``, such as ``linger_ms=0``."""
+        """A producer of ``app``. ``options``: settings of ``ProducerConfig``, such as ``linger_ms=0`` or
+        ``compression="zstd"``. ``value_serializer``: "json", "msgpack", "arrow" or a function, see
+        :class:`Producer`."""
         settings = self._settings("producer", config, options)
         return self._made(
             self._new_producer(
                 self._open_info(),
                 app=app,
                 tx_status_querier=tx_status_querier,
+                value_serializer=value_serializer,
                 config=settings,
                 answerer=self.config.answerer,
                 feedback=self.config.feedback,
@@ -94,6 +99,7 @@ class Cluster(Closing):
         on_lost: Handler | None = None,
         instance_id: str | None = None,
         pattern: str | re.Pattern[str] | None = None,
+        value_deserializer: Deserializer | None = None,
         statistics_callback: Callable[[ConsumerStatistics], object] | None = None,
         statistics_interval_s: float = 60.0,
         **options: Any,
@@ -102,6 +108,7 @@ class Cluster(Closing):
 
         ``on_assign``, ``on_revoke``, ``on_lost``: see :meth:`Consumer.subscribe`. ``instance_id``: a static
         member, see :class:`Consumer`. ``pattern``: instead of ``topics``, see :meth:`Consumer.subscribe`.
+        ``value_deserializer``: "json", "msgpack", "arrow" or a function, see :class:`Consumer`.
         """
         settings = self._settings("consumer", config, options)
         return self._made(
@@ -116,6 +123,7 @@ class Cluster(Closing):
                 on_lost=on_lost,
                 instance_id=instance_id,
                 pattern=pattern,
+                value_deserializer=value_deserializer,
                 statistics_callback=statistics_callback,
                 statistics_interval_s=statistics_interval_s,
             )

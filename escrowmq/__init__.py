@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         ClusterNotFound,
         ConfigError,
         CorruptLog,
+        DamagedValue,
         DataDirLocked,
         DataDirMismatch,
         DataLoss,
@@ -48,8 +49,10 @@ if TYPE_CHECKING:
         MemberFenced,
         MessageTooLarge,
         NotAuthorized,
+        NotDeserializable,
         NotFullyPrepared,
         NotLeader,
+        NotSerializable,
         NotSupported,
         OffsetOutOfRange,
         OutcomeUnknown,
@@ -97,6 +100,7 @@ __all__ = [
     "ConsumerRecord",
     "ConsumerStatistics",
     "CorruptLog",
+    "DamagedValue",
     "DataDirLocked",
     "DataDirMismatch",
     "DataLoss",
@@ -111,8 +115,10 @@ __all__ = [
     "Message",
     "MessageTooLarge",
     "NotAuthorized",
+    "NotDeserializable",
     "NotFullyPrepared",
     "NotLeader",
+    "NotSerializable",
     "NotSupported",
     "OffsetOutOfRange",
     "OpenTransaction",
@@ -155,13 +161,12 @@ __all__ = [
 ]
 
 _ERRORS = (
-    "ClusterNotFound Closed ConfigError CorruptLog DataDirLocked DataDirMismatch DataLoss DiskFull "
-    "EscrowMQError GroupNotEmpty InvalidDecision InvalidMessage JavaNotFound MemberFenced MessageTooLarge "
-    "NotAuthorized NotFullyPrepared NotLeader NotSupported OffsetOutOfRange OutcomeUnknown Overloaded "
-    "ProducerFenced StaleMember TooManyOpenTransactions TopicExists TopicRecreated TransactionConflict "
-    "TransactionIdTaken "
-    "TransactionRunning TransactionSettled Unavailable UnknownGroup UnknownTopic UnknownTransaction "
-    "UnknownVersion"
+    "ClusterNotFound Closed ConfigError CorruptLog DamagedValue DataDirLocked DataDirMismatch DataLoss "
+    "DiskFull EscrowMQError GroupNotEmpty InvalidDecision InvalidMessage JavaNotFound MemberFenced "
+    "MessageTooLarge NotAuthorized NotDeserializable NotFullyPrepared NotLeader NotSerializable NotSupported "
+    "OffsetOutOfRange OutcomeUnknown Overloaded ProducerFenced StaleMember TooManyOpenTransactions "
+    "TopicExists TopicRecreated TransactionConflict TransactionIdTaken TransactionRunning TransactionSettled "
+    "Unavailable UnknownGroup UnknownTopic UnknownTransaction UnknownVersion"
 )
 _VALUES = "ConsumerRecord Message OpenTransaction RecordMetadata TopicInfo TransactionState"
 #: Module -> the names it gives to the public face.

@@ -130,6 +130,24 @@ class InvalidDecision(InvalidMessage):
     """A callback ran, but its return value is not a decision: the transaction is left to the check."""
 
 
+class NotSerializable(InvalidMessage):
+    """The producer's ``value_serializer`` cannot make bytes of a value. Nothing was sent."""
+
+
+class NotDeserializable(EscrowMQError):
+    """The consumer's ``value_deserializer`` cannot read a message's value."""
+
+    def __init__(self, topic: str, partition: int, offset: int, reason: str) -> None:
+        super().__init__(topic, partition, offset, reason)
+        self.topic, self.partition, self.offset, self.reason = topic, partition, offset, reason
+
+    def __str__(self) -> str:
+        return (
+            f"the value of {self.topic}/{self.partition}, offset {self.offset}, cannot be read: "
+            f"{self.reason}; to leave it out, seek({self.topic!r}, {self.partition}, {self.offset + 1})"
+        )
+
+
 class MessageTooLarge(EscrowMQError):
     """A message, or one part of a transaction, exceeds the configured limit."""
 
@@ -288,6 +306,20 @@ class CorruptLog(EscrowMQError):
 
 class DamagedEntry(CorruptLog):
     """One known entry of the log fails its checksum; the replica fetches it from another replica."""
+
+
+class DamagedValue(CorruptLog):
+    """A compressed value cannot be unpacked, announces too many bytes, or is not what was sent."""
+
+    def __init__(self, topic: str, partition: int, offset: int, reason: str) -> None:
+        super().__init__(topic, partition, offset, reason)
+        self.topic, self.partition, self.offset, self.reason = topic, partition, offset, reason
+
+    def __str__(self) -> str:
+        return (
+            f"the compressed value of {self.topic}/{self.partition}, offset {self.offset}, is damaged: "
+            f"{self.reason}; to leave it out, seek({self.topic!r}, {self.partition}, {self.offset + 1})"
+        )
 
 
 class UnknownVersion(EscrowMQError):

@@ -57,12 +57,13 @@ class ResultCode(enum.IntEnum):
 class Message:
     """A message to send.
 
-    ``value`` and ``key`` are bytes (key may be None); ``headers`` maps str to bytes. ``partition``
-    overrides the choice by key (``crc32c(key) % partitions``; without a key, sticky round robin).
+    ``value`` is bytes, or whatever the producer's ``value_serializer`` takes; it is checked when the message
+    is sent. ``key`` is bytes or None; ``headers`` maps str to bytes. ``partition`` overrides the choice by
+    key (``crc32c(key) % partitions``; without a key, sticky round robin).
     """
 
     topic: str
-    value: bytes = b""
+    value: Any = b""
     key: bytes | None = None
     headers: Mapping[str, bytes] = field(default_factory=dict)
     partition: int | None = None
@@ -70,8 +71,6 @@ class Message:
     def __post_init__(self) -> None:
         if type(self.topic) is not str or not self.topic:
             raise InvalidMessage(f"topic must be a non-empty str, not {self.topic!r}")
-        if type(self.value) is not bytes:
-            raise InvalidMessage(f"value must be bytes, not {type(self.value).__name__}; encode it first")
         if self.key is not None and type(self.key) is not bytes:
             raise InvalidMessage(f"key must be bytes or None, not {type(self.key).__name__}; encode it first")
         if self.headers:
@@ -96,14 +95,15 @@ class RecordMetadata:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerRecord:
-    """A committed message as a consumer sees it. ``tx_id`` is None for plain messages."""
+    """A committed message as a consumer sees it. ``tx_id`` is None for plain messages. ``value`` is bytes, or
+    what the consumer's ``value_deserializer`` has made of them."""
 
     topic: str
     partition: int
     offset: int
     timestamp: int
     key: bytes | None
-    value: bytes
+    value: Any
     headers: Mapping[str, bytes]
     tx_id: str | None
 

@@ -93,8 +93,10 @@ def check_poll(max_records: object, timeout_s: object) -> None:
         raise InvalidMessage(f"timeout_s must be seconds from 0 to {POLL_S_MAX:g}, not {timeout_s!r}")
 
 
-def check_arrow() -> Callable[[Sequence[Any]], Any]:
+def check_arrow(deserializes: bool) -> Callable[[Sequence[Any]], Any]:
     """Checks that Arrow can be used; returns what makes a table of batches. Raises ConfigError."""
+    if deserializes:
+        raise ConfigError("poll_arrow returns values as bytes; use a consumer without value_deserializer")
     try:
         from escrowmq.actors.consumer.arrow_batches import table_of
     except ImportError as error:

@@ -12,8 +12,9 @@ import numpy as np
 import pyarrow as pa
 
 from escrowmq.actors.consumer.positions import PartitionState
-from escrowmq.actors.consumer.records import Chunk, FetchedRun
+from escrowmq.actors.consumer.records import Chunk, FetchedRun, cut_runs
 from escrowmq.actors.consumer.row_columns import HEADERS, columns_of_rows, raw_columns
+from escrowmq.replication.format.packing import UNPACKED_BYTES, PackedRows
 from escrowmq.replication.model import ConsumerRecord
 
 #: The columns in their order. There are few topics, so each message has only the number of its topic.
@@ -59,20 +60,39 @@ def columns_of(
     return columns
 
 
-def take_batch(state: PartitionState, chunk: Chunk, limit: int) -> pa.RecordBatch:
-    """The next messages of a chunk, at most ``limit``. Raises CorruptLog if the rows cannot be decoded."""
+def take_batch(state: PartitionState, chunk: Chunk, limit: int, room: int = UNPACKED_BYTES) -> pa.RecordBatch:
+    """The next messages of a chunk, at most ``limit``; ``room`` and errors as for ``Chunk.take``."""
     runs, rows = chunk.content()
     first = runs[0][0]
     if chunk.batch is None:
-        if isinstance(rows, list):
-            raw = columns_of_rows(rows, TYPES)
-        else:
-            raw = raw_columns(rows, chunk.end - first, TYPES)
-        columns = columns_of(state.topic, state.partition, runs, raw, TYPES)
-        chunk.batch = pa.RecordBatch.from_arrays([columns[name] for name in TYPES], schema=SCHEMA)
+        raw = raw_columns(rows, chunk.end - first, TYPES) if isinstance(rows, bytes) else rows
+        if isinstance(raw, PackedRows):
+            if raw is not rows:
+                chunk.keep(raw)
+            return _take_packed(state, chunk, raw, limit, room)
+        columns = columns_of_rows(raw, TYPES) if isinstance(raw, list) else raw
+        chunk.batch = _batch_of(state, runs, columns)
     start = chunk.next
     chunk.skip_to(min(chunk.end, start + limit))
     return chunk.batch.slice(start - first, chunk.next - start)
+
+
+def _take_packed(
+    state: PartitionState, chunk: Chunk, rows: PackedRows, limit: int, room: int
+) -> pa.RecordBatch:
+    start = chunk.next
+    part = chunk.unpack(rows, state.topic, state.partition, min(chunk.end, start + limit), room)
+    end = start + len(part)
+    batch = _batch_of(state, cut_runs(chunk.content()[0], start, end), columns_of_rows(part, TYPES))
+    chunk.skip_to(end)
+    return batch
+
+
+def _batch_of(
+    state: PartitionState, runs: Sequence[FetchedRun], raw: Mapping[str, pa.Array]
+) -> pa.RecordBatch:
+    columns = columns_of(state.topic, state.partition, runs, raw, TYPES)
+    return pa.RecordBatch.from_arrays([columns[name] for name in TYPES], schema=SCHEMA)
 
 
 def batches_of(records: Sequence[ConsumerRecord]) -> list[pa.RecordBatch]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Self
 from escrowmq.actors.client.closing import AsyncClosing
 from escrowmq.actors.client.consumer_groups import TopicPartition
 from escrowmq.actors.client.topology import ClusterInfo
+from escrowmq.actors.client.values import Deserializer
 from escrowmq.actors.consumer import arguments as args
 from escrowmq.actors.consumer.config import ConsumerConfig
 from escrowmq.actors.consumer.core import ConsumerCore, T, Take
@@ -53,6 +54,7 @@ class AsyncConsumer(AsyncClosing):
         on_lost: Handler | None = None,
         instance_id: str | None = None,
         pattern: str | re.Pattern[str] | None = None,
+        value_deserializer: Deserializer | None = None,
     ) -> Self:
         """As ``Consumer(...)``, which calls the brokers if ``topics`` are given."""
         core = await asyncio.to_thread(
@@ -65,6 +67,7 @@ class AsyncConsumer(AsyncClosing):
             handlers=Handlers(on_assign=on_assign, on_revoke=on_revoke, on_lost=on_lost),
             instance_id=instance_id,
             pattern=pattern,
+            value_deserializer=value_deserializer,
         )
         return cls(core)
 
@@ -77,7 +80,7 @@ class AsyncConsumer(AsyncClosing):
     async def poll_arrow(self, max_records: int = args.ARROW_RECORDS, timeout_s: float = 1.0) -> pa.Table:
         """As :meth:`Consumer.poll_arrow`; safe to cancel, as :meth:`poll`."""
         args.check_poll(max_records, timeout_s)
-        table_of = args.check_arrow()
+        table_of = args.check_arrow(self._core.taking.deserializes)
         return table_of(await self._poll(self._core.taking.batches, max_records, timeout_s))
 
     async def _poll(self, take: Take[T], max_records: int, timeout_s: float) -> list[T]:

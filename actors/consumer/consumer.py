@@ -23,6 +23,7 @@ from escrowmq.actors.client.consumer_groups import TopicPartition
 from escrowmq.actors.client.replica_calls import ReplicaCalls
 from escrowmq.actors.client.statistics_timer import StatisticsTimer
 from escrowmq.actors.client.topology import ClusterInfo
+from escrowmq.actors.client.values import Deserializer
 from escrowmq.actors.consumer import arguments as args
 from escrowmq.actors.consumer.async_consumer import AsyncConsumer
 from escrowmq.actors.consumer.config import ConsumerConfig
@@ -53,6 +54,7 @@ class Consumer(Closing):
         on_lost: Handler | None = None,
         instance_id: str | None = None,
         pattern: str | re.Pattern[str] | None = None,
+        value_deserializer: Deserializer | None = None,
         statistics_callback: Callable[[ConsumerStatistics], object] | None = None,
         statistics_interval_s: float = 60.0,
         background: Background | None = None,
@@ -66,6 +68,11 @@ class Consumer(Closing):
         ``commit`` of the earlier one raises MemberFenced.
         ``statistics_callback`` is called with :meth:`statistics` every ``statistics_interval_s``, in a
         separate thread, until the consumer is closed. Its exceptions are logged.
+
+        ``value_deserializer``: makes the values of records: "json", "msgpack", "arrow" (a pyarrow Table), or
+        a function of bytes. A value that it cannot read makes ``poll`` raise NotDeserializable, once
+        everything before it was returned; ``seek`` past it to go on. ``poll_arrow`` needs a consumer without
+        it.
 
         ``auto_offset_reset`` overrides ``config``'s: "earliest", "latest" or "none" (OffsetOutOfRange).
         ``calls``, ``background``: how replicas are reached, and what runs this consumer; None: Ray, threads.
@@ -82,6 +89,7 @@ class Consumer(Closing):
             instance_id=instance_id,
             pattern=pattern,
             background=background,
+            value_deserializer=value_deserializer,
         )
 
         self._timer: StatisticsTimer[ConsumerStatistics] | None = None
@@ -170,10 +178,11 @@ class Consumer(Closing):
         null. When nothing came, the table has no rows. Positions, commits, handlers and errors are those of
         ``poll``, and both may be called in turn. Rows are in order within each partition; a partition's rows
         need not be adjacent. To ``nack`` a row, make a ``ConsumerRecord`` of it.
-        Raises ConfigError if pyarrow or numpy is missing, before anything is taken.
+        Raises ConfigError if pyarrow or numpy is missing, or if there is a ``value_deserializer``, before
+        anything is taken.
         """
         args.check_poll(max_records, timeout_s)
-        table_of = args.check_arrow()
+        table_of = args.check_arrow(self.core.taking.deserializes)
         return table_of(self.core.poll(self.core.taking.batches, max_records, timeout_s))
 
     def __iter__(self) -> Iterator[ConsumerRecord]:

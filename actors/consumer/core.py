@@ -24,6 +24,7 @@ from escrowmq.actors.client.observable import ObservableCondition
 from escrowmq.actors.client.replica_calls import ReplicaCalls
 from escrowmq.actors.client.router import Router, over_ray, result_of
 from escrowmq.actors.client.topology import ClusterInfo
+from escrowmq.actors.client.values import Deserializer, deserializer_of
 from escrowmq.actors.consumer import arguments as args
 from escrowmq.actors.consumer.committer import Committer
 from escrowmq.actors.consumer.config import ConsumerConfig
@@ -81,8 +82,10 @@ class ConsumerCore:
         instance_id: str | None = None,
         pattern: str | re.Pattern[str] | None = None,
         background: Background | None = None,
+        value_deserializer: Deserializer | None = None,
     ) -> None:
         """See :class:`Consumer`."""
+        deserialize = deserializer_of(value_deserializer)
         config = config or ConsumerConfig()
         if auto_offset_reset is not None:
             config = replace(config, auto_offset_reset=auto_offset_reset)
@@ -93,10 +96,9 @@ class ConsumerCore:
         self.info, self.config, self.group = info, config, group
         self.background = background = background or Threads()
         self.condition = background.condition()
-        self.closed = False
+        self.closed, self._why = False, "this consumer was closed; create a new one"
         #: Set by the interface on top, which has more to stop; called however this is closed.
         self.on_close: Callable[[], None] | None = None
-        self._why = "this consumer was closed; create a new one"
         tell_after_fork(self)
         self.positions = Positions(
             fetch_bytes=config.fetch_bytes,
@@ -110,14 +112,12 @@ class ConsumerCore:
         self._subscribing = Subscribing(
             self.router, self.offsets, group, config.auto_offset_reset, config.call_timeout_s
         )
-        # The salt only spreads load: no outcome depends on it.
-        choice = ReplicaChoice(
-            info.replicas, salt=random.randrange(info.replicas), members=self.router.members
-        )
+        salt = random.randrange(info.replicas)  # it only spreads load: no outcome depends on it
+        choice = ReplicaChoice(info.replicas, salt=salt, members=self.router.members)
         self.fetch = FetchThread(
             self.positions, choice, config, self._calls, self.condition, background, self._counted
         )
-        self.taking = Taking(self.positions, self.redelivery, self._counted, self.fetch.wake)
+        self.taking = Taking(self.positions, self.redelivery, self._counted, self.fetch.wake, deserialize)
         self.membership: Membership | None = None
         if group is not None:
             name = static_name(instance_id, time.time_ns() // 10**6) if instance_id else dynamic_name(group)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from escrowmq.actors.client.consumer_groups import TopicPartition
 from escrowmq.actors.consumer.records import Chunk, FetchedRun
 from escrowmq.replication.calling.backoff import Backoff
-from escrowmq.replication.errors import CorruptLog, EscrowMQError
+from escrowmq.replication.errors import CorruptLog, DamagedValue, EscrowMQError
 
 #: An idle partition is requested from the next replica after this long, so that a replica that lags or is cut
 #: off cannot hide new messages for longer.
@@ -94,8 +94,8 @@ class PartitionState:
         self.in_flight, self.error, self.troubled_since = None, None, None
 
 
-#: Takes at most so many messages from the front of a chunk of a partition, and says how many it took. Raises
-#: CorruptLog, and has then taken none.
+#: Takes at most so many messages from the front of a chunk of a partition, and says how many it took; 0: it
+#: has no room for more. Raises CorruptLog or another error, and has then taken none.
 HandOut = Callable[[PartitionState, Chunk, int], int]
 
 
@@ -230,7 +230,7 @@ class Positions:
 
     def hand_out(self, limit: int, take: HandOut) -> int:
         """Hands out messages, ordered by offset within each partition, partitions in turn, at most ``limit``;
-        returns how many. Raises CorruptLog only if there were none: what was handed out is not lost."""
+        returns how many. Raises an error only if there were none: what was handed out is not lost."""
         count = 0
         for _ in range(len(self._order)):
             tp = self._order[0]
@@ -239,14 +239,23 @@ class Positions:
                 chunk = state.chunks[0]
                 assert chunk.next == state.position, (chunk.next, state.position)
                 try:
-                    count += take(state, chunk, limit - count)
+                    taken = take(state, chunk, limit - count)
                 except CorruptLog as error:
                     # Another replica may hold it intact; what the application has seen is not affected.
                     state.restart(state.position)
                     state.turn += 1
                     if count:
                         break
+                    if isinstance(error, DamagedValue):  # it names the place
+                        raise
                     raise CorruptLog(f"{tp[0]}/{tp[1]} at offset {state.position}: {error}") from error
+                except EscrowMQError:
+                    if count:
+                        break
+                    raise
+                if not taken:
+                    return count
+                count += taken
                 state.position = chunk.next
                 if chunk.next == chunk.end:
                     state.chunks.popleft()

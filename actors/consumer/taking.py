@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from escrowmq.actors.client.values import Deserialize
 from escrowmq.actors.consumer.positions import HandOut, PartitionState, Positions
 from escrowmq.actors.consumer.records import Chunk
 from escrowmq.actors.consumer.redelivery import Redelivery
 from escrowmq.actors.consumer.statistics import Counted
-from escrowmq.replication.errors import CorruptLog
+from escrowmq.replication.errors import EscrowMQError
+from escrowmq.replication.format.packing import UNPACKED_BYTES
 from escrowmq.replication.model import ConsumerRecord
 
 if TYPE_CHECKING:
@@ -21,20 +23,36 @@ if TYPE_CHECKING:
 
 
 class Taking:
-    """Takes messages out of one consumer. ``wake_fetch`` is called when there is room to fetch again."""
+    """Takes messages out of one consumer. ``wake_fetch`` is called when there is room to fetch again.
+    ``deserialize``: what becomes of the values of records."""
 
     def __init__(
-        self, positions: Positions, redelivery: Redelivery, counted: Counted, wake_fetch: Callable[[], None]
+        self,
+        positions: Positions,
+        redelivery: Redelivery,
+        counted: Counted,
+        wake_fetch: Callable[[], None],
+        deserialize: Deserialize | None = None,
     ) -> None:
         self._positions, self._redelivery, self._counted = positions, redelivery, counted
-        self._wake_fetch = wake_fetch
+        self._wake_fetch, self._deserialize = wake_fetch, deserialize
+
+    @property
+    def deserializes(self) -> bool:
+        """Whether the values of records are something else than bytes."""
+        return self._deserialize is not None
 
     def records(self, limit: int, now: float) -> list[ConsumerRecord]:
         """At most ``limit`` records that are available at ``now``."""
         records = self._again(limit, now)
+        room = UNPACKED_BYTES
 
         def add(state: PartitionState, chunk: Chunk, left: int) -> int:
-            part = chunk.take(state.topic, state.partition, left)
+            nonlocal room
+            if room <= 0:
+                return 0
+            part = chunk.take(state.topic, state.partition, left, room, self._deserialize)
+            room -= chunk.unpacked
             records.extend(part)
             return len(part)
 
@@ -47,9 +65,14 @@ class Taking:
 
         again = self._again(limit, now)
         batches = batches_of(again)
+        room = UNPACKED_BYTES
 
         def add(state: PartitionState, chunk: Chunk, left: int) -> int:
-            batch = take_batch(state, chunk, left)
+            nonlocal room
+            if room <= 0:
+                return 0
+            batch = take_batch(state, chunk, left, room)
+            room -= chunk.unpacked
             batches.append(batch)
             return int(batch.num_rows)
 
@@ -67,9 +90,9 @@ class Taking:
         if count < limit:
             try:
                 count += self._positions.hand_out(limit - count, add)
-            except CorruptLog:
+            except EscrowMQError:
                 # Records that come again would be lost with the error. The next poll meets it, if another
-                # replica's copy is damaged as well.
+                # replica's copy is damaged as well, and always if a value cannot be read.
                 if not again:
                     raise
             if self._positions.starved:

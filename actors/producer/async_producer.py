@@ -90,7 +90,7 @@ class AsyncProducer(AsyncClosing):
     async def send_many(
         self,
         topic: str,
-        values: Iterable[bytes],
+        values: Iterable[Any],
         keys: Iterable[bytes | None] | None = None,
         headers: Headers | Iterable[Headers] = None,
         partition: int | None = None,
@@ -242,7 +242,9 @@ class AsyncProducer(AsyncClosing):
 
     async def _learn(self, messages: Iterable[object]) -> None:
         """Looks up topics that this producer does not know yet, so that encoding need not block."""
-        catalog = self._core.catalog
+        catalog, packer = self._core.catalog, self._core.packer
+        if packer is not None and not packer.asked().done():
+            await asyncio.shield(asyncio.wrap_future(packer.asked()))
         topics = {message.topic for message in messages if isinstance(message, Message)}
         unknown = catalog.unknown(topics)  # anything that is not a message is refused by the encoder
         if unknown:

@@ -243,4 +243,5 @@ class BlockBuilder:
             self.size,
             bool(self.ids),
         )
+        core.encoder.pack_block(block)
         return BlockUnit(core, self.gid, block, self.indexes, given)

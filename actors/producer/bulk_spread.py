@@ -185,5 +185,6 @@ class SpreadBuilder:
                 size,
                 bool(self.ids),
             )
+            core.encoder.pack_block(blocks[gid])
         blocks[home].participants = tuple(sorted(self.groups[1:]))
         return SpreadUnit(core, self.groups, blocks, self.indexes, given, limit_wait_s)

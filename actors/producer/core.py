@@ -22,6 +22,7 @@ from escrowmq.actors.client.replica_calls import ReplicaCalls
 from escrowmq.actors.client.router import Router
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.client.turns import Turns
+from escrowmq.actors.client.values import Serialize
 from escrowmq.actors.client.wakeup import Waiter
 from escrowmq.actors.producer.batcher import BuiltRequest, GroupBatcher
 from escrowmq.actors.producer.blocks import Block, DecisionBlock, DoneBlock, PrepareBlock
@@ -35,6 +36,8 @@ from escrowmq.actors.producer.running import RunningHere
 from escrowmq.actors.producer.runs import Piece, Run
 from escrowmq.actors.producer.send_future import SendFuture
 from escrowmq.actors.producer.statistics import Counted, ProducerStatistics
+from escrowmq.actors.producer.value_encoder import ValueEncoder
+from escrowmq.actors.producer.value_packer import ValuePacker
 from escrowmq.replication.errors import Closed, Overloaded
 
 _CLOSED = "this producer was closed; create a new one"
@@ -55,10 +58,12 @@ class ProducerCore:
         answers_checks: bool = True,
         instance: str | None = None,
         background: Background | None = None,
+        serialize: Serialize | None = None,
     ) -> None:
         """``turns``: turns that the caller runs, in place of a thread of this producer. ``answers_checks``:
         it can be asked whether a local transaction runs, so it owns its open transactions. ``instance``: its
-        name; by default a new one. ``background``: what runs it, with its own clock."""
+        name; by default a new one. ``background``: what runs it, with its own clock. ``serialize``: makes
+        bytes of values."""
         background = background or Threads(clock)
         self.app, self.config, self.info, self.clock = check_app(app), config, info, background.clock
         self.instance = instance or instance_id(client_version())
@@ -68,11 +73,19 @@ class ProducerCore:
             info, config.channel, calls, name="escrowmq-producer", background=background
         )
         self.catalog = TopicCatalog(self.router, config.delivery_timeout_s, clock=self.clock)
-        self.encoder = Encoder(config, self.catalog.partitions, self.router.places.group_of)
+        places = self.catalog.partitions, self.router.places.group_of
+        self.encoder: Encoder = Encoder(config, *places)
+        #: Compresses values; None: this producer does not.
+        self.packer: ValuePacker | None = None
+        if config.compression is not None or serialize is not None:
+            if config.compression is not None:
+                self.packer = ValuePacker(config, self.router, self.clock)
+            self.encoder = ValueEncoder(config, *places, serialize, self.packer)
         owner = self.instance if answers_checks else ""
-        self._counted, places = Counted(), self.router.places
+        self._counted = Counted()
         self._batchers = [
-            GroupBatcher(self.app, config, owner, self._counted, places) for _ in range(info.groups)
+            GroupBatcher(self.app, config, owner, self._counted, self.router.places)
+            for _ in range(info.groups)
         ]
         self._lock = threading.Lock()
         self._room: threading.Condition = background.condition(self._lock)
@@ -260,6 +273,8 @@ class ProducerCore:
             buffer_bytes_max=self._bound.limit,
             latency_p50_s=half,
             latency_p99_s=most,
+            values_compressed=0 if self.packer is None else self.packer.values,
+            bytes_saved=0 if self.packer is None else self.packer.bytes_saved,
         )
 
     # ------------------------------------------------------------ closing

@@ -26,7 +26,8 @@ def send_many(
     """See ``Producer.send_many``. ``given_up()``: nobody waits any more, so nothing more is handed over."""
     core.check_open()
     count = core.encoder.partitions(check_topic(topic))
-    columns = Columns(core.config, topic, count, values, keys, headers, partition)
+    serialize, pack = core.encoder.serialize, core.encoder.pack
+    columns = Columns(core.config, topic, count, values, keys, headers, partition, serialize, pack)
     return _hand_over_all(core, topic, columns.pieces(partial(core.gathers, topic)), len(columns), given_up)
 
 
@@ -46,7 +47,7 @@ def send_table(
         raise NotSupported(f"send_table needs pyarrow and numpy; install them: {error}") from error
     core.check_open()
     count = core.encoder.partitions(check_topic(topic))
-    rows = TableRows(core.config, topic, count, table, value, key, partition)
+    rows = TableRows(core.config, topic, count, table, value, key, partition, core.encoder.pack)
     return _hand_over_all(core, topic, rows.pieces(partial(core.gathers, topic)), len(rows), given_up)
 
 

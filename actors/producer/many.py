@@ -19,7 +19,12 @@ import msgspec
 from escrowmq.actors.producer.config import ProducerConfig
 from escrowmq.actors.producer.encoder import CANNOT_ENCODE, crc32c
 from escrowmq.actors.producer.runs import Piece, Run, piece_bytes
-from escrowmq.replication.errors import InvalidMessage, MessageTooLarge, UnknownTopic
+from escrowmq.replication.errors import (
+    InvalidMessage,
+    MessageTooLarge,
+    NotSerializable,
+    UnknownTopic,
+)
 from escrowmq.replication.format.codec import encode_fields
 
 #: Headers of one message, or None.
@@ -55,12 +60,16 @@ class Columns:
         keys: Iterable[bytes | None] | None,
         headers: Headers | Iterable[Headers],
         partition: int | None,
+        serialize: Callable[[Any], bytes] | None = None,
+        pack: Callable[[bytes], bytes] | None = None,
     ) -> None:
         """Raises InvalidMessage, MessageTooLarge or UnknownTopic; nothing was sent then."""
-        self._config, self._topic, self._count = config, topic, partitions
+        self._config, self._topic, self._count, self._pack = config, topic, partitions, pack
         self._partition = check_partition(topic, partition, partitions)
         self.values: list[bytes] = _listed("values", values)
         self.keys: list[bytes | None] | None = None if keys is None else _listed("keys", keys)
+        if serialize is not None:
+            self.values = _serialized(self.values, serialize)
         _check_types("value", self.values, (bytes,))
         if self.keys is not None:
             _check_length("keys", self.keys, self.values)
@@ -128,6 +137,8 @@ class Columns:
 
     def _piece(self, start: int, end: int, gathers: Callable[[], int]) -> Piece:
         rows = list(map(encode_fields, self._fields(start, end)))
+        if self._pack is not None:
+            rows = list(map(self._pack, rows))
         if self.keys is None or self._partition is not None:
             return [Run(self._partition, rows, range(start, end), sum(map(len, rows)))]
         return self._by_key(rows, start, end, gathers)
@@ -177,6 +188,16 @@ def _listed(what: str, column: Iterable[Any]) -> list[Any]:
         return list(column)
     except TypeError:
         raise InvalidMessage(f"{what} must be a list, not {type(column).__name__}") from None
+
+
+def _serialized(values: Sequence[Any], serialize: Callable[[Any], bytes]) -> list[bytes]:
+    made: list[bytes] = []
+    try:
+        for value in values:
+            made.append(serialize(value))  # its length says which one cannot be serialized
+    except NotSerializable as error:
+        raise NotSerializable(f"row {len(made)}: {error}") from error
+    return made
 
 
 def _check_length(what: str, column: Sequence[object], values: Sequence[object]) -> None:

@@ -16,6 +16,7 @@ from escrowmq.actors.client.closing import Closing
 from escrowmq.actors.client.replica_calls import ReplicaCalls
 from escrowmq.actors.client.statistics_timer import StatisticsTimer
 from escrowmq.actors.client.topology import ClusterInfo
+from escrowmq.actors.client.values import Serializer, serializer_of
 from escrowmq.actors.producer import bulk, handing_over
 from escrowmq.actors.producer.async_producer import AsyncProducer
 from escrowmq.actors.producer.bulk_requests import LocalBatch, Requested, TransactionColumns
@@ -65,6 +66,7 @@ class Producer(Closing):
         *,
         app: str,
         tx_status_querier: TxStatusQuerier | None = None,
+        value_serializer: Serializer | None = None,
         config: ProducerConfig | None = None,
         answerer: AnswererConfig | None = None,
         feedback: FeedbackConfig | None = None,
@@ -74,7 +76,10 @@ class Producer(Closing):
         statistics_callback: Callable[[ProducerStatistics], object] | None = None,
         statistics_interval_s: float = 60.0,
     ) -> None:
-        """``answerer``: how checks are answered here; ``feedback``: settings of the processes that ask.
+        """``value_serializer``: makes bytes of the values of messages: "json", "msgpack", "arrow" (a pyarrow
+        Table or RecordBatch), or a function. A value that it cannot serialize raises NotSerializable before
+        anything is sent. ``send_table`` does not use it.
+        ``answerer``: how checks are answered here; ``feedback``: settings of the processes that ask.
 
         The first producer with a querier starts those processes, and its ``feedback`` counts. ``calls``,
         ``background``, ``answered_by``: how replicas are reached, what runs this producer, and what answers
@@ -90,6 +95,7 @@ class Producer(Closing):
             calls,
             answers_checks=tx_status_querier is not None,
             background=background,
+            serialize=serializer_of(value_serializer),
         )
         self._answerer: Answerer | None = None
         self._timer: StatisticsTimer[ProducerStatistics] | None = None
@@ -145,7 +151,7 @@ class Producer(Closing):
     def send_many(
         self,
         topic: str,
-        values: Iterable[bytes],
+        values: Iterable[Any],
         keys: Iterable[bytes | None] | None = None,
         headers: Headers | Iterable[Headers] = None,
         partition: int | None = None,

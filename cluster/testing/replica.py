@@ -190,6 +190,10 @@ class MemoryBroker(BrokerCalls):
             self._running().inspection.status(), pid=os.getpid(), node_id="in-memory"
         )
 
+    def levels(self) -> LevelReport:
+        """See ``RunningReplica.levels``."""
+        return self._running().running.levels()
+
 
 def _run_now(job: Job, done: Callable[[], None]) -> None:
     job.run()

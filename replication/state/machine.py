@@ -42,7 +42,7 @@ Result = list[Any]
 OK: Result = [int(ResultCode.OK)]
 
 #: The highest format level whose log entries this software can read.
-LEVEL_MAX = 6
+LEVEL_MAX = 7
 
 
 class StateMachine:

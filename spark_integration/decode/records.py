@@ -6,14 +6,17 @@ done per message that can be done per run or per batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 
 from escrowmq.actors.consumer.arrow_batches import columns_of
 from escrowmq.actors.consumer.reader import Stretch
-from escrowmq.actors.consumer.row_columns import HEADERS, raw_columns
+from escrowmq.actors.consumer.records import FetchedRun, cut_runs
+from escrowmq.actors.consumer.row_columns import HEADERS, columns_of_rows, raw_columns
+from escrowmq.replication.errors import DamagedValue
+from escrowmq.replication.format.packing import PackedRows, UnsoundValue
 from escrowmq.spark_integration.decode.values import ValueDecoder
 
 #: The broker sets a timestamp when the message becomes readable; Kafka calls this LogAppendTime = 1.
@@ -61,13 +64,18 @@ def schema_ddl(columns: Sequence[str], value_ddl: str | None = None) -> str:
     return ", ".join(f"{name} {types[name]}" for name in columns)
 
 
-def record_batch(topic: str, partition: int, stretch: Stretch, format: RowFormat) -> pa.RecordBatch:
-    """The messages of ``stretch``, in order. Raises CorruptLog if the rows do not match the runs."""
-    first, total = stretch.runs[0][0], sum(run[1] for run in stretch.runs)
-    raw = raw_columns(stretch.rows, total, format.columns)
+def _batch_of(
+    topic: str,
+    partition: int,
+    runs: Sequence[FetchedRun],
+    raw: Mapping[str, pa.Array],
+    format: RowFormat,
+) -> pa.RecordBatch:
+    """The messages of ``runs``, in order; ``raw``: the columns of their rows."""
+    first, total = runs[0][0], sum(run[1] for run in runs)
     same = {"timestampType": pa.scalar(LOG_APPEND_TIME, _TYPES["timestampType"][1])}
     types = {name: _TYPES[name][1] for name in format.columns if name not in same}
-    found = columns_of(topic, partition, stretch.runs, raw, types)
+    found = columns_of(topic, partition, runs, raw, types)
     columns = [pa.repeat(same[name], total) if name in same else found[name] for name in format.columns]
     decoder = format.decoder
     if decoder is None or "value" not in format.columns:
@@ -76,6 +84,27 @@ def record_batch(topic: str, partition: int, stretch: Stretch, format: RowFormat
     columns[at], stays = decoder.decode(columns[at], lambda i: f"{topic}/{partition}, offset {first + i}")
     batch = pa.RecordBatch.from_arrays(columns, schema=format.schema)
     return batch if stays is None else batch.filter(stays)
+
+
+def _batches(topic: str, partition: int, stretch: Stretch, format: RowFormat) -> Iterator[pa.RecordBatch]:
+    """One batch of all messages, or several if values have to be unpacked, each of about BATCH_BYTES.
+
+    Raises CorruptLog if the rows do not match the runs; DamagedValue."""
+    runs = stretch.runs
+    first, total = runs[0][0], sum(run[1] for run in runs)
+    raw = raw_columns(stretch.rows, total, format.columns)
+    if not isinstance(raw, PackedRows):
+        yield _batch_of(topic, partition, runs, raw, format)
+        return
+    done = 0
+    while done < total:
+        try:
+            part = raw.unpacked(done, raw.fitting(done, total, BATCH_BYTES))
+        except UnsoundValue as error:
+            raise DamagedValue(topic, partition, first + done, error.reason) from error
+        cut = cut_runs(runs, first + done, first + done + len(part))
+        yield _batch_of(topic, partition, cut, columns_of_rows(part, format.columns), format)
+        done += len(part)
 
 
 def record_batches(
@@ -88,5 +117,5 @@ def record_batches(
             rows += run[1]
             size += run[3]
             if rows >= BATCH_ROWS or size >= BATCH_BYTES or i == len(runs):
-                yield record_batch(topic, partition, Stretch(runs[begun:i], view[at : at + size]), format)
+                yield from _batches(topic, partition, Stretch(runs[begun:i], view[at : at + size]), format)
                 begun, at, rows, size = i, at + size, 0, 0

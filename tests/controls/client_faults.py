@@ -15,6 +15,7 @@ from escrowmq.actors.producer import batcher
 from escrowmq.actors.producer.across_groups import StagedPrepare
 from escrowmq.actors.producer.blocks import PrepareBlock
 from escrowmq.actors.producer.partition_stream import Batch, PartitionStream
+from escrowmq.actors.producer.value_packer import ValuePacker
 from escrowmq.replication.format.codec import OpType, decode_ops
 from escrowmq.replication.model import ResultCode
 from tests.controls.planting import plant
@@ -155,3 +156,21 @@ def refused_rolls_back_another(patch: pytest.MonkeyPatch) -> None:
     """A producer whose PREPARE home refuses rolls the transaction back by its id, although another process
     has it open and may be running its local transaction."""
     patch.setattr(StagedPrepare, "refused_by_home", lambda self, place: False)
+
+
+# ------------------------------------------------------------------ compressed values
+def everybody_compresses(patch: pytest.MonkeyPatch) -> None:
+    """Every producer compresses values, in a world whose groups never reach the level for that."""
+    patch.setattr(producers, "COMPRESSING", 1.0)
+
+
+@plant("compresses-below-the-level", "compressed-early", groups=2, conditions=everybody_compresses)
+def compresses_below_the_level(patch: pytest.MonkeyPatch) -> None:
+    """A producer compresses values before every replica runs software that could not go back any more."""
+    pack = ValuePacker.pack
+
+    def at_once(self: ValuePacker, row: bytes) -> bytes:
+        self.ready = True
+        return pack(self, row)
+
+    patch.setattr(ValuePacker, "pack", at_once)

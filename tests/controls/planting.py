@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from tests.sim import aiming, broker_workload, purging, supervisor, topic_changes
-from tests.sim.across import scene
+from tests.sim.across import producers, scene
 from tests.sim.checks import Checker
 from tests.sim.faultplan import ADDED, CHANGES, GROUP_WEIGHTS, WEIGHTS
 from tests.sim.members import LATE_S
@@ -139,6 +139,7 @@ def planted(fault: Planted | str | None) -> Iterator[None]:
         patch.setattr(supervisor, "TWO", 0.0)
         patch.setattr(scene, "draw_level", lambda rng, lowest: (lowest, None))
         patch.setattr(broker_workload, "NEWEST_SHARE", 0.0)
+        patch.setattr(producers, "COMPRESSING", 0.0)
         for kind, weight in fault.often.items():
             weights = next(table for table in (WEIGHTS, GROUP_WEIGHTS, ADDED) if kind in table)
             patch.setitem(weights, kind, weight)

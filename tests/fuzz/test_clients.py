@@ -11,11 +11,14 @@ from escrowmq.actors.consumer.records import Chunk, trim_runs
 from escrowmq.cluster.address import parse_address
 from escrowmq.replication.errors import EscrowMQError
 from escrowmq.replication.format.codec import decode_rows, encode_row
+from escrowmq.replication.format.packing import pack_row
+from escrowmq.replication.model import ConsumerRecord
 from escrowmq.spark_integration.source.options import OPTIONS, parse_options
 from tests.fuzz.engine import Target, drawn, examine, fuzz
+from tests.support.packed import METHOD_NAMES, PACKED_ROWS
 from tests.support.requests import ROWS
 
-BLOB = b"".join(ROWS)
+BLOB, PACKED = b"".join(ROWS), b"".join(PACKED_ROWS)
 
 
 def rows(data: bytes) -> None:
@@ -28,7 +31,10 @@ def rows(data: bytes) -> None:
 
 
 def chunk(data: bytes) -> None:
-    taken = Chunk([(7, 3, 1, len(data))], data, 7).take("t", 0, 10)
+    whole = Chunk([(7, 3, 1, len(data))], data, 7)
+    taken: list[ConsumerRecord] = []
+    while len(taken) < 3:
+        taken += whole.take("t", 0, 10)
     assert [record.offset for record in taken] == [7, 8, 9]
 
 
@@ -39,9 +45,9 @@ def trimmed(data: bytes) -> None:
 
 
 TARGETS = [
-    Target("rows", rows, [BLOB]),
-    Target("chunk of a fetch", chunk, [BLOB]),
-    Target("trimmed run", trimmed, [BLOB]),
+    Target("rows", rows, [BLOB, PACKED]),
+    Target("chunk of a fetch", chunk, [BLOB, PACKED]),
+    Target("trimmed run", trimmed, [BLOB, PACKED]),
     Target(
         "address", lambda data: parse_address(data.decode(errors="replace")), [b"10.0.0.1:6379", b"[::1]:1"]
     ),
@@ -54,9 +60,8 @@ def test_damaged_bytes_are_refused_with_an_error_of_ours(target: Target) -> None
 
 
 headers = st.none() | st.dictionaries(st.text(max_size=9), st.binary(max_size=9), min_size=1, max_size=3)
-one_row = st.tuples(
-    st.none() | st.binary(max_size=20), st.binary(max_size=50), headers, st.none() | st.text()
-)
+one_value = st.binary(max_size=50) | st.just(b"z" * 90)
+one_row = st.tuples(st.none() | st.binary(max_size=20), one_value, headers, st.none() | st.text())
 
 
 @drawn(st.lists(one_row, max_size=6))
@@ -65,6 +70,10 @@ def test_rows_come_back_as_they_were(
 ) -> None:
     blob = b"".join(encode_row(*row) for row in wanted)
     assert decode_rows(blob, len(wanted)) == wanted
+    for method in METHOD_NAMES:
+        packed = b"".join(pack_row(encode_row(*row), method, None, 1) for row in wanted)
+        assert decode_rows(packed, len(wanted)) == wanted
+        assert len(packed) <= len(blob)
 
 
 GOOD = {"escrowmq.address": "127.0.0.1:6379", "subscribe": "orders"}

@@ -15,9 +15,11 @@ from google_crc32c import value as crc32c
 from escrowmq.actors.consumer import row_columns
 from escrowmq.replication.errors import CorruptLog, InvalidMessage
 from escrowmq.replication.format.codec import decode_rows
+from escrowmq.replication.format.packing import PackedRows, PlainRow
 from escrowmq.spark_integration.decode.values import ValueDecoder
 from escrowmq.spark_integration.sink.intents import Attempt, Intent, decode, encode, epoch_id_of
 from tests.fuzz.engine import EXAMPLES, Target, examine, fuzz
+from tests.support.packed import PACKED_ROWS
 from tests.support.requests import ROWS
 
 COLUMNS = ("key", "value", "headers", "tx_id")
@@ -26,6 +28,17 @@ ROWS_OF_ONE = {"id": 1, "name": "one"}
 
 
 # ------------------------------------------------------------------ rows
+def raw_columns(data: bytes, count: int) -> dict[str, pa.Array]:
+    """The columns, also of rows with compressed values."""
+    found = row_columns.raw_columns(data, count, COLUMNS)
+    if isinstance(found, PackedRows):
+        rows = list[PlainRow]()
+        while len(rows) < count:
+            rows += found.unpacked(len(rows), count)
+        return row_columns.columns_of_rows(rows, COLUMNS)
+    return found
+
+
 def columns(data: bytes) -> None:
     """By the column or one by one: the same rows, or the same refusal."""
     for count in (1, len(ROWS), 1000):
@@ -33,9 +46,9 @@ def columns(data: bytes) -> None:
             expected = decode_rows(data, count)
         except CorruptLog:
             with pytest.raises(CorruptLog):
-                row_columns.raw_columns(data, count, COLUMNS)
+                raw_columns(data, count)
             continue
-        found = row_columns.raw_columns(data, count, COLUMNS)
+        found = raw_columns(data, count)
         for column in found.values():
             column.validate(full=True)
         for at, name in ((0, "key"), (1, "value"), (3, "tx_id")):
@@ -109,7 +122,7 @@ def mend_intent(data: bytes) -> bytes:
 
 ENCODED = [encode(INTENT), encode(dataclasses.replace(INTENT, offsets="ab12"))]
 TARGETS = [
-    Target("rows to columns", columns, [b"".join(ROWS)]),
+    Target("rows to columns", columns, [b"".join(ROWS), b"".join(PACKED_ROWS)]),
     *(Target(f"value, {format}", value(format), GOOD[format]) for format in GOOD),
     Target("intent", intent, ENCODED),
     Target("intent, checksum right", intent, ENCODED, mend_intent),

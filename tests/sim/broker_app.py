@@ -6,7 +6,8 @@ import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from escrowmq.replication.format.codec import decode_rows
+from escrowmq.replication.format.codec import decode_lazily, decode_rows
+from escrowmq.replication.format.packing import LEVEL_OF_PACKED, PACKED, PackedRows
 from escrowmq.replication.host.due_checks import lock_due
 from escrowmq.replication.host.running import TIMER_S
 from escrowmq.replication.raft.node import RaftNode
@@ -17,6 +18,7 @@ from escrowmq.replication.state.machine import Result, StateMachine
 from tests.history.events import identify
 from tests.sim.contents import everything
 from tests.sim.workload import Cluster, ReplicaContext
+from tests.sim.world import Violation
 
 DIGEST_EVERY = 32  # entries; the digest walks the whole state
 RETENTION_INTERVAL_MS = 1_500
@@ -143,7 +145,13 @@ class BrokerApplication:
     def fetch(self, topic: str, number: int, offset: int, max_bytes: int = 1 << 30) -> FetchResult | None:
         """A reader's result at this replica; None if the replica found damage and has ended."""
         results = self._context.guarded(lambda: self.replica.fetch([(topic, number, offset)], max_bytes))
-        return results[0] if results else None
+        if not results:
+            return None
+        level = self.replica.state.level
+        if level < LEVEL_OF_PACKED and _has_packed(results[0]):
+            text = f"{topic}/{number} has compressed values at a replica of format level {level}"
+            raise Violation(text, "compressed-early")
+        return results[0]
 
     def lock_due(self, app: str, topic: str, most: int, lease_s: float, owner: str) -> list[tuple[Any, ...]]:
         """The answer to a feedback actor; nothing unless this replica is a ready leader."""
@@ -157,6 +165,12 @@ class BrokerApplication:
 
     def _now_ms(self) -> int:
         return self.replica.group_ms(int(self._now_s * 1000))
+
+
+def _has_packed(result: FetchResult) -> bool:
+    blob = bytes(result[6])
+    count = sum(run[1] for run in result[5])
+    return PACKED in blob and isinstance(decode_lazily(blob, count), PackedRows)
 
 
 def ids_of(result: FetchResult, offset: int) -> list[tuple[int, str]]:

@@ -43,7 +43,7 @@ _PARTS = {
     "inspection": ["tx_states", "transactions", "find_transaction", "audit", "status"],
     "instruments": ["metrics"],
     "watching": ["watch", "spans"],
-    "running": ["whoami"],
+    "running": ["whoami", "levels"],
 }
 _ANSWERS = {method: (part, method) for part, methods in _PARTS.items() for method in methods} | {
     "group_join": ("groups", "join"),

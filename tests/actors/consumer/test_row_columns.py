@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from escrowmq.actors.consumer import row_columns
-from escrowmq.actors.consumer.row_columns import _scan, raw_columns
+from escrowmq.actors.consumer.row_columns import _scan, columns_of_rows, raw_columns
 from escrowmq.replication.errors import CorruptLog
 from escrowmq.replication.format.codec import decode_rows, encode_row
+from escrowmq.replication.format.packing import PackedRows, pack_row
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -38,6 +39,8 @@ any_rows = st.tuples(st.none() | contents, contents, headers, tx_ids)
 def check(blob: bytes, count: int) -> None:
     expected = decode_rows(blob, count)
     columns = raw_columns(blob, count, WANTED)
+    if isinstance(columns, PackedRows):
+        columns = columns_of_rows(columns.unpacked(0, count), WANTED)
     for column in columns.values():
         column.validate(full=True)
     assert columns["key"].to_pylist() == [row[0] for row in expected]
@@ -52,6 +55,21 @@ def check(blob: bytes, count: int) -> None:
 @given(st.lists(plain_rows | any_rows, min_size=1, max_size=40))
 def test_columns_are_those_of_the_plain_way(rows: list[tuple[bytes | None, bytes, None, str | None]]) -> None:
     check(b"".join(encode_row(*row) for row in rows), len(rows))
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(any_rows, st.sampled_from([None, "zstd", "lz4"])), min_size=1, max_size=20))
+def test_rows_with_compressed_values_are_those_that_were_packed(
+    drawn: list[tuple[tuple[bytes | None, bytes, None, str | None], str | None]],
+) -> None:
+    encoded = [encode_row(*row) for row, _ in drawn]
+    rows = [
+        row if method is None else pack_row(row, method, None, 1)
+        for row, (_, method) in zip(encoded, drawn, strict=True)
+    ]
+    check(b"".join(rows), len(rows))
+    assert decode_rows(b"".join(rows), len(rows)) == decode_rows(b"".join(encoded), len(rows))
+    assert all(len(now) <= len(before) for now, before in zip(rows, encoded, strict=True))
 
 
 @settings(deadline=None)

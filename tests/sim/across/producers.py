@@ -6,8 +6,10 @@ point, or comes back with an id that the application gave.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -18,7 +20,10 @@ from escrowmq.actors.producer.core import ProducerCore
 from escrowmq.actors.producer.encoder import Encoder, TxPlan
 from escrowmq.actors.producer.transaction_base import Phase as Stands
 from escrowmq.actors.producer.transaction_base import TransactionBase
+from escrowmq.actors.producer.value_encoder import ValueEncoder
+from escrowmq.actors.producer.value_packer import ValuePacker
 from escrowmq.replication.errors import EscrowMQError, OutcomeUnknown, TransactionConflict, UnknownTopic
+from escrowmq.replication.format.packing import METHODS
 from escrowmq.replication.model import Message, RecordMetadata
 from tests.history.events import Sent, body
 from tests.sim.across.bulk import BulkCall, Wanted
@@ -38,6 +43,7 @@ SHARED = 0.02  # share of what a producer begins: its id is also given to anothe
 BULK = 0.05  # share of what a producer begins: a call of ``send_transactions``
 BULK_COUNTS = (2, 5, 10, 40)
 COMES_BACK_S = 0.3
+COMPRESSING = 0.3  # share of the processes that compress values
 TRIES = 3  # with one id
 
 
@@ -47,6 +53,17 @@ class _Core(ProducerCore):
     def reserve(self, size: int) -> None:
         if not self.try_reserve(size):
             raise self.overloaded()
+
+
+class _Packer(ValuePacker):
+    """Counts for everybody."""
+
+    did: Counter[str]
+
+    def pack(self, row: bytes) -> bytes:
+        made = super().pack(row)
+        self.did["compressed"] += made is not row
+        return made
 
 
 class AcrossProducer:
@@ -69,11 +86,25 @@ class AcrossProducer:
         self._turns = WorldTurns(self._world, clients.wire, info, config.channel, self.rng)
         self.core = _Core(info, app, config, clock=lambda: self._world.now, turns=self._turns, instance=name)
         self.core.ids = map(f"x{{}}{scene.ids_end}".format, iter(clients.number, None))
-        self.core.encoder = Encoder(config, scene.topics.__getitem__, scene.group_of)
+        self.core.encoder = self._encoder(config)
         self._mine: list[AcrossTx] = []
         #: Operations that wait for their answer.
         self.preparing: dict[int, AcrossTx] = {}
         self.deciding: set[int] = set()
+
+    def _encoder(self, config: ProducerConfig) -> Encoder:
+        """Some producers compress values, each in its own way, so that an id that two of them use has rows of
+        several kinds."""
+        scene, luck = self._clients.scene, self._world.stream(f"compression-{self.name}")
+        places = scene.topics.__getitem__, scene.group_of
+        if luck.random() >= COMPRESSING:
+            return Encoder(config, *places)
+        chosen = replace(config, compression=luck.choice(tuple(METHODS)), compress_from=luck.choice((1, 200)))
+        packer = _Packer(chosen, self._turns, lambda: self._world.now)
+        packer.did = self._clients.did
+        encoder = ValueEncoder(chosen, *places, None, packer)
+        encoder.partitions = places[0]  # nobody waits for the first answer, since nothing blocks here
+        return encoder
 
     def die(self) -> None:
         """End the process, with everything that it had in memory."""

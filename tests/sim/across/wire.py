@@ -12,14 +12,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 from escrowmq.actors.client.replica_calls import SUPERVISOR_RID, OnAnswer
-from escrowmq.replication.calling.answers import Leadership, Reply
+from escrowmq.replication.calling.answers import Leadership, LevelReport, Reply
 from escrowmq.replication.errors import EscrowMQError, InvalidMessage
 from escrowmq.replication.format.codec import OpType
 from escrowmq.replication.host.due_checks import DueChecks
 from escrowmq.replication.host.inspection import Inspection
 from escrowmq.replication.host.running import RunningReplica
 from escrowmq.replication.replica.validation import parse_request
-from escrowmq.replication.state.machine import StateMachine
+from escrowmq.replication.state.machine import LEVEL_MAX, StateMachine
 from tests.sim.broker_app import BrokerApplication, number_of
 from tests.sim.supervisor import members_of
 
@@ -92,7 +92,7 @@ class Wire:
     def close(self) -> None: ...
 
     def _luck(self, method: str) -> random.Random:
-        return self._of_members if method in ("members", "members_of") else self._rng
+        return self._of_members if method in ("members", "members_of", "levels") else self._rng
 
     def _ask_supervisor(self, part: Part, method: str, done: OnAnswer) -> None:
         """Ask the supervisor, which knows the members of every group."""
@@ -172,6 +172,8 @@ class Wire:
             answer(Leadership(node.ready, leader, node.term))
         elif method == "members":
             answer(members_of(replica))
+        elif method == "levels":
+            answer(LevelReport(LEVEL_MAX, app.replica.state.level))
         elif method == "due_pairs":
             self._due_pairs(replica, DueChecks(running), args, answer, self._world.now + args[-1])
         elif hasattr(DueChecks, method):

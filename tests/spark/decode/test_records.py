@@ -13,7 +13,6 @@ from escrowmq.spark_integration.decode import records
 from escrowmq.spark_integration.decode.records import (
     COLUMNS,
     RowFormat,
-    record_batch,
     record_batches,
     schema_ddl,
 )
@@ -34,7 +33,7 @@ STRETCH = Stretch(
 
 
 def test_columns_hold_what_was_sent() -> None:
-    batch = record_batch("t", 3, STRETCH, ALL)
+    (batch,) = record_batches("t", 3, [STRETCH], ALL)
     assert batch.column("key").to_pylist() == [b"k0", None, b"", b"k3"]
     assert batch.column("value").to_pylist() == [b"v0", b"", b"v2", b"v3"]
     assert batch.column("offset").to_pylist() == [7, 8, 9, 10]
@@ -71,7 +70,7 @@ def test_batches_are_bounded_by_rows_and_by_bytes(monkeypatch: pytest.MonkeyPatc
 
 
 def test_only_the_wanted_columns_are_made_and_in_that_order() -> None:
-    batch = record_batch("t", 3, STRETCH, RowFormat(("offset", "tx_id", "timestampType")))
+    (batch,) = record_batches("t", 3, [STRETCH], RowFormat(("offset", "tx_id", "timestampType")))
     assert batch.schema.names == ["offset", "tx_id", "timestampType"]
     assert batch.to_pylist()[1] == {"offset": 8, "tx_id": "tx-1", "timestampType": 1}
     assert schema_ddl(["offset", "value"]) == "offset BIGINT, value BINARY"
@@ -83,4 +82,4 @@ def test_a_damaged_blob_is_refused() -> None:
     whole = bytes(STRETCH.rows)
     for damaged in (whole[:-1], whole + b"\x00", b"\xc1" + whole[1:]):
         with pytest.raises(CorruptLog):
-            record_batch("t", 0, STRETCH._replace(rows=memoryview(damaged)), RowFormat())
+            list(records._batches("t", 0, STRETCH._replace(rows=memoryview(damaged)), RowFormat()))

@@ -1,0 +1,125 @@
+"""Compresses values for one producer, as soon as its cluster can have rows with compressed values.
+
+The producer asks the leader of group 0 for its format level: that group reaches a level last, so every other
+group has it then, too, and no replica anywhere can start with older software again. Below that level values
+are sent as they are, and nothing fails. A level never falls, so nobody asks again once it is reached.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from escrowmq.actors.client.turns import Turns
+from escrowmq.actors.producer.blocks import PrepareBlock
+from escrowmq.actors.producer.config import ProducerConfig
+from escrowmq.replication.calling.answers import LevelReport
+from escrowmq.replication.errors import EscrowMQError
+from escrowmq.replication.format.packing import LEVEL_OF_PACKED, codec_of, pack_row
+
+#: How long the first message waits for the answer. Without one, its value is not compressed.
+FIRST_WAIT_S = 2.0
+#: When to ask again, while values are waiting to be compressed. During an upgrade a question every few
+#: seconds does not matter, and neither do some seconds without compression after it.
+ASK_AGAIN_S = 5.0
+
+log = logging.getLogger(__name__)
+
+
+class ValuePacker:
+    """Thread-safe. ``config.compression`` must not be None; raises NotSupported without pyarrow."""
+
+    def __init__(self, config: ProducerConfig, router: Turns, clock: Callable[[], float]) -> None:
+        assert config.compression is not None
+        codec_of(config.compression, config.compression_level)  # now, and not when something is sent
+        self._method, self._level, self._least = (
+            config.compression,
+            config.compression_level,
+            config.compress_from,
+        )
+        self._router, self._clock = router, clock
+        self._lock = threading.Lock()
+        self._first: Future[None] | None = None
+        self._ask_again_at = 0.0
+        self._told = False
+        #: Whether the cluster has the level.
+        self.ready = False
+        #: Values that were compressed, and the bytes that this has taken off their rows.
+        self.values = self.bytes_saved = 0
+
+    def pack(self, row: bytes) -> bytes:
+        """The encoded row with its value compressed, if that may be and makes it smaller."""
+        if not self.ready:
+            self._ask_if_due()
+            return row
+        made = pack_row(row, self._method, self._level, self._least)
+        if made is not row:
+            with self._lock:
+                self.values += 1
+                self.bytes_saved += len(row) - len(made)
+        return made
+
+    def pack_block(self, block: PrepareBlock) -> None:
+        """The same for all rows of a block. Its digests stay: they are those of the rows as they were, so
+        that a repeated transaction is the same one, however its values are compressed by then."""
+        if block.single is not None:
+            topic, partition, row = block.single
+            made = self.pack(row)
+            block.single = (topic, partition, made)
+            block.size += len(made) - len(row)
+            return
+        for _, sizes, rows in block.columns.values():
+            for place, row in enumerate(rows):
+                made = self.pack(row)
+                if made is not row:
+                    rows[place], sizes[place] = made, len(made)
+                    block.size += len(made) - len(row)
+
+    # ------------------------------------------------------------ the level
+
+    def asked(self) -> Future[None]:
+        """Is done, without an error, when the first question for the level has ended."""
+        with self._lock:
+            if self._first is not None:
+                return self._first
+            first = self._first = Future()
+            self._ask_again_at = self._clock() + ASK_AGAIN_S
+        self._ask(first)
+        return first
+
+    def _ask_if_due(self) -> None:
+        with self._lock:
+            now = self._clock()
+            if now < self._ask_again_at:
+                return
+            self._ask_again_at = now + ASK_AGAIN_S
+        self._ask(Future())
+
+    def _ask(self, told: Future[None]) -> None:
+        try:
+            answer = self._router.leader_call(0, "levels", timeout_s=FIRST_WAIT_S)
+        except EscrowMQError:  # closed
+            told.set_result(None)
+            return
+        answer.add_done_callback(lambda done: self._answered(done, told))
+
+    def _answered(self, answer: Future[Any], told: Future[None]) -> None:
+        report = None if answer.cancelled() or answer.exception() is not None else answer.result()
+        level = report.applied if isinstance(report, LevelReport) else 0
+        self.ready = self.ready or level >= LEVEL_OF_PACKED
+        if level and not self.ready and not self._told:
+            self._told = True
+            log.warning(
+                "values are sent uncompressed: the cluster is at format level %d, and compressed ones need "
+                "%d; upgrade every replica",
+                level,
+                LEVEL_OF_PACKED,
+            )
+        elif self.ready and self._told:
+            self._told = False
+            log.info("values are compressed from now on: the cluster is at format level %d", level)
+        if told.set_running_or_notify_cancel():
+            told.set_result(None)

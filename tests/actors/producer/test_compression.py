@@ -1,0 +1,307 @@
+"""Values that a producer compresses: which of them, from which format level on, and who notices (nobody)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import random
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from escrowmq import ConfigError, Message, MessageTooLarge, NotSupported, Producer
+from escrowmq.actors.producer import value_packer
+from escrowmq.actors.producer.config import ProducerConfig
+from escrowmq.actors.producer.value_packer import ValuePacker
+from escrowmq.cluster.testing.replica import MemoryBroker
+from escrowmq.replication.calling.answers import LevelReport
+from escrowmq.replication.format.packing import LEVEL_OF_PACKED, METHODS, PACKED, VALUE_BYTES_MAX
+from escrowmq.testing import InMemoryCluster
+from tests.support.brokers import Brokers
+from tests.support.packed import is_packed, stored
+from tests.support.producing import COMMITTED, ProducerOf
+from tests.support.reading import at, everything
+
+RNG = random.Random(7)
+#: Becomes smaller; would become larger; is too short to try.
+LONG = json.dumps([{"id": n, "name": "teapot"} for n in range(120)]).encode()
+NOISE = RNG.randbytes(4_000)
+SHORT = b"x" * 1_023
+VALUES = [LONG, NOISE, SHORT, LONG + b"2"]
+
+
+@pytest.fixture
+def cluster() -> Iterator[InMemoryCluster]:
+    with InMemoryCluster() as made:
+        made.admin.create_topic("orders")
+        yield made
+
+
+@pytest.fixture
+def level(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Sets the format level that brokers report."""
+
+    def report(applied: int) -> None:
+        monkeypatch.setattr(MemoryBroker, "levels", lambda self: LevelReport(applied, applied))
+
+    return report
+
+
+def _send(producer: Producer, _: Any) -> None:
+    for value in VALUES:
+        producer.send(Message("orders", value)).result(0)
+
+
+def _send_many(producer: Producer, _: Any) -> None:
+    assert producer.send_many("orders", VALUES).result(0).failed == 0
+
+
+def _send_keyed(producer: Producer, _: Any) -> None:
+    producer.send_many("orders", VALUES, keys=[b"k"] * 4, headers={"h": b"1"}).result(0)
+
+
+def _send_table(producer: Producer, _: Any) -> None:
+    producer.send_table("orders", pa.table({"value": VALUES, "key": ["k"] * 4}), key="key").result(0)
+
+
+def _transaction(producer: Producer, _: Any) -> None:
+    with producer.transaction(tx_id="mine") as tx:
+        tx.send(*(Message("orders", value) for value in VALUES))
+
+
+def _callback(producer: Producer, _: Any) -> None:
+    messages = [Message("orders", value) for value in VALUES]
+    assert producer.send_message_in_transaction(messages, lambda: None).state is COMMITTED
+
+
+def _bulk(producer: Producer, _: Any) -> None:
+    results = producer.send_transactions([Message("orders", value) for value in VALUES])
+    assert {result.state for result in results} == {COMMITTED}
+
+
+def _asynchronous(producer: Producer, _: Any) -> None:
+    async def send() -> None:
+        for value in VALUES[:2]:
+            await producer.aio.send(Message("orders", value))
+        async with producer.aio.transaction() as tx:
+            await tx.send(*(Message("orders", value) for value in VALUES[2:]))
+
+    asyncio.run(send())
+
+
+WAYS = [
+    _send, _send_many, _send_keyed, _send_table, _transaction, _callback, _bulk, _asynchronous
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+def test_every_way_to_send_compresses_what_becomes_smaller(
+    cluster: InMemoryCluster, way: Callable[..., None], method: str
+) -> None:
+    with cluster.producer("shop", compression=method) as producer:
+        way(producer, cluster)
+        told = producer.statistics()
+    rows = stored(cluster, "orders")
+    assert sorted(len(row.value) for row in rows if not is_packed(row)) == sorted([len(NOISE), len(SHORT)])
+    assert all(len(row.value) < len(LONG) / 2 for row in rows if is_packed(row))
+    assert told.values_compressed == 2 and told.bytes_saved > len(LONG)
+    with cluster.consumer("readers", ["orders"], auto_offset_reset="earliest") as consumer:
+        assert sorted(record.value for record in consumer.poll()) == sorted(VALUES)
+        consumer.seek_to_beginning()
+        assert sorted(consumer.poll_arrow().column("value").to_pylist()) == sorted(VALUES)
+
+
+def test_a_level_and_a_least_size_can_be_chosen(cluster: InMemoryCluster) -> None:
+    sizes = []
+    for level in (1, 19):
+        with cluster.producer("shop", compression="zstd", compression_level=level) as producer:
+            producer.send(Message("orders", LONG)).result(0)
+        sizes.append(len(stored(cluster, "orders")[-1].value))
+    assert sizes[1] < sizes[0]
+    with cluster.producer("shop", compression="lz4", compress_from=100) as producer:
+        producer.send_many("orders", [b"y" * 99, b"y" * 100]).result(0)
+    assert [is_packed(row) for row in stored(cluster, "orders")[-2:]] == [False, True]
+
+
+def test_without_the_setting_rows_are_what_they_always_were(cluster: InMemoryCluster) -> None:
+    with cluster.producer("shop") as producer:
+        for way in WAYS:
+            way(producer, cluster)
+        assert producer.statistics().values_compressed == 0
+    assert not any(is_packed(row) for row in stored(cluster, "orders"))
+
+
+def test_limits_are_those_of_the_uncompressed_message(cluster: InMemoryCluster) -> None:
+    with cluster.producer("shop", compression="zstd", message_bytes_max=10_000) as producer:
+        for send in (
+            lambda: producer.send(Message("orders", bytes(10_001))),
+            lambda: producer.send_many("orders", [bytes(10_001)]),
+            lambda: producer.send_table("orders", pa.table({"value": [bytes(10_001)]})),
+            lambda: producer.transaction().send(Message("orders", bytes(10_001))),
+        ):
+            with pytest.raises(MessageTooLarge):
+                send()
+    assert not stored(cluster, "orders")
+    huge = {"message_bytes_max": 12 << 20, "transaction_bytes_max": 16 << 20}
+    with cluster.producer("shop", compression="zstd", **huge) as producer:
+        producer.send(Message("orders", bytes(VALUE_BYTES_MAX))).result(0)
+    assert is_packed(stored(cluster, "orders")[0]), "the largest that readers unpack"
+
+
+def test_larger_values_than_readers_unpack_are_left_alone() -> None:
+    row = (
+        b"\x94\xc0\xc6" + (VALUE_BYTES_MAX + 1).to_bytes(4, "big") + bytes(VALUE_BYTES_MAX + 1) + b"\xc0\xc0"
+    )
+    assert value_packer.pack_row(row, "zstd", None, 1) is row
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"compression": "gzip"}, "compression must be 'zstd', 'lz4' or None, not 'gzip'"),
+        ({"compression": "lz4", "compression_level": 3}, "for compression='zstd' only"),
+        ({"compression_level": 3}, "for compression='zstd' only"),
+        ({"compression": "zstd", "compression_level": 0}, "must be 1 to 22, not 0"),
+        ({"compression": "zstd", "compression_level": 23}, "must be 1 to 22, not 23"),
+        ({"compress_from": 0}, "compress_from must be a number above 0"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused_where_they_are_written(
+    settings: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(ConfigError, match=told):
+        ProducerConfig(**settings)
+
+
+def test_without_pyarrow_the_producer_says_what_to_install(
+    cluster: InMemoryCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(NotSupported, match=r"need pyarrow; install it.*escrowmq\[compression\]"):
+        cluster.producer("shop", compression="zstd")
+
+
+# ------------------------------------------------------------------ the format level
+
+
+def test_below_the_level_values_are_sent_as_they_are_and_it_is_said_once(
+    cluster: InMemoryCluster, level: Callable[[int], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    level(LEVEL_OF_PACKED - 1)
+    with caplog.at_level(logging.INFO), cluster.producer("shop", compression="zstd") as producer:
+        for way in WAYS:
+            way(producer, cluster)
+            cluster.clock.advance(value_packer.ASK_AGAIN_S)
+        assert not any(is_packed(row) for row in stored(cluster, "orders"))
+        assert [r.message for r in caplog.records if r.name == value_packer.__name__] == [
+            "values are sent uncompressed: the cluster is at format level 6, and compressed ones need 7; "
+            "upgrade every replica"
+        ]
+        level(LEVEL_OF_PACKED)
+        producer.send(Message("orders", LONG)).result(0)
+        producer.send(Message("orders", LONG)).result(0)
+        assert is_packed(stored(cluster, "orders")[-1]), "found out within some seconds"
+        assert "values are compressed from now on" in caplog.records[-1].message
+        level(1)
+        cluster.clock.advance(60.0)
+        producer.send(Message("orders", LONG)).result(0)
+        assert is_packed(stored(cluster, "orders")[-1]), "a level never falls, so nobody asks again"
+
+
+def test_a_cluster_that_does_not_answer_is_sent_uncompressed_values(
+    cluster: InMemoryCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def old_broker(self: MemoryBroker) -> Any:
+        return ("no_method",)
+
+    monkeypatch.setattr(MemoryBroker, "levels", old_broker)
+    with cluster.producer("shop", compression="zstd") as producer:
+        producer.send(Message("orders", LONG)).result(0)
+    assert [row.value for row in stored(cluster, "orders")] == [LONG]
+
+
+def packed_early(brokers: Brokers, topic: str) -> bool:
+    """Whether any replica has a compressed value to read although it has not applied the level."""
+    replicas = [m.parts.running.replica for group in brokers.groups for m in group.alive.values()]
+    below = [replica for replica in replicas if replica.state.level < LEVEL_OF_PACKED]
+    blobs = [blob for replica in below for *_, blob in replica.fetch([(topic, 0, 0)], 1 << 20)]
+    return any(bytes(blob[:1]) == bytes([PACKED]) for blob in blobs)
+
+
+def upgraded(old: Brokers, producer: Producer) -> bool:
+    """Sends while the replicas of a cluster are upgraded one by one; whether anything came too early."""
+    early = False
+    for gid, rid in [(gid, rid) for gid in range(2) for rid in range(1)]:
+        for _ in range(3):
+            producer.send(Message("t", LONG, partition=0)).result(40.0)
+        early |= packed_early(old, "t")
+        old.upgrade(gid, rid)
+    return early
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Iterator[Brokers]:
+    """Two groups with the software from before format levels."""
+    running = Brokers(tmp_path, 2, 1, old=True)
+    running.topic("t", 2)
+    yield running
+    running.close()
+
+
+def test_nothing_is_compressed_before_every_replica_is_upgraded(
+    old: Brokers, producer_of: ProducerOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(value_packer, "ASK_AGAIN_S", 0.05)
+    producer = producer_of(old, compression="zstd", delivery_timeout_s=30.0)
+    assert not upgraded(old, producer)
+    old.at_highest_level()
+    for _ in range(200):
+        producer.send(Message("t", LONG, partition=0)).result(40.0)
+        if producer.statistics().values_compressed:
+            break
+    assert producer.statistics().values_compressed
+    found = everything(at(old.leader_of("t", 0)), "t", 0)
+    assert {row[1] for _, row in found} == {LONG}
+
+
+def test_with_that_taken_away_old_replicas_get_compressed_values(
+    old: Brokers, producer_of: ProducerOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        ValuePacker, "_ask", lambda self, told: (setattr(self, "ready", True), told.set_result(None))
+    )
+    assert upgraded(old, producer_of(old, compression="zstd", delivery_timeout_s=30.0))
+
+
+# ------------------------------------------------------------------ ids
+
+
+@pytest.mark.parametrize("count", [1, 3, 400])
+def test_a_repeated_transaction_is_the_same_one_however_its_values_are_compressed(
+    cluster: InMemoryCluster, count: int
+) -> None:
+    """400 values are prepared in several parts."""
+    messages = [Message("orders", LONG + b"%d" % n, key=b"k") for n in range(count)]
+
+    def run(tx_id: str, **settings: Any) -> None:
+        with cluster.producer("shop", part_bytes=100_000, **settings) as producer:
+            with producer.transaction(tx_id=tx_id) as tx:
+                tx.send(*messages)
+            assert tx.state is COMMITTED
+            (result,) = producer.send_transactions([(messages, None, tx_id)])
+            assert (result.state, result.error) == (COMMITTED, None)
+
+    run("a")
+    before = len(stored(cluster, "orders"))
+    run("a", compression="zstd")
+    run("a", compression="lz4", compress_from=1)
+    assert len(stored(cluster, "orders")) == before == count
+    run("b", compression="zstd")
+    run("b")
+    assert len(stored(cluster, "orders")) == 2 * count
