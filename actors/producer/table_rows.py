@@ -105,7 +105,7 @@ class TableRows:
             keys = as_binary(keys)
             head = [length_headers(keys, b"\x94"), pc.fill_null(keys, b"")]
         rows = pc.binary_join_element_wise(*head, length_headers(values), values, _NO_MORE, _EMPTY)
-        if self._pack is not None and np.diff(offsets(rows)).max() > self._config.compress_from:
+        if self._pack is not None and np.diff(offsets_of(rows)).max() > self._config.compress_from:
             rows = pa.array(map(self._pack, rows.to_pylist()), pa.binary())
         numbers = np.arange(start, start + len(values), dtype=np.int64)
         places = self._places(keys, offsets_of(rows), gathers)
