@@ -24,6 +24,8 @@ def problems_of(report: ReplicaReport | None, unheard: Collection[str]) -> tuple
     if report.disk_full:
         free, reserve = _mib(report.free_bytes), _mib(report.reserve_bytes)
         found.append(f"its disk is full, new work is refused: {free} are free, {reserve} are kept free")
+    if report.room_problem:
+        found.append(f"the free space of its file system is not known: {report.room_problem}")
     if report.learner:
         found.append("copies the log, and does not count for a majority yet")
     if str(report.rid) in unheard:

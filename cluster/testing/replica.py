@@ -26,6 +26,7 @@ from escrowmq.replication.format.membership import Members
 from escrowmq.replication.host.driver import Driver
 from escrowmq.replication.host.parking import ParkingLot
 from escrowmq.replication.host.replica_setup import ReplicaSetup
+from escrowmq.replication.host.room_watch import RoomWatch
 from escrowmq.replication.host.running import TIMER_S, RunningReplica
 from escrowmq.replication.host.scrubbing import Scrubber, ScrubState
 from escrowmq.replication.log.datadir import Identity
@@ -117,6 +118,8 @@ class MemoryReplica(RunningReplica):
         self.recovered_index = 0
         self.closed = self._learner = False
         disk = self.disk = MemoryDisk()
+        self.room = RoomWatch("room-in-memory", disk.free_bytes, self._disk_bytes, stage.now)
+        self.room.look()  # once, without a thread
         self.checkpoints = Checkpoints(disk, segment_bytes=config.segment_bytes)
         self.journal = SegmentJournal(
             disk,

@@ -385,7 +385,8 @@ class ReplicaReport(Carried, frozen=True, kw_only=True):
     ``waiting``: requests that are not yet in a log entry. ``learner``: it has lost its log and does not yet
     vote or count towards a majority. ``superseded_by``: the incarnation that replaced it; it never runs
     again. ``level``: the format level that its state has reached, 0 if it is not running. ``disk_full``: it
-    takes no new work, because a write found no room, or less than ``reserve_bytes`` are free. ``scrub``,
+    takes no new work, because a write found no room, or less than ``reserve_bytes`` are free.
+    ``room_problem``: why its free space is not known now; ``free_bytes`` is what was last known. ``scrub``,
     ``across``, ``given_ids`` and ``members``: None if it is not running; ``overdue``: None unless it leads.
     """
 
@@ -423,3 +424,4 @@ class ReplicaReport(Carried, frozen=True, kw_only=True):
     given_ids: GivenIdsReport | None = None
     members: MembersReport | None = None
     overdue: OverdueReport | None = None
+    room_problem: str = ""

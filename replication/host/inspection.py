@@ -149,8 +149,7 @@ class Inspection:
 
         def read() -> ReplicaReport:
             node, state, journal = running.node, self._state, running.journal
-            leader, free = node.leader_id, running.disk.free_bytes()
-            reserve = running.setup.config.disk_reserve_bytes
+            leader, room = node.leader_id, running.room
             return ReplicaReport(
                 gid=running.gid,
                 rid=running.rid,
@@ -170,9 +169,10 @@ class Inspection:
                 snapshots=list(running.checkpoints.indexes),
                 waiting=running.replica.admission.waiting(),
                 address="{}:{}".format(*running.address),
-                disk_full=running.driver.disk_full or free < reserve,
-                free_bytes=free,
-                reserve_bytes=reserve,
+                disk_full=running.driver.disk_full or running.scarce(),
+                free_bytes=room.free_bytes or 0,
+                reserve_bytes=running.setup.config.disk_reserve_bytes,
+                room_problem=room.problem,
                 peers=[PeerReport(p.peer, p.connected, p.match_index) for p in node.progress()],
                 learner=running.learner,
                 incarnation=node.marks.own.number,

@@ -6,7 +6,6 @@ For apps and topics it reports the sums of all, and the names of a bounded numbe
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from heapq import nlargest
 from operator import itemgetter
@@ -40,7 +39,6 @@ class Instruments:
         }
         refused = self._requests.refused()
         refused["too_many_open"] += replica.admission.too_many_open
-        room = os.statvfs(running.setup.data_dir)
         return MetricsReport(
             gid=running.gid,
             rid=running.rid,
@@ -53,7 +51,7 @@ class Instruments:
             },
             refused={reason: count for reason, count in refused.items() if count},
             histograms={name: HistogramReport.of(histogram) for name, histogram in histograms.items()},
-            disk_bytes=room.f_blocks * room.f_frsize,
+            disk_bytes=running.room.size_bytes,
             led=self._led() if running.node.ready else None,
         )
 

@@ -11,6 +11,7 @@ A replica that cannot continue ends its process (``end``) and leaves a mark that
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import threading
 import time
@@ -36,6 +37,7 @@ from escrowmq.replication.host.level_watch import LevelWatch
 from escrowmq.replication.host.mending import Mender
 from escrowmq.replication.host.parking import ParkingLot
 from escrowmq.replication.host.replica_setup import ReplicaSetup
+from escrowmq.replication.host.room_watch import RoomWatch
 from escrowmq.replication.host.scrubbing import Scrubber, ScrubState
 from escrowmq.replication.host.upkeep import Upkeep
 from escrowmq.replication.log.datadir import DataDir
@@ -62,8 +64,6 @@ from escrowmq.replication.state.machine import LEVEL_MAX, StateMachine
 #: The answer of a replica that does not run yet, or no longer: nothing was done, and another one may lead.
 NOT_RUNNING: Reply = Leadership(False, None, 0).refusal()
 TIMER_S = 0.1
-#: A replica with less than this many times its reserve does not take the lead over for its room.
-ROOM_TO_LEAD = 1.25
 #: Maximum wait at the end for a checkpoint that is being written.
 CHECKPOINT_WAIT_S = 10.0
 #: Maximum wait at the end for a call to a peer that is under way.
@@ -94,8 +94,8 @@ class RunningReplica:
     """See the module's docstring. Thread-safe; ``close`` ends it.
 
     Read-only for others: ``setup``, ``gid``, ``rid``, ``disk``, ``journal``, ``checkpoints``, ``replica``,
-    ``node``, ``driver``, ``address`` (where its Raft link listens), ``recovered_index``, and the parking lots
-    ``news`` (something was applied) and ``checks_due`` (a transaction check came due).
+    ``node``, ``driver``, ``address`` (where its Raft link listens), ``room``, ``recovered_index``, and the
+    parking lots ``news`` (something was applied) and ``checks_due`` (a transaction check came due).
     """
 
     #: The term in which it was last seen to lead, and when that began, on ``setup.monotonic``.
@@ -149,11 +149,13 @@ class RunningReplica:
             marks=found.peers,
             old_peers=not setup.joining,  # members change only where all replicas know the present greeting
         )
+        self.room = RoomWatch(f"room-{self.rid}", lambda: self.disk.free_bytes(), self._disk_bytes)
         self._upkeep = Upkeep(f"upkeep-{self.rid}", self.end)
         self.mender = Mender(
             self.journal, setup.peers, setup.source, self.driver.call, setup.report, self._upkeep.pace
         )
         self.scrubber = self._make_scrubber()
+        self.room.start()
         try:
             self.address = self.driver.start()
         except BaseException as error:
@@ -260,14 +262,13 @@ class RunningReplica:
         if self.closed:
             raise Unavailable(f"{self.setup} is stopping", 0.2)
 
-    def _look_at_room(self) -> None:
-        readiness, free = self.driver.node.readiness, self.disk.free_bytes()
-        reserve = self.setup.config.disk_reserve_bytes
-        readiness.short_of_room, readiness.little_room = free < reserve, free < ROOM_TO_LEAD * reserve
+    def _disk_bytes(self) -> int:
+        found = os.statvfs(self.setup.data_dir)
+        return found.f_blocks * found.f_frsize
 
     def scarce(self) -> bool:
         """Whether the disk has too little room for new work."""
-        return self.disk.free_bytes() < self.setup.config.disk_reserve_bytes
+        return self.room.below(self.setup.config.disk_reserve_bytes)
 
     def later(self, fn: Callable[[], None]) -> None:
         """Run ``fn`` in the driver's thread, however many calls wait there; not at all if that has ended."""
@@ -379,10 +380,11 @@ class RunningReplica:
                 self.end(Unavailable("the leader's log starts after ours ends: copying its log", 1.0))
             if self.journal.holes:
                 self._look_at_damage()
-            self._look_at_room()
-            self._note_leading(self.driver.node, now)
-            self._follow_node(self.driver.node)
-            self._note_members(self.driver.node)
+            node = self.driver.node
+            node.readiness.look_at_room(self.room.free_bytes, self.setup.config.disk_reserve_bytes)
+            self._note_leading(node, now)
+            self._follow_node(node)
+            self._note_members(node)
         applied = self.replica.state.applied_index
         if applied != self._last_applied:
             self._last_applied = applied
@@ -484,6 +486,7 @@ class RunningReplica:
         self.news.close()
         self.checks_due.close()
         self.driver.stop()
+        self.room.stop()
         if not self._upkeep.stop(UPKEEP_WAIT_S):
             return False
         checkpoint = self._checkpoint

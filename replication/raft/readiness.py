@@ -10,18 +10,31 @@ from escrowmq.replication.raft.types import Log
 #: before a planned stop, or when the leader's disk hangs, any replica is better.
 INSISTS = 1.5
 ASKED_FOR_S = 3.0
+#: A replica with less than this many times its reserve does not take the lead over for its room.
+ROOM_TO_LEAD = 1.25
+
+
+def room_to_lead(free_bytes: int, reserve_bytes: int) -> bool:
+    """Whether a replica with so much free space may take the lead over because it has room."""
+    return free_bytes >= ROOM_TO_LEAD * reserve_bytes
 
 
 class Readiness:
-    """One per node. Its caller sets ``disk_full`` while its syncs find no room, ``short_of_room`` while new
-    work is refused because little is left, and ``little_room`` while it soon might be: a replica that takes
-    the lead over because it has room needs some more than that, or the lead would go to and fro."""
+    """One per node. Its caller sets ``disk_full`` while syncs find no room, and calls ``look_at_room``."""
 
     def __init__(self, core: Core, journal: Log, election_min_s: float) -> None:
         self._core, self._journal = core, journal
         self._insists_s = INSISTS * election_min_s
         self.disk_full = self.short_of_room = self.little_room = False
         self._asked_at = float("-inf")
+
+    def look_at_room(self, free_bytes: int | None, reserve_bytes: int) -> None:
+        """So much is free now; None: unknown. ``short_of_room``: new work is refused because less than the
+        reserve is left. ``little_room``: it soon might be. A replica that takes the lead over because it has
+        room needs some more than that, or the lead would go to and fro."""
+        if free_bytes is not None:
+            self.short_of_room = free_bytes < reserve_bytes
+            self.little_room = not room_to_lead(free_bytes, reserve_bytes)
 
     @property
     def lacks_room(self) -> bool:

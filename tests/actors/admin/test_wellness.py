@@ -22,6 +22,10 @@ WELL = ReplicaReport(gid=0, rid=1, role="follower", free_bytes=900 * MIB, reserv
         (replace(WELL, role="starting", failure="CorruptLog: x"), "does not run: CorruptLog: x"),
         (replace(WELL, superseded_by=2), "was replaced by its incarnation 2"),
         (
+            replace(WELL, room_problem="it has not answered for 9 s"),
+            "the free space of its file system is not known: it has not answered for 9 s",
+        ),
+        (
             replace(WELL, disk_full=True, free_bytes=12 * MIB),
             "its disk is full, new work is refused: 12 MiB are free, 256 MiB are kept free",
         ),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +12,7 @@ import pytest
 
 from escrowmq.actors.broker.config import BrokerConfig
 from escrowmq.replication.format import ops
+from escrowmq.replication.host import room_watch
 from tests.support.broker_group import BrokerGroup
 from tests.support.requests import prepare
 from tests.support.waiting import wait_until
@@ -44,3 +48,37 @@ def test_another_replica_takes_over_from_a_leader_without_room(
         assert trio.leader() is not first
         answer = first.parts.requests.submit(prepare(["late"]))
         assert answer[0] == "not_leader", "or clients would wait for the room that it lacks"
+
+
+def test_a_file_system_that_hangs_or_fails_stops_no_heartbeat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``statvfs`` hangs with the file system, and may fail: the driver's thread does neither."""
+    goes_on = threading.Event()
+
+    def hangs() -> int:
+        goes_on.wait(60.0)
+        raise OSError(errno.EIO, "it failed")
+
+    monkeypatch.setattr(room_watch, "HANGS_S", 0.2)
+    with BrokerGroup(tmp_path, BrokerConfig(disk_reserve_bytes=1 << 20)) as trio:
+        trio.topic()
+        leader = trio.leader()
+        running, term = leader.parts.running, leader.parts.running.node.term
+        free = running.room.free_bytes
+        try:
+            for member in trio.alive.values():
+                monkeypatch.setattr(member.parts.running.disk, "free_bytes", hangs)
+            status = leader.parts.inspection.status
+            wait_until(lambda: "not answered for" in status().room_problem, 5.0, "operators are told")
+            time.sleep(1.0)  # several election time-outs
+            trio.submit(prepare(["meanwhile"]))
+            assert (running.node.term, running.node.is_leader) == (term, True)
+            assert status().free_bytes == free and not status().disk_full, "what was last known counts"
+            assert leader.parts.instruments.metrics().disk_bytes > 1 << 20
+        finally:
+            goes_on.set()
+        wait_until(lambda: "it failed" in status().room_problem, 5.0, "the error is told")
+        trio.submit(prepare(["later"]))
+        monkeypatch.undo()
+        wait_until(lambda: not status().room_problem, 5.0, "it is known again")

@@ -1,0 +1,58 @@
+"""Looks at a disk's free space: one at a time, and none of them ends anything."""
+
+from __future__ import annotations
+
+import errno
+import threading
+
+import pytest
+
+from escrowmq.replication.host import room_watch
+from escrowmq.replication.host.room_watch import RoomWatch
+
+
+def test_before_the_first_look_there_is_room_and_afterwards_it_is_known() -> None:
+    watch = RoomWatch("room", lambda: 100, lambda: 1_000)
+    assert not watch.below(1 << 60) and watch.free_bytes is None
+    watch.look()
+    assert (watch.free_bytes, watch.size_bytes, watch.problem) == (100, 1_000, "")
+    assert watch.below(101) and not watch.below(100)
+
+
+def test_an_error_is_told_and_the_last_value_stays() -> None:
+    found: list[int | OSError] = [100, OSError(errno.EIO, "bad sector"), 50]
+
+    def free() -> int:
+        one = found.pop(0)
+        if isinstance(one, OSError):
+            raise one
+        return one
+
+    watch = RoomWatch("room", free, lambda: 1_000)
+    watch.look()
+    watch.look()
+    assert watch.free_bytes == 100 and "bad sector" in watch.problem
+    watch.look()
+    assert (watch.free_bytes, watch.problem) == (50, "")
+
+
+def test_a_look_that_hangs_is_told_delays_no_start_and_no_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room_watch, "HANGS_S", 0.05)
+    monkeypatch.setattr(room_watch, "STOP_S", 0.05)
+    goes_on, looks, now = threading.Event(), [0], [0.0]
+
+    def free() -> int:
+        looks[0] += 1
+        goes_on.wait(30.0)
+        return 7
+
+    watch = RoomWatch("room", free, lambda: 1_000, lambda: now[0])
+    watch.start()
+    assert watch.problem == "" and not watch.below(1 << 60)
+    now[0] = 61.0
+    assert watch.problem == "it has not answered for 61 s"
+    watch.stop()
+    assert looks == [1], "no second one begins meanwhile"
+    goes_on.set()
+    watch._thread.join(5.0)
+    assert not watch._thread.is_alive() and watch.problem == ""
