@@ -37,7 +37,9 @@ from escrowmq.cluster.rebalancing import plan
 from escrowmq.cluster.watch import Track, Watch, first_line
 from escrowmq.cluster.wishes import Lead, Move, Wishes
 from escrowmq.cluster.wishing import uses
+from escrowmq.replication.calling.answers import ReplicaReport
 from escrowmq.replication.calling.backoff import Backoff
+from escrowmq.replication.raft.readiness import room_to_lead
 
 log = logging.getLogger(__name__)
 
@@ -299,7 +301,12 @@ def group_of_tracks(gid: int, record: ClusterRecord, tracks: Sequence[Track]) ->
         {track.seat.rid: track.away_since for track in here if track.away_since is not None},
         0 if leader is None or leader.status is None else leader.status.level,
         record.wishes.lead_of(gid),
+        frozenset(track.seat.rid for track in here if track.status is not None and _scarce(track.status)),
     )
+
+
+def _scarce(status: ReplicaReport) -> bool:
+    return status.disk_full or not room_to_lead(status.free_bytes, status.reserve_bytes)
 
 
 def _leader(tracks: Sequence[Track]) -> Track | None:

@@ -70,7 +70,8 @@ class Group:
     configuration that the ready leader, ``leader``, reports; None without one. ``running``: replicas that run
     in the incarnation of their seat, as full members or not yet members. ``away_since``: since when the
     others have not been running. ``level``: the format level that the leader's state has reached. ``lead``:
-    the replica that should become leader once; None: no preference.
+    the replica that should become leader once; None: no preference. ``scarce``: replicas whose disks have too
+    little room to lead: one that led would hand over at once.
     """
 
     gid: int
@@ -84,6 +85,7 @@ class Group:
     away_since: Mapping[int, float] = field(default_factory=dict)
     level: int = LEVEL
     lead: int | None = None
+    scarce: frozenset[int] = frozenset()
 
     @property
     def filling(self) -> bool:
@@ -248,6 +250,8 @@ class _Look:
             return None
         if to not in self._group.running:
             return self._say(Do.WAIT, f"replica {to} should lead but is not running", rid=to)
+        if to in self._group.scarce and self._leader not in self._group.scarce:
+            return self._say(Do.WAIT, f"replica {to} should lead but its disk has too little room", rid=to)
         return self._say(Do.HAND_OVER, f"replica {to} takes over from leader {self._leader}", rid=to)
 
     def _remove(self) -> MemberStep | None:
@@ -371,7 +375,7 @@ class _Look:
 def best_leader(group: Group, fleet: Fleet, voters: Collection[int]) -> int | None:
     """The running voter that should lead next; None if there is none.
 
-    It is on the node with the fewest leaders, and not on the head if possible.
+    It has room, if possible, and is on the node with the fewest leaders, and not on the head if possible.
     """
     others = [
         rid
@@ -379,9 +383,9 @@ def best_leader(group: Group, fleet: Fleet, voters: Collection[int]) -> int | No
         if rid != group.leader and rid in group.running and group.seats[rid].node in fleet.usable
     ]
 
-    def rank(rid: int) -> tuple[int, bool, int]:
+    def rank(rid: int) -> tuple[bool, int, bool, int]:
         node = group.seats[rid].node
-        return fleet.leads.get(node, 0), node == fleet.head, rid
+        return rid in group.scarce, fleet.leads.get(node, 0), node == fleet.head, rid
 
     return min(others, key=rank, default=None)
 

@@ -79,7 +79,8 @@ def _best(
 
 
 def _leaders(groups: Sequence[Group], fleet: Fleet, moving: set[tuple[int, int]]) -> list[Shift]:
-    """Moves of leadership to nodes with fewer leaders. Replicas that are about to move do not get to lead."""
+    """Moves of leadership to nodes with fewer leaders. Replicas that are about to move do not get to lead,
+    nor those with too little room."""
     leads = Counter(fleet.leads)
     shifts = []
     for group in groups:
@@ -88,7 +89,9 @@ def _leaders(groups: Sequence[Group], fleet: Fleet, moving: set[tuple[int, int]]
         others = {
             rid: seat.node
             for rid, seat in group.seats.items()
-            if seat.node in fleet.usable and rid in group.running and (group.gid, rid) not in moving
+            if seat.node in fleet.usable
+            and rid in group.running - group.scarce
+            and (group.gid, rid) not in moving
         }
         to = min(others, key=lambda rid: (leads[others[rid]], others[rid] == fleet.head, rid), default=None)
         if to is not None and leads[others[to]] + 1 < leads[node]:

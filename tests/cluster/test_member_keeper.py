@@ -232,3 +232,16 @@ def test_nodes_are_shown_with_what_is_there(rig: Rig) -> None:
         "node": "n0", "use": "open", "there": True, "head": True, "replicas": 1, "leaders": 1
     }  # fmt: skip
     assert (shown["n9"]["use"], shown["n9"]["there"], shown["n3"]["replicas"]) == ("drained", False, 0)
+
+
+def test_whose_disk_has_too_little_room_to_lead_is_read_from_its_report(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    said = {
+        0: {"free_bytes": 125, "reserve_bytes": 100},
+        1: {"free_bytes": 124, "reserve_bytes": 100},
+        2: {"free_bytes": 900, "reserve_bytes": 100, "disk_full": True},
+    }
+    for (_, rid), track in rig.tracks.items():
+        assert track.status is not None
+        track.status = msgspec.structs.replace(track.status, **said[rid])
+    assert rig.keeper.groups()[0].scarce == {1, 2}

@@ -382,6 +382,25 @@ def test_who_leads_next_is_where_few_lead() -> None:
     assert best_leader(replace(group, running=frozenset((0,))), fleet, (0, 1, 2)) is None
 
 
+def test_who_leads_next_has_room() -> None:
+    """Otherwise it would hand over again two seconds later."""
+    group = World.of(3).group()
+    fleet = replace(World.of(3).fleet(), leads=Counter({"n1": 2, "n2": 1}))
+    assert best_leader(replace(group, scarce=frozenset((2,))), fleet, (0, 1, 2)) == 1
+    assert best_leader(replace(group, scarce=frozenset((1, 2))), fleet, (0, 1, 2)) == 2, "any is better"
+
+
+def test_a_leader_that_is_wanted_waits_until_it_has_room() -> None:
+    world = World.of(3)
+    group = replace(world.group(), lead=2, scarce=frozenset((2,)))
+    step = next_step(group, world.fleet(), 0.0, PATIENCE_S)
+    assert step is not None and step.do is Do.WAIT and "too little room" in step.text
+    step = next_step(replace(group, scarce=frozenset()), world.fleet(), 0.0, PATIENCE_S)
+    assert step is not None and (step.do, step.rid) == (Do.HAND_OVER, 2)
+    step = next_step(replace(group, scarce=frozenset((0, 2))), world.fleet(), 0.0, PATIENCE_S)
+    assert step is not None and step.do is Do.HAND_OVER, "the present one has none either"
+
+
 def test_where_nothing_is_wanted_nothing_is_done() -> None:
     for replicas in (1, 3, 5):
         assert World.of(replicas).turn() is None

@@ -54,6 +54,16 @@ def test_the_head_is_left_where_others_are_free() -> None:
     assert plan(groups, fleet_with(groups, ["head", "b", "c"], head="head")) == [], "three need three"
 
 
+def test_no_leadership_moves_to_a_replica_without_room() -> None:
+    groups = [group_on(gid, "a", "b", "c") for gid in range(2)]
+    fleet = fleet_with(groups, ["a", "b", "c"])
+    assert [(s.gid, s.rid, s.leads) for s in plan(groups, fleet)] == [(0, 1, True)]
+    groups[0] = replace(groups[0], scarce=frozenset((1,)))
+    assert [(s.gid, s.rid) for s in plan(groups, fleet)] == [(0, 2)]
+    groups[0] = replace(groups[0], scarce=frozenset((1, 2)))
+    assert [(s.gid, s.rid) for s in plan(groups, fleet)] == [(1, 1)]
+
+
 def test_two_of_a_group_on_a_node_part_first() -> None:
     groups = [group_on(0, "a", "a", "b"), group_on(1, "c", "a", "b")]
     assert plan(groups, fleet_with(groups, ["a", "b", "c"]))[0].gid == 0
