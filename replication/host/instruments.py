@@ -33,7 +33,7 @@ class Instruments:
         histograms = {
             "driver_stall": driver.stall_s,
             "fsync": driver.fsync_s,
-            "snapshot": running.snapshot_s,
+            "snapshot": running.checkpointing.seconds,
             "prepare": self._requests.prepare_s(),
             "commit": self._requests.commit_s(),
         }

@@ -32,6 +32,7 @@ from escrowmq.replication.errors import (
 )
 from escrowmq.replication.format.membership import members_mark
 from escrowmq.replication.format.segment_format import first_of_name
+from escrowmq.replication.host.checkpoint_thread import CheckpointThread
 from escrowmq.replication.host.driver import Driver
 from escrowmq.replication.host.level_watch import LevelWatch
 from escrowmq.replication.host.mending import Mender
@@ -54,10 +55,9 @@ from escrowmq.replication.log.marks import (
     Marks,
 )
 from escrowmq.replication.log.peer_marks import PeerMarks
-from escrowmq.replication.metrics import LONG_S, Histogram
 from escrowmq.replication.net.handshake import PeerIdentity
 from escrowmq.replication.raft.node import PeerLink, RaftConfig, RaftNode
-from escrowmq.replication.replica.checkpoints import Checkpoints, Job
+from escrowmq.replication.replica.checkpoints import Checkpoints
 from escrowmq.replication.replica.replica import Limits, Replica
 from escrowmq.replication.state.machine import LEVEL_MAX, StateMachine
 
@@ -119,8 +119,7 @@ class RunningReplica:
         self._last_applied, self._next_timer = 0, 0.0
         self._heard: frozenset[str] | None = None
         self._noted_version = 0
-        self._checkpoint: threading.Thread | None = None
-        self.snapshot_s = Histogram(LONG_S)  # one is written at a time
+        self.checkpointing = CheckpointThread(f"checkpoint-{self.rid}", self.end, self.later)
         self._marking, self._halting = threading.Lock(), threading.Lock()
         self.replica = Replica(
             state=found.state,
@@ -131,7 +130,7 @@ class RunningReplica:
                 queue_bytes_max=config.queue_bytes,
                 copy_bytes=config.copy_bytes_max,
             ),
-            start_job=self._start_job,
+            start_job=self.checkpointing.start,
             on_due=self.checks_due.announce,
         )
         self.driver = Driver(
@@ -409,20 +408,6 @@ class RunningReplica:
             why = f"entry {waits_for} is damaged, and no replica has it: copying the leader's log"
             self.end(Unavailable(why, 1.0))
 
-    def _start_job(self, job: Job, done: Callable[[], None]) -> None:
-        def work() -> None:
-            began = time.monotonic()
-            try:
-                job.run()
-            except Exception as error:  # above all a failed fsync
-                self.end(error)
-                return
-            self.snapshot_s.observe(time.monotonic() - began)
-            self.later(done)
-
-        self._checkpoint = threading.Thread(target=work, name=f"checkpoint-{self.rid}", daemon=True)
-        self._checkpoint.start()
-
     # -------------------------------------------------------------- ends
 
     def end(self, error: BaseException) -> None:
@@ -489,10 +474,7 @@ class RunningReplica:
         self.room.stop()
         if not self._upkeep.stop(UPKEEP_WAIT_S):
             return False
-        checkpoint = self._checkpoint
-        if checkpoint is not None:
-            checkpoint.join(CHECKPOINT_WAIT_S)
-        if self.driver.running or (checkpoint is not None and checkpoint.is_alive()):
+        if not self.checkpointing.stop(CHECKPOINT_WAIT_S) or self.driver.running:
             return False
         self.journal.close()
         self._peer_marks.close()

@@ -45,19 +45,20 @@ class CheckpointJob:
     ends: list[tuple[int, int]] = field(default_factory=list)  # slot, end offset of its runs in the run file
     damaged: bool = False  # found damaged before it was adopted; set in the applying thread
 
-    def run(self) -> None:
-        """Write the run file, then the snapshot that names it; each appears whole or not at all."""
+    def run(self, rest: Callable[[], None] = lambda: None) -> None:
+        """Write the run file, then the snapshot that names it; each appears whole or not at all. ``rest()``
+        is called after every half millisecond of work: see state/snapshot.py."""
         try:
             if self.run_file is not None:
-                self.disk.write_atomic(self.run_file, encode_runs(self.snapshot.tables))
-                self.mapped = map_tables(self.run_file, self.disk.mmap(self.run_file))
+                self.disk.write_atomic(self.run_file, encode_runs(self.snapshot.tables, rest))
+                self.mapped = map_tables(self.run_file, self.disk.mmap(self.run_file), rest)
                 self.ends = _ends(self.mapped)
-            self.disk.write_atomic(snapshot_name(self.snapshot.index), self._counted())
+            self.disk.write_atomic(snapshot_name(self.snapshot.index), self._counted(rest))
         except DiskFull as error:  # the log still has everything, and the next roll tries again
             self.error = error
 
-    def _counted(self) -> Iterator[bytes]:
-        for part in snapshots.encode(self.snapshot):
+    def _counted(self, rest: Callable[[], None]) -> Iterator[bytes]:
+        for part in snapshots.encode(self.snapshot, rest):
             self.snapshot_bytes += len(part)
             yield part
 
@@ -69,7 +70,7 @@ class RemovalJob:
     disk: Disk
     names: Sequence[str]
 
-    def run(self) -> None:
+    def run(self, rest: Callable[[], None] = lambda: None) -> None:
         for name in self.names:
             self.disk.remove(name)
         self.disk.sync_dir()

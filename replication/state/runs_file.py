@@ -22,29 +22,35 @@ _HEAD = struct.Struct("<4sIII")
 _MAGIC, _VERSION = b"EMQR", 1
 #: What is copied and summed in one piece: other threads of the process wait meanwhile.
 _PIECE_BYTES = 1 << 20
+#: Tables that are visited between two rests: see snapshot.py.
+TABLES_PER_REST = 64
 assert sys.byteorder == "little", "run files are mapped unconverted; a big-endian machine needs a converter"
 
 
-def encode_runs(tables: Mapping[int, Columns]) -> Iterator[bytes]:
-    """The file's parts for ``slot -> columns``."""
+def encode_runs(tables: Mapping[int, Columns], rest: Callable[[], None] = lambda: None) -> Iterator[bytes]:
+    """The file's parts for ``slot -> columns``. ``rest()`` is called in between."""
     directory = pack([[slot, len(columns[0])] for slot, columns in tables.items()])
     crc = 0
-    for part in _parts(directory, tables):
+    for part in _parts(directory, tables, rest):
         crc = extend(crc, part)
     yield _HEAD.pack(_MAGIC, _VERSION, crc, len(directory))
-    yield from _parts(directory, tables)
+    yield from _parts(directory, tables, rest)
 
 
-def _parts(directory: bytes, tables: Mapping[int, Columns]) -> Iterator[bytes]:
+def _parts(directory: bytes, tables: Mapping[int, Columns], rest: Callable[[], None]) -> Iterator[bytes]:
     yield directory + b"\0" * _padding(len(directory))
-    for columns in tables.values():
+    for number, columns in enumerate(tables.values(), 1):
+        if not number % TABLES_PER_REST:
+            rest()
         for column in columns:
             with memoryview(column) as view, view.cast("B") as data:  # type: ignore[arg-type]
                 for at in range(0, len(data), _PIECE_BYTES):
                     yield bytes(data[at : at + _PIECE_BYTES])
+                    if len(data) > _PIECE_BYTES:
+                        rest()
 
 
-def map_runs(name: str, view: memoryview) -> dict[int, Columns]:
+def map_runs(name: str, view: memoryview, rest: Callable[[], None] = lambda: None) -> dict[int, Columns]:
     """``slot -> columns`` over a mapped file, without copying. Raises CorruptLog or UnknownVersion."""
     if len(view) < _HEAD.size:
         raise CorruptLog(f"{name}: shorter than its header")
@@ -56,6 +62,7 @@ def map_runs(name: str, view: memoryview) -> dict[int, Columns]:
     found = 0
     for at in range(_HEAD.size, len(view), _PIECE_BYTES):
         found = extend(found, bytes(view[at : at + _PIECE_BYTES]))
+        rest()
     if found != crc:
         raise CorruptLog(f"{name}: checksum does not match")
     tables: dict[int, Columns] = {}
@@ -67,12 +74,19 @@ def map_runs(name: str, view: memoryview) -> dict[int, Columns]:
             columns.append(view[at : at + 8 * runs].cast("Q"))
             at += 8 * runs
         tables[slot] = tuple(columns)
+        if not len(tables) % TABLES_PER_REST:
+            rest()
     return tables
 
 
-def map_tables(name: str, view: memoryview) -> dict[int, RunTable]:
+def map_tables(name: str, view: memoryview, rest: Callable[[], None] = lambda: None) -> dict[int, RunTable]:
     """As ``map_runs``, with the sums that retention needs: so the file need not be read again."""
-    return {slot: RunTable(columns).summed() for slot, columns in map_runs(name, view).items()}
+    tables: dict[int, RunTable] = {}
+    for slot, columns in map_runs(name, view, rest).items():
+        tables[slot] = RunTable(columns).summed()
+        if not len(tables) % TABLES_PER_REST:
+            rest()
+    return tables
 
 
 def verify_runs(name: str, read: Callable[[int, int], bytes], size: int, piece_bytes: int) -> Iterator[int]:

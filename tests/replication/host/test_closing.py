@@ -196,7 +196,7 @@ def test_a_replica_that_does_not_stop_keeps_its_directory(setup: ReplicaSetup, m
     host = ReplicaHost(replace(setup, report=told.append))
     replica = host.open()
     goes_on = threading.Event()
-    stuck = replica._checkpoint = threading.Thread(target=goes_on.wait, args=(20.0,))
+    stuck = replica.checkpointing._thread = threading.Thread(target=goes_on.wait, args=(20.0,))
     stuck.start()
     for attempt in (1, 2):  # a broker may be told to stop twice
         host.close()

@@ -3,11 +3,14 @@ files meanwhile counts."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from escrowmq.replication.host import checkpoint_thread
+from escrowmq.replication.host.checkpoint_thread import CheckpointThread
 from escrowmq.replication.replica import checkpoints as under_test
 from escrowmq.replication.replica.checkpoints import CheckpointJob, Checkpoints, snapshot_name
 from escrowmq.replication.state.machine import StateMachine
@@ -250,3 +253,50 @@ def test_none_begins_while_files_are_removed(monkeypatch: pytest.MonkeyPatch) ->
     job.run()
     checkpoints.done(state, job)
     assert checkpoints.due(10)
+
+
+# ------------------------------------------------------------------ beside other threads
+
+
+def test_the_thread_that_writes_rests_so_often_that_others_get_the_interpreter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every half millisecond: packing and visiting ten thousand topics takes a tenth of a second."""
+    state, disk = StateMachine(0, 1), sim_disk()
+    for n in range(1_000):
+        state.topics.create(f"t{n}", {"partitions": 4})
+    publish(state, 1)
+    state.applied_index = 7
+    packed, since, pauses = under_test.snapshots.pack, [0], list[int]()
+
+    def pack(value: Any) -> bytes:
+        since[0] += 1
+        return packed(value)
+
+    def rest() -> None:
+        pauses.append(since[0])
+        since[0] = 0
+
+    monkeypatch.setattr(under_test.snapshots, "pack", pack)
+    checkpoints = Checkpoints(disk)
+    checkpoints.begin(state, 1)
+    while (job := checkpoints.step(state, 10_000)) is None:
+        pass
+    job.run(rest)
+    checkpoints.done(state, job)
+    assert disk.exists(snapshot_name(7))
+    assert max(pauses) < 100, "so many topics are packed without a rest"
+    assert pauses.count(0) > 3 * 4_000 / 64, "the run file is written, summed and mapped"
+
+
+def test_a_replica_s_checkpoints_are_written_with_these_rests(monkeypatch: pytest.MonkeyPatch) -> None:
+    rested, done = [], threading.Event()
+    monkeypatch.setattr(checkpoint_thread, "rest", lambda: rested.append(threading.current_thread().name))
+    state, _, checkpoints = begun()
+    checkpoints.begin(state, 1)
+    while (job := checkpoints.step(state, VISITS)) is None:
+        pass
+    thread = CheckpointThread("checkpoint-1", lambda error: None, lambda fn: fn())
+    thread.start(job, done.set)
+    assert done.wait(10.0) and thread.stop(10.0)
+    assert set(rested) == {"checkpoint-1"} and sum(thread.seconds.counts) == 1
