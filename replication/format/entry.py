@@ -74,6 +74,15 @@ def read_entry(data: memoryview, at: int) -> EntryHeader | None:
     return EntryHeader(index, term, unsynced, size)
 
 
+def sound_header(header: bytes, crc: int) -> EntryHeader | None:
+    """The header, if ``crc`` is that of its entry, which its caller has summed. Raises as ``read_entry``."""
+    magic, version, kind, unsynced, size, stored, term, index = HEADER.unpack(header)
+    if magic != _MAGIC or stored != crc:
+        return None
+    _check_version(version, kind)
+    return EntryHeader(index, term, unsynced, size)
+
+
 def sound_command(raw: bytes, index: int) -> bytes | None:
     """The command, if ``raw`` is exactly the sound entry ``index``; else None. Raises as ``read_entry``."""
     if len(raw) < HEADER_SIZE:
@@ -111,25 +120,32 @@ class Scan:
         return self.positions[-1]
 
 
-def scan(data: memoryview, start: int, first: int) -> Scan:
-    """Read entries from byte ``start`` on; the first has index ``first``. Verifies every checksum.
+def check_place(header: EntryHeader, index: int, term: int, at: int) -> None:
+    """Raise CorruptLog unless the entry at byte ``at`` of the file is the one that belongs there."""
+    if header.index != index or header.term < term:
+        raise CorruptLog(
+            f"byte {at}: entry {header.index} of term {header.term} "
+            f"where entry {index} of term >= {term} belongs"
+        )
+
+
+def scan(data: memoryview, start: int, first: int, *, term: int = -1, base: int = 0) -> Scan:
+    """Read entries from byte ``start`` on; the first has index ``first``. Verifies every checksum. If the
+    data are not the whole file, ``term`` is that of the entry before, and ``base`` where they begin.
 
     A sound entry in the wrong place (index not in sequence, or a falling term) is corruption and raises
     CorruptLog; the caller decides about an unsound one, at ``Scan.end``.
     """
     positions = array("I", [start])
     result = Scan(positions)
-    at, index, term, end = start, first, -1, len(data)
+    at, index, end = start, first, len(data)
     while at < end:
         header = read_entry(data, at)
         if header is None:
-            result.problem = f"no sound entry at byte {at}"
+            result.problem = f"no sound entry at byte {base + at}"
             break
-        if header.index != index or header.term < term:
-            raise CorruptLog(
-                f"byte {at}: entry {header.index} of term {header.term} "
-                f"where entry {index} of term >= {term} belongs"
-            )
+        if header.index != index or header.term < term:  # called only then: this runs for every entry
+            check_place(header, index, term, base + at)
         if header.term != term:
             term = header.term
             result.terms.append((index, term))

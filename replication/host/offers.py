@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from escrowmq.replication.calling.answers import Reply
 from escrowmq.replication.errors import Closed, CorruptLog, DiskFailed
+from escrowmq.replication.host.byte_budget import ByteBudget
 from escrowmq.replication.host.mending import RANGE_BYTES_MAX
 from escrowmq.replication.host.repair import Manifest, damage_offered, may_be_offered, offered_files
 from escrowmq.replication.host.running import NOT_RUNNING, RunningReplica
@@ -11,6 +12,11 @@ from escrowmq.replication.replica.checkpoints import snapshot_name
 
 #: Maximum part of a file in one answer, whatever the peer asks for: it is read into this process's memory.
 FILE_PART_BYTES_MAX = 8 << 20
+#: Parts that are read at a time, for all peers together. A copy asks for two of 4 MiB, and a group has at
+#: most six others.
+PARTS_BYTES_MAX = 32 << 20
+#: Less than a peer waits for a part (``COPY_S`` of actors/broker/peers.py).
+PART_WAIT_S = 10.0
 
 
 class Offers:
@@ -18,6 +24,8 @@ class Offers:
 
     def __init__(self, running: RunningReplica) -> None:
         self._running = running
+        full = f"{running.setup}: peers copy files, and {PARTS_BYTES_MAX >> 20} MiB of them are being read"
+        self._parts = ByteBudget(PARTS_BYTES_MAX, full, running.setup.report, PART_WAIT_S)
 
     def checkpoint_manifest(self) -> Reply:
         """``("ok", Manifest)``: what may be copied; leader only.
@@ -42,12 +50,15 @@ class Offers:
             return NOT_RUNNING
 
     def checkpoint_read(self, name: str, pos: int, size: int) -> bytes:
-        """Part of a file that ``checkpoint_manifest`` named; b"" past its end or if it is gone."""
+        """Part of a file that ``checkpoint_manifest`` named; b"" past its end or if it is gone. Raises
+        Overloaded if too much is being read for others."""
         disk = self._running.disk
         if pos < 0 or size <= 0 or not may_be_offered(disk, name):
             return b""
+        size = min(size, FILE_PART_BYTES_MAX)
         try:
-            return disk.open(name).read(pos, min(size, FILE_PART_BYTES_MAX))
+            with self._parts.hold(size):
+                return disk.open(name).read(pos, size)
         except DiskFailed as error:
             raise self._running.leave(error) from error
 

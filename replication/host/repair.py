@@ -19,7 +19,8 @@ from functools import partial
 from typing import Protocol
 
 from escrowmq.replication.errors import CorruptLog, ReadFailed, Unavailable, UnknownVersion
-from escrowmq.replication.format.entry import HEADER_SIZE, scan
+from escrowmq.replication.format.entry import HEADER_SIZE
+from escrowmq.replication.format.entry_walk import walk
 from escrowmq.replication.format.segment_format import FILE_HEADER_SIZE, first_of_name, log_name
 from escrowmq.replication.host.mending import EntrySource, end_is_known
 from escrowmq.replication.log.disk import Disk, File
@@ -226,7 +227,8 @@ def _look(disk: Disk, file: File, name: str) -> str | None:
         file.sync()
     finally:
         file.close()
-    return damage_in(name, disk.read_all(staged_name(name)))
+    with closing(disk.open(staged_name(name))) as copied:
+        return damage_in(name, copied)
 
 
 class _Looks:
@@ -277,12 +279,12 @@ def _end_of(disk: Disk, names: Sequence[str], prefix: str = "") -> tuple[int, in
     """Term and index of the last sound entry of a log; (0, 0): none. ``prefix`` is put before the names."""
     for first in sorted((n for name in names if (n := first_of_name(name)) is not None), reverse=True):
         try:
-            data = memoryview(disk.read_all(prefix + log_name(first)))
-            found = scan(data, FILE_HEADER_SIZE, first)
+            with closing(disk.open(prefix + log_name(first))) as file:
+                found = walk(file.read, file.size(), first)
         except (CorruptLog, ReadFailed, UnknownVersion):
             return 0, 0  # nothing that this replica could vote with: it begins as a learner
-        if found.terms:
-            return found.terms[-1][1], first + len(found.positions) - 2
+        if found.last is not None:
+            return found.last
     return 0, 0
 
 
@@ -338,7 +340,7 @@ def damage_offered(disk: Disk, name: str, size: int) -> str | None:
     """
     if type(size) is not int or not may_be_offered(disk, name):
         return None
-    data = disk.read_all(name)
-    if name.endswith(".log") and not 0 < size <= len(data):  # others are written whole, and offered whole
-        return None
-    return damage_in(name, data, size)
+    with closing(disk.open(name)) as file:
+        if name.endswith(".log") and not 0 < size <= file.size():  # others are written and offered whole
+            return None
+        return damage_in(name, file, size)

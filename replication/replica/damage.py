@@ -9,37 +9,44 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from escrowmq.replication.errors import CorruptLog, UnknownVersion
-from escrowmq.replication.format.entry import scan
+from escrowmq.replication.format.entry_walk import walk
 from escrowmq.replication.format.segment_format import FILE_HEADER_SIZE, file_header_is_sound, first_of_name
 from escrowmq.replication.log.disk import File
 from escrowmq.replication.state import snapshot
-from escrowmq.replication.state.runs_file import map_runs, verify_runs
+from escrowmq.replication.state.runs_file import verify_runs
+
+NEWER = " (damaged, or written by a newer version: then upgrade this replica)"
+#: A snapshot or run file is checked in pieces of this size, a log file in windows (format/entry_walk.py).
+PIECE_BYTES = 1 << 20
 
 
-def damage_in(name: str, data: bytes, size: int | None = None) -> str | None:
-    """What is wrong with a whole file that others rely on (.log, .snap or .runs); None: nothing.
+def damage_in(name: str, file: File, size: int | None = None) -> str | None:
+    """What is wrong with a whole file that others rely on (.log, .snap or .runs); None: nothing. It is read
+    piece by piece: run files of large topics have hundreds of megabytes.
 
     A log file must hold whole, sound entries up to its last byte, or at least up to ``size``: the rest may
     be being written just now. Another format version counts as damage: a flipped bit can look like one,
     and a file that cannot be read cannot be relied on.
     """
     try:
-        if name.endswith(".snap"):
-            for _ in snapshot.decode(name, data):
+        if name.endswith((".snap", ".runs")):
+            for _ in verify_state_file(name, file, PIECE_BYTES):
                 pass
-        elif name.endswith(".runs"):
-            map_runs(name, memoryview(data))
         elif (first := first_of_name(name)) is not None:
-            if not file_header_is_sound(memoryview(data), first, name):
+            if not file_header_is_sound(memoryview(file.read(0, FILE_HEADER_SIZE)), first, name):
                 return f"{name} has a damaged file header at byte 0"
-            found = scan(memoryview(data), FILE_HEADER_SIZE, first)
+            found = walk(file.read, file.size(), first)
             if found.problem is not None and (size is None or found.end < size):
                 return f"{name}: {found.problem}"
     except CorruptLog as error:
-        return str(error)
+        return f"{error}{_newer(error)}"
     except UnknownVersion as error:
-        return f"{name}: {error} (damaged, or written by a newer version: then upgrade this replica)"
+        return f"{name}: {error}{NEWER}"
     return None
+
+
+def _newer(error: CorruptLog) -> str:
+    return NEWER if isinstance(error.__cause__, UnknownVersion) else ""
 
 
 def verify_state_file(name: str, file: File, piece_bytes: int) -> Iterator[int]:

@@ -99,14 +99,13 @@ def verify_runs(name: str, read: Callable[[int, int], bytes], size: int, piece_b
         raise CorruptLog(f"{name}: not a run file")
     if version != _VERSION:
         raise UnknownVersion(f"{name}: run file version {version}; this software reads {_VERSION}")
-    if directory_size <= size:
-        _directory(name, read(_HEAD.size, directory_size), directory_size, size)
     crc, at = 0, _HEAD.size
     while at < size and (part := read(at, piece_bytes)):
         crc, at = extend(crc, part), at + len(part)
         yield len(part)
     if crc != expected or directory_size > size:
         raise CorruptLog(f"{name}: checksum does not match")
+    _directory(name, read(_HEAD.size, directory_size), directory_size, size)  # its size is true
 
 
 def _directory(name: str, directory: bytes, size: int, file_size: int) -> list[tuple[int, int]]:

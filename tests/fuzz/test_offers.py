@@ -19,11 +19,18 @@ from escrowmq.replication.log.install import MARKER, finish_install, staged_name
 from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.log.marks import LEARNER, PORT_FILE, WANTS_COPY, Marks
 from escrowmq.replication.log.vote import VoteFile
-from escrowmq.replication.replica.damage import damage_in
 from tests.fuzz.engine import EXAMPLES, Target, examine, fuzz
 from tests.sim.disk import PowerCut, SimDisk
 from tests.support.golden_files import mend_runs, mend_segment, mend_snapshot
-from tests.support.offered_files import KINDS, RUNS_NAME, SNAP_NAME, Offering, disk_with, files
+from tests.support.offered_files import (
+    KINDS,
+    RUNS_NAME,
+    SNAP_NAME,
+    Offering,
+    damage_in_bytes,
+    disk_with,
+    files,
+)
 from tests.support.storage import NEWEST, indexes
 
 MENDS = {NEWEST: mend_segment, SNAP_NAME: mend_snapshot, RUNS_NAME: mend_runs}
@@ -33,7 +40,7 @@ GOOD = files()
 # ------------------------------------------------------------------ files that a peer offers
 def judged(name: str) -> Callable[[bytes], None]:
     def run(data: bytes) -> None:
-        found = damage_in(name, data)
+        found = damage_in_bytes(name, data)
         if found is not None:
             assert found and data != GOOD[name]
         elif name == NEWEST:  # then a log may be opened with it, and holds every byte of it

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from escrowmq.replication.host.repair import Manifest, NoPeers, damage_offered
 from escrowmq.replication.log.disk import Disk
 from escrowmq.replication.log.journal import SegmentJournal
+from escrowmq.replication.replica.damage import damage_in
 from tests.sim.disk import SimDisk
 from tests.support.golden_files import RUNS, SNAPSHOT
 from tests.support.storage import NEWEST, fill, sim_disk
@@ -47,3 +48,8 @@ def disk_with(content: dict[str, bytes]) -> SimDisk:
     for name, data in content.items():
         disk.write_atomic(name, [data])
     return disk
+
+
+def damage_in_bytes(name: str, data: bytes) -> str | None:
+    """What is wrong with a file of this content."""
+    return damage_in(name, disk_with({name: data}).open(name))

@@ -13,8 +13,8 @@ import pytest
 from escrowmq.replication.errors import EscrowMQError
 from escrowmq.replication.format.segment_format import first_of_name, sidecar_name
 from escrowmq.replication.log.marks import LEARNER, Marks
-from escrowmq.replication.replica.damage import damage_in
 from tests.support.broker_group import BrokerGroup, texts
+from tests.support.offered_files import damage_in_bytes
 from tests.support.waiting import wait_until
 
 MESSAGES = 100
@@ -50,7 +50,7 @@ def damage(trio: BrokerGroup, rid: int) -> list[str]:
     written."""
     found = []
     for path in trio.segments(rid)[:-1]:
-        if (wrong := damage_in(path.name, path.read_bytes())) is not None:
+        if (wrong := damage_in_bytes(path.name, path.read_bytes())) is not None:
             found.append(wrong)
     return found
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import random
 from collections.abc import Sequence
 
 import pytest
 
 from escrowmq.replication.errors import Unavailable
+from escrowmq.replication.format import entry_walk
+from escrowmq.replication.host import repair
 from escrowmq.replication.host.opening import in_a_thread
 from escrowmq.replication.host.repair import (
     Begin,
@@ -17,14 +20,22 @@ from escrowmq.replication.host.repair import (
     damage_offered,
     has_history,
 )
-from escrowmq.replication.log.disk import Disk
+from escrowmq.replication.log.disk import Disk, File
 from escrowmq.replication.log.install import MARKER, staged_name, switch_files
 from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.log.vote import VoteFile
-from escrowmq.replication.replica.damage import damage_in
-from tests.sim.disk import PowerCut
+from escrowmq.replication.replica import damage
+from tests.sim.disk import PowerCut, SimDisk
 from tests.support.golden_files import mend_segment
-from tests.support.offered_files import KINDS, RUNS_NAME, SNAP_NAME, Offering, disk_with, files
+from tests.support.offered_files import (
+    KINDS,
+    RUNS_NAME,
+    SNAP_NAME,
+    Offering,
+    damage_in_bytes,
+    disk_with,
+    files,
+)
 from tests.support.storage import NEWEST, indexes, sim_disk
 
 
@@ -129,14 +140,47 @@ def test_an_entry_of_another_version_is_damage_too() -> None:
     assert "version 65" in reports[0] and "newer" in reports[0]
 
 
+class Measured(SimDisk):
+    """Notes the most bytes that were read at once."""
+
+    most = 0
+
+    def open(self, name: str, create: bool = False) -> File:
+        file = super().open(name, create)
+        read = file.read
+
+        def noted(pos: int, size: int) -> bytes:
+            data = read(pos, size)
+            self.most = max(self.most, len(data))
+            return data
+
+        file.read = noted  # type: ignore[method-assign]
+        return file
+
+
+def test_a_copy_reads_no_file_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run file may have hundreds of megabytes: the replica that copies it must not need them as memory."""
+    monkeypatch.setattr(damage, "PIECE_BYTES", 64)
+    monkeypatch.setattr(repair, "READ_BYTES", 64)
+    monkeypatch.setattr(entry_walk.walk, "__defaults__", (64,))
+    content = files()
+    assert all(len(data) > 64 for data in content.values())
+    own = Measured(random.Random(0))
+    copy_from_leader(own, ["r0"], Offering(disk_with(content), KINDS), lambda s: None, 0.0, lambda text: None)
+    assert {name: SimDisk.read_all(own, name) for name in KINDS} == content
+    own.most = 0
+    assert all(damage_offered(own, name, len(content[name])) is None for name in KINDS)
+    assert 0 < own.most <= 64
+
+
 @pytest.mark.parametrize("name", KINDS)
 def test_no_flipped_bit_of_an_offered_file_goes_unseen(name: str) -> None:
     good = files()[name]
-    assert damage_in(name, good) is None
+    assert damage_in_bytes(name, good) is None
     for at in range(len(good)):
         data = bytearray(good)
         data[at] ^= 1 << at % 8
-        assert damage_in(name, bytes(data)) is not None, at
+        assert damage_in_bytes(name, bytes(data)) is not None, at
 
 
 @pytest.mark.parametrize(

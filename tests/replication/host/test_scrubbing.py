@@ -17,10 +17,11 @@ from escrowmq.replication.host import upkeep
 from escrowmq.replication.host.scrubbing import BUSY_MAX, BUSY_S, RATE_MIN, Scrubber, ScrubState
 from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.log.sidecar import sidecar_is_sound
-from escrowmq.replication.replica.damage import damage_in, verify_state_file
+from escrowmq.replication.replica.damage import verify_state_file
 from tests.sim.disk import SimDisk
 from tests.support.broker_group import BrokerGroup, texts
 from tests.support.golden_files import RUNS, SNAPSHOT
+from tests.support.offered_files import damage_in_bytes
 from tests.support.storage import sim_disk, synced_log
 from tests.support.waiting import wait_until
 
@@ -182,7 +183,7 @@ def test_a_header_and_a_sidecar_are_written_anew() -> None:
     bench.journal.sync()
     assert bench.reports and not bench.bad  # a sidecar is also rebuilt when its segment is opened
     data = bench.disk.read_all("0000000000000003.log")
-    assert damage_in("0000000000000003.log", data) is None
+    assert damage_in_bytes("0000000000000003.log", data) is None
     assert sidecar_is_sound(bench.disk, 7, 8) and sidecar_is_sound(bench.disk, 9, 10)
     bench.journal.close()
     assert len(SegmentJournal(bench.disk, segment_bytes=200)) == 50
@@ -254,7 +255,7 @@ def test_a_group_finds_and_mends_what_nobody_reads(tmp_path: Path, monkeypatch: 
         wait_until(
             lambda: report(victim).done_ms and report(victim).done_bytes > 400_000, 10.0, "a full pass"
         )
-        assert damage_in(path.name, path.read_bytes()) is None
+        assert damage_in_bytes(path.name, path.read_bytes()) is None
         assert (report(victim).found, report(victim).damaged) == (1, 0)
         for member in list(trio.alive.values()):
             assert texts(member, 100) == written
