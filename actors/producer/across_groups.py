@@ -40,6 +40,8 @@ LIMIT_RETRY_S = 0.1
 OLDER_WAIT_S = 10.0
 #: Someone else's transaction has this id: nothing of it may be touched.
 NOT_OURS = (ResultCode.TX_CONFLICT, ResultCode.DUPLICATE)
+#: A PREPARE that is refused so has opened nothing, and no earlier copy of it has left anything open.
+OPENED_NOTHING = (*NOT_OURS, ResultCode.STALE, ResultCode.TOO_MANY_IDS)
 #: Refusals of a branch that may pass: it can be prepared a little later.
 PASSING = (ResultCode.STALE, ResultCode.TOO_MANY_OPEN, ResultCode.TOO_MANY_IDS, ResultCode.RETRY)
 OnOutcome = Callable[[Outcome], None]
@@ -133,6 +135,7 @@ class _Again:
             self._ended_one()
             return
         self._any_prepared |= len(outcome) < len(places)
+        self._block.perhaps_open |= block.perhaps_open
         if block is not self._block:
             self._block.take_opened(block, places)
         now = self._sender.clock()
@@ -214,6 +217,7 @@ class StagedPrepare:
         self.home_index = [-1] * len(self.tx_ids)
         self.newest_index = [-1] * len(self.tx_ids)
         self._repeated: set[int] = set()  # places of transactions that home already had open
+        self._perhaps_open: set[int] = set()  # places that home refused, after an attempt without an answer
         self._at_home: set[int] = set()  # places of transactions that home has open
         self.problems: Problems = {}
         self.failure: Failure | None = None
@@ -230,9 +234,12 @@ class StagedPrepare:
     def left_open(self, place: int) -> bool:
         """Whether a refused transaction with the application's own id is left open, for the next caller with
         that id or for the check. A rollback would use up the id because of a refusal that may pass, or take
-        it from someone else."""
+        it from someone else. It may also be open if home has refused it, but had not answered an earlier
+        attempt."""
         code, _ = self.problems[place]
-        return place in self._at_home and (code in PASSING or place in self._repeated)
+        if place not in self._at_home:
+            return place in self._perhaps_open and may_be_open(code)
+        return code in PASSING or place in self._repeated
 
     def refused_by_home(self, place: int) -> bool:
         """Whether home has refused this attempt's first PREPARE, so that nothing of this attempt is open.
@@ -277,6 +284,8 @@ class StagedPrepare:
 
     def _take_home(self, block: PrepareBlock, places: Sequence[int], refused: Problems) -> None:
         self._at_home.update(place for i, place in enumerate(places) if i not in refused)
+        if block.perhaps_open:
+            self._perhaps_open.update(places[i] for i in refused)
         if not block.opened_at:
             return
         self.tracked = True
@@ -328,6 +337,8 @@ class _OnePrepare:
             done(failure)
         elif not staged.problems:
             done({})
+        elif plan.given_id and plan.home_index is None and staged.left_open(0):
+            done(left_open_failure(staged.problems[0]))
         elif plan.home_index is None and (
             staged.problems[0][0] in NOT_OURS or (plan.given_id and staged.refused_by_home(0))
         ):
@@ -349,6 +360,12 @@ class _OnePrepare:
         else:  # RETRY: someone else has continued the transaction
             taken_up = undone and undone[0][0] == ResultCode.RETRY
             self._done(left_open_failure(undone[0]) if taken_up else refusal)
+
+
+def may_be_open(code: int) -> bool:
+    """Whether a transaction may be open although home has refused it so, if home had not answered an earlier
+    attempt: then that one may have opened it."""
+    return code not in OPENED_NOTHING
 
 
 def left_open_failure(problem: tuple[int, Any]) -> Failure:

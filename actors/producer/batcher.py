@@ -406,6 +406,9 @@ class GroupBatcher:
             return
         if version_2:
             self._speech.taken()
+        if repeated:
+            for block in blocks:
+                block.perhaps_open = True
         if outcome[0] in (ResultCode.OK, ResultCode.DUPLICATE, ResultCode.PARTIAL):
             if not blocks[0].home_index:  # branches are counted at home
                 count = sum(len(block.tx_ids) for block in blocks)

@@ -46,8 +46,8 @@ class PrepareBlock:
 
     __slots__ = (
         "_columns", "alone", "deadline", "digests", "done", "given", "heard_ms", "home_group", "home_index",
-        "home_topic", "newest_at", "opened_at", "part", "participants", "parts", "query_ids", "single",
-        "size", "timeout_ms", "tx_ids",
+        "home_topic", "newest_at", "opened_at", "part", "participants", "parts", "perhaps_open", "query_ids",
+        "single", "size", "timeout_ms", "tx_ids",
     )  # fmt: skip
 
     def __init__(
@@ -77,6 +77,8 @@ class PrepareBlock:
         self.alone = False
         self.deadline = 0.0
         self.done: Callable[[Outcome], None] = _ignore
+        #: An attempt got no answer, and may have opened it, although a later one was refused.
+        self.perhaps_open = False
         #: See ``PrepareExtra``. At home: the groups of the branches. In a branch: where home opened each
         #: transaction, if home has said so (in version 1 it does not, and does not track its branches).
         self.participants: tuple[int, ...] = ()
@@ -150,6 +152,7 @@ class PrepareBlock:
             self.given,
         )
         block.deadline, block.heard_ms = self.deadline, self.heard_ms
+        block.perhaps_open = self.perhaps_open
         block.participants, block.parts = self.participants, self.parts
         if self.home_index:
             block.home_index = [self.home_index[i] for i in positions]
@@ -473,6 +476,7 @@ def _divide(block: PrepareBlock, problems: Problems, pieces: Sequence[Sequence[i
         nonlocal left, untold
         left -= 1
         block.take_opened(part, piece)
+        block.perhaps_open |= part.perhaps_open
         if isinstance(outcome, Failure):
             failures.append(outcome)
             untold -= len(piece)

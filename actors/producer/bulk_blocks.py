@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from escrowmq.actors.client.failures import Failure
 from escrowmq.actors.producer import across_groups as flows
-from escrowmq.actors.producer.blocks import Column, DecisionBlock, Outcome, Placed, PrepareBlock
+from escrowmq.actors.producer.blocks import Column, DecisionBlock, Outcome, Placed, PrepareBlock, Problems
 from escrowmq.actors.producer.core import ProducerCore
 from escrowmq.actors.producer.encoder import TxPlan, crc32c, digest_of
 from escrowmq.actors.producer.results import TransactionResult, decided, prepare_problem, prepared, unprepared
@@ -120,9 +120,23 @@ class BlockUnit(BulkUnit):
             if ours:  # perhaps open, and these ids will never be used again
                 self.core.enqueue(self.gid, DecisionBlock(False, ours))
         else:
-            for place, (code, info) in outcome.items():
-                self.refuse(place, prepare_problem(self.tx_ids[place], code, info))
+            self._refused(outcome)
         done(self)
+
+    def _refused(self, problems: Problems) -> None:
+        perhaps_open = self._block is not None and self._block.perhaps_open
+        ours: list[str] = []
+        for place, (code, info) in problems.items():
+            tx_id = self.tx_ids[place]
+            if perhaps_open and flows.may_be_open(code):
+                if tx_id in self._given:
+                    failure = flows.left_open_failure((code, info))
+                    self.refuse(place, unprepared(tx_id, True, failure))
+                    continue
+                ours.append(tx_id)
+            self.refuse(place, prepare_problem(tx_id, code, info))
+        if ours:
+            self.core.enqueue(self.gid, DecisionBlock(False, ours))
 
     def take_apart(self, places: list[int]) -> BlockUnit:
         """Moves the transactions at ``places`` to a new unit, to be prepared again."""

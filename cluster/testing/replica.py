@@ -23,6 +23,7 @@ from escrowmq.cluster.testing.parking import StagedLot
 from escrowmq.cluster.testing.stage import Stage
 from escrowmq.replication.calling.answers import LevelReport, ReplicaReport
 from escrowmq.replication.format.membership import Members
+from escrowmq.replication.host.checkpoint_thread import CheckpointThread
 from escrowmq.replication.host.driver import Driver
 from escrowmq.replication.host.parking import ParkingLot
 from escrowmq.replication.host.replica_setup import ReplicaSetup
@@ -32,7 +33,7 @@ from escrowmq.replication.host.scrubbing import Scrubber, ScrubState
 from escrowmq.replication.log.datadir import Identity
 from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.log.peer_marks import Incarnations
-from escrowmq.replication.metrics import LATENCY_S, LONG_S, Histogram
+from escrowmq.replication.metrics import LATENCY_S, Histogram
 from escrowmq.replication.raft.node import RaftNode
 from escrowmq.replication.raft.types import PeerStatus
 from escrowmq.replication.replica.checkpoints import Checkpoints, Job
@@ -118,6 +119,8 @@ class MemoryReplica(RunningReplica):
         self.recovered_index = 0
         self.closed = self._learner = False
         disk = self.disk = MemoryDisk()
+        self.room = RoomWatch("room-in-memory", disk.free_bytes, self._disk_bytes, stage.now)
+        self.room.look()  # once, without a thread
         self.checkpoints = Checkpoints(disk, segment_bytes=config.segment_bytes)
         self.journal = SegmentJournal(
             disk,
@@ -128,7 +131,7 @@ class MemoryReplica(RunningReplica):
         self.room.look()
         self.news = cast(ParkingLot, StagedLot(stage))
         self.checks_due = cast(ParkingLot, StagedLot(stage))
-        self.snapshot_s = Histogram(LONG_S)
+        self.checkpointing = CheckpointThread("checkpoint-in-memory", self.end, self.later)  # never used
         self.scrubber = cast(Scrubber, SimpleNamespace(state=ScrubState()))
         self.replica = Replica(
             state=StateMachine(gid, info.groups),

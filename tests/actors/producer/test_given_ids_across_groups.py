@@ -8,12 +8,15 @@ import pytest
 
 from escrowmq.actors.client.failures import Failure, FailureKind
 from escrowmq.actors.producer import across_groups
+from escrowmq.actors.producer.batcher import GroupBatcher
 from escrowmq.actors.producer.blocks import Block, InquireBlock, Outcome, PrepareBlock
+from escrowmq.actors.producer.bulk_blocks import BlockUnit
 from escrowmq.actors.producer.bulk_spread import SpreadUnit
 from escrowmq.actors.producer.encoder import TxPlan
+from escrowmq.replication.errors import OutcomeUnknown, TooManyOpenTransactions
 from escrowmq.replication.format import ops
 from escrowmq.replication.model import ResultCode
-from tests.support.several_groups import APP, Client, SeveralGroups
+from tests.support.several_groups import APP, TOPIC, Client, SeveralGroups
 
 Sent = list[tuple[int, str]]
 
@@ -185,6 +188,64 @@ def test_without_that_rule_another_instance_would_be_rolled_back(monkeypatch: py
     monkeypatch.setattr(across_groups.StagedPrepare, "refused_by_home", lambda staged, place: False)
     world, _, taken_up = refused_at_home()
     assert taken_up and world.groups[0].outcome("order-42") == "ROLLBACK"
+
+
+class Repeating(Client):
+    """The first answer to each PREPARE is lost, and the topic is deleted before it is sent again."""
+
+    def _send(self, gid: int, batcher: GroupBatcher) -> bool:
+        built = batcher.build()
+        if built is None:
+            return False
+        self._answer(gid, built)  # it arrives, and the answer does not
+        if gid == 0 and TOPIC in self.world.groups[0].state.topics.topics:
+            self.world.groups[0].submit(ops.delete_topic(TOPIC))
+        batcher.answered(built, self._answer(gid, built), True)
+        return True
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_a_refused_repetition_is_no_proof_that_nothing_is_open(given: bool) -> None:
+    """The first copy may have opened the transaction. An id of the application stays open for the next
+    caller, or the check, and the caller is told so; one of ours is rolled back."""
+    world = SeveralGroups()
+    client = Repeating(world, instance="first")
+    sent = watched(client)
+    outcome = client.prepare(client.plan("order-42", given=given))
+    kinds = [kind for _, kind in sent]
+    if given:
+        assert isinstance(outcome, Failure) and outcome.kind is FailureKind.UNKNOWN
+        assert world.groups[0].outcome("order-42") == "PREPARE" and "DecisionBlock" not in kinds
+    else:
+        assert outcome == {0: (ResultCode.UNKNOWN_TOPIC, [TOPIC, 1])} and "DecisionBlock" in kinds
+        assert world.groups[0].outcome("order-42") == "ROLLBACK"
+
+
+@pytest.mark.parametrize("perhaps_open", [True, False])
+def test_many_in_one_group_that_are_refused_when_repeated(perhaps_open: bool) -> None:
+    """The same where a block has transactions of one group alone."""
+    client = Client(SeveralGroups(1), instance="first")
+    sent = watched(client)
+    client.release = lambda size: None  # type: ignore[attr-defined]
+    column = [0, 1, 2], [1] * 3, [b"x"] * 3
+    ids = ["order-42", "ours", "settled"]
+    block = PrepareBlock(TOPIC, -1, 0, 0, ids, ids, [1] * 3, {(TOPIC, 0): column}, 3)
+    block.perhaps_open = perhaps_open
+    unit = BlockUnit(client, 0, block, [0, 1, 2], {"order-42"})  # type: ignore[arg-type]
+    refused = int(ResultCode.TOO_MANY_OPEN), 5
+    unit._prepared({0: refused, 1: refused, 2: (int(ResultCode.DUPLICATE), "COMMITTED")}, lambda unit: None)
+    errors = [type(unit.exceptions[place].error) for place in (0, 1)]
+    assert errors == [OutcomeUnknown if perhaps_open else TooManyOpenTransactions, TooManyOpenTransactions]
+    assert unit.exceptions[2].error is None
+    assert [kind for _, kind in sent] == ["DecisionBlock"] * perhaps_open
+
+
+def test_without_that_rule_the_caller_is_told_that_nothing_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(across_groups, "may_be_open", lambda code: False)
+    world = SeveralGroups()
+    client = Repeating(world, instance="first")
+    assert client.prepare(client.plan("order-42", given=True)) == {0: (ResultCode.UNKNOWN_TOPIC, [TOPIC, 1])}
+    assert world.groups[0].outcome("order-42") == "PREPARE"
 
 
 def test_who_has_opened_it_does_not_roll_back_what_another_instance_has_taken_up() -> None:
