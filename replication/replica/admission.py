@@ -13,8 +13,10 @@ qualify are answered after the entry was applied, when the state holds their out
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from typing import Any, Protocol
 
 from escrowmq.replication.format import ops as build
@@ -23,7 +25,7 @@ from escrowmq.replication.model import ResultCode
 from escrowmq.replication.replica.submission import LeftOut, Submission, Unit
 from escrowmq.replication.replica.topics_under_way import TopicsUnderWay
 from escrowmq.replication.state.machine import Result, StateMachine
-from escrowmq.replication.state.open_table import OpenTx
+from escrowmq.replication.state.open_tx import Run
 from escrowmq.replication.state.topics import Topic
 from escrowmq.replication.state.transactions import (
     BY_HOME,
@@ -164,21 +166,26 @@ class Admission:
         meta = submission.units[number].ops[0].meta
         app, tx_ids, by = meta[0], meta[1], meta[2]
         table = self._state.transactions.look(app)
-        opened = table.open
         deciding = self._deciding.get(app) or set()
         valid: Sequence[str] = tx_ids
+        runs = table.open.runs_of(tx_ids)
+        if runs is not None and len(runs) == 1:
+            valid = runs[0].tx_ids  # the table's own strings: the hashes of these are known
         if (
-            not opened.has_all(tx_ids)
-            or not deciding.isdisjoint(tx_ids)
-            or len(set(tx_ids)) != len(tx_ids)
+            runs is None
+            or not deciding.isdisjoint(valid)
             or len(meta) > 4
             or by != build.BY_PRODUCER
-            or (self._state.groups > 1 and any(opened[t].home_index >= 0 for t in tx_ids))
+            or (
+                self._state.groups > 1
+                and any(record.home_index >= 0 for run in runs for record in run.records)
+            )
         ):
             valid, refused = sift(table, meta, outcome, deciding)
             together = outcome == COMMITTED and meta[3] == build.TOGETHER
             if together and (refused or self._hindered(app, tx_ids, deciding)):
                 valid = []
+            runs = table.open.runs_of(valid) if outcome == COMMITTED else []
             submission.left_out[number] = LeftOut(app, outcome, tx_ids, set(valid), refused, len(meta) > 4)
         if valid:
             deciding.update(valid)
@@ -187,36 +194,34 @@ class Admission:
         if outcome == ROLLED_BACK:
             writer.own(submission, number, _rollback_frame(meta, valid))
             return
-        frames = self._references([opened[t] for t in valid], writer)
-        frames.append(build.decided_commit(app, valid, by, len(frames)))
-        writer.own(submission, number, *frames)
+        assert runs is not None, "a leader commits what is open"
+        writer.commit(submission, number, self._references(runs, writer), app, valid, by)
 
     def _hindered(self, app: str, tx_ids: Sequence[str], deciding: set[str]) -> bool:
         """Whether one of these can never be committed, or is about to be decided by another request."""
         table = self._state.transactions.look(app)
         return any(t in deciding or (t not in table.open and table.outcome(t) != COMMITTED) for t in tx_ids)
 
-    def _references(self, records: Sequence[OpenTx], writer: _EntryWriter) -> list[bytes]:
+    def _references(self, runs: Sequence[Run], writer: _EntryWriter) -> list[bytes]:
         """REF_MESSAGE and TX_MESSAGE frames: as few as preserve the order within each partition, with
         adjacent messages joined. Both kinds alternate within a partition only where copied and referenced
         messages do."""
         segment = self._log.segment_start(self._log.last_index)
         budget = writer.copy_budget
-        runs_by_slot: dict[int, list[tuple[bool, list[int]]]] = {}  # copied?, quadruples as in ``reference``
-        for record in records:
-            refs = record.refs
+        by_slot: dict[int, list[tuple[bool, list[int]]]] = {}  # copied?, quadruples as in ``reference``
+        for refs in chain.from_iterable(map(partial(self._places, segment), runs)):
             for at in range(0, len(refs), 5):
                 slot, entry, pos, size, count = refs[at : at + 5]
                 copy = (entry < segment or size <= self._copy_bytes) and size <= budget
                 if copy:
                     budget -= size
-                runs = runs_by_slot.get(slot)
-                if runs is None:
-                    runs_by_slot[slot] = [(copy, [entry, pos, size, count])]
+                pieces = by_slot.get(slot)
+                if pieces is None:
+                    by_slot[slot] = [(copy, [entry, pos, size, count])]
                     continue
-                copied, flat = runs[-1]
+                copied, flat = pieces[-1]
                 if copied is not copy:
-                    runs.append((copy, [entry, pos, size, count]))
+                    pieces.append((copy, [entry, pos, size, count]))
                 elif flat[-4] == entry and flat[-3] + flat[-2] == pos:
                     flat[-2] += size
                     flat[-1] += count
@@ -224,13 +229,23 @@ class Admission:
                     flat += (entry, pos, size, count)
         writer.copy_budget = budget
         slots, frames = self._state.topics.slots, []
-        for slot, runs in runs_by_slot.items():
+        for slot, pieces in by_slot.items():
             if slot in slots and slot not in self._topics.deleting:  # else the topic is gone: drop them
                 topic, number = slots[slot].topic, slots[slot].number
-                for copied, flat in runs:
+                for copied, flat in pieces:
                     build_one = self._copied if copied else build.reference
                     frames.append(build_one(topic, number, flat))
         return frames
+
+    def _places(self, segment: int, run: Run) -> Iterable[tuple[int, ...]]:
+        """Where the messages are, in the order of the transactions: a reference for each, or one for a whole
+        block that is referred to and not copied."""
+        block = run.block
+        if block is not None and block.log_index >= segment:
+            spans = block.spans() if block.smallest > self._copy_bytes else None
+            if spans is not None:
+                return [(slot, block.log_index, *span) for slot, *span in spans]
+        return run.refs()
 
     def _copied(self, topic: str, number: int, flat: Sequence[int]) -> bytes:
         places = [flat[at : at + 4] for at in range(0, len(flat), 4)]
@@ -395,13 +410,35 @@ class _EntryWriter:
         self.size += unit.end - unit.start
         self.slots.append((submission, number))
 
-    def own(self, submission: Submission, number: int, *frames: bytes) -> None:
-        for frame in frames:
-            (op,) = decode_ops(frame)
-            self.ops.append(Op(op.type, op.meta, op.body_pos + self.size, op.body_size))
-            self.frames.append(frame)
-            self.size += len(frame)
+    def own(self, submission: Submission, number: int, frame: bytes) -> None:
+        self._decoded(frame)
         self.slots.append((submission, number))
+
+    def commit(
+        self,
+        submission: Submission,
+        number: int,
+        references: Sequence[bytes],
+        app: str,
+        tx_ids: Sequence[str],
+        by: str,
+    ) -> None:
+        """A COMMIT, after its references. It is not decoded again, since its ids are known: by the strings
+        that the tables have, whose hashes need not be computed."""
+        for frame in references:
+            self._decoded(frame)
+        frame = build.decided_commit(app, tx_ids, by, len(references))
+        self._write(frame, Op(OpType.COMMIT, (app, tx_ids, by, len(references)), len(frame), 0))
+        self.slots.append((submission, number))
+
+    def _decoded(self, frame: bytes) -> None:
+        (op,) = decode_ops(frame)
+        self._write(frame, op)
+
+    def _write(self, frame: bytes, op: Op) -> None:
+        self.ops.append(Op(op.type, op.meta, op.body_pos + self.size, op.body_size))
+        self.frames.append(frame)
+        self.size += len(frame)
 
     def finish(self) -> ComposedEntry:
         command = encode_command(self.frames, len(self.ops), self.now_ms)

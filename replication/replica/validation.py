@@ -226,7 +226,9 @@ def _prepare_problem(op: Op, attached: Sequence[Op]) -> str | None:
         return "PREPARE's columns differ in length"
     if not 0 <= timeout_ms <= TIMEOUT_MS_MAX:
         return f"PREPARE's timeout must be 0 to {TIMEOUT_MS_MAX} ms"
-    if not (0 <= part <= NUMBER_MAX and all(0 <= d <= NUMBER_MAX for d in digests)):
+    if not (
+        0 <= part <= NUMBER_MAX and 0 <= min(digests, default=0) <= max(digests, default=0) <= NUMBER_MAX
+    ):
         return f"PREPARE's part and digests must be 0 to {NUMBER_MAX}"
     if not -1 <= home_group < GROUPS_MAX:
         return "PREPARE's home group must be -1 or the number of a group"

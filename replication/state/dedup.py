@@ -14,6 +14,19 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
+def _large_table() -> dict[Any, Any]:
+    """An empty dict in which probes are cheap although it will not fit the processor's caches.
+
+    CPython keeps no hashes in a dict that has only ever had strings as keys: each probe that meets another
+    key reads that string, somewhere in memory. One key of another kind, even for a moment, makes it keep
+    them, for eight bytes a key. Measured with 500,000 to 1,000,000 ids: a probe takes 0.15 us instead of
+    0.26.
+    """
+    table: dict[Any, Any] = {None: None}
+    del table[None]
+    return table
+
+
 class TwoGenerations(Generic[K, V]):
     """Remembers at least the last ``generation`` keys set, at most twice as many."""
 
@@ -22,8 +35,8 @@ class TwoGenerations(Generic[K, V]):
     def __init__(self, generation: int) -> None:
         assert generation > 0
         self.generation = generation
-        self.young: dict[K, V] = {}
-        self.old: dict[K, V] = {}
+        self.young: dict[K, V] = _large_table()
+        self.old: dict[K, V] = _large_table()
 
     def get(self, key: K) -> V | None:
         """The remembered value, or None."""
@@ -40,7 +53,7 @@ class TwoGenerations(Generic[K, V]):
 
     def turn(self) -> None:
         """Forget the old generation; the young one takes its place."""
-        self.old, self.young = self.young, {}
+        self.old, self.young = self.young, _large_table()
 
     def discard_where(self, doomed: Any) -> None:
         """Forget every key for which ``doomed(key)`` holds (rare: a deleted topic)."""

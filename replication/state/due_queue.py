@@ -105,7 +105,8 @@ class DueQueue:
         chunks = self._buckets.get(bucket)
         while chunks and left > 0 and budget > 0:
             app, tx_ids = chunks.popleft()
-            live = [t for t in tx_ids if self._needed(app, t, bucket)]
+            settled = self._table.look(app).open.has_none(tx_ids)  # the usual case, at a tenth of the cost
+            live = [] if settled else [t for t in tx_ids if self._needed(app, t, bucket)]
             budget -= len(tx_ids) + 1
             left -= 1
             self._queued -= len(tx_ids) - len(live)

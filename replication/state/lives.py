@@ -14,10 +14,11 @@ one ring entry for all of its transactions.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple, TypeAlias
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from typing import NamedTuple, TypeAlias, overload
 
-from escrowmq.replication.state.open_table import OpenTx
+from escrowmq.replication.state.open_tx import OpenTx, Run
 
 #: Transactions in each ring, the usual case first: records kept there longer leave the processor's caches
 #: (20,000 cost a producer's transactions 3 to 6 % of the time to apply them, 2,000 at most 1 %). The other
@@ -35,6 +36,30 @@ class Life(NamedTuple):
     prepared_ms: int
     checks: int
     checked_ms: int
+
+
+class Lived(Sequence[OpenTx]):
+    """The records of one decision. Those of a block are made when somebody asks for them."""
+
+    __slots__ = ("_runs",)
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        self._runs = runs
+
+    def __len__(self) -> int:
+        return sum(map(len, self._runs))
+
+    @overload
+    def __getitem__(self, at: int) -> OpenTx: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[OpenTx]: ...
+
+    def __getitem__(self, at: int | slice) -> OpenTx | Sequence[OpenTx]:
+        return list(self)[at]
+
+    def __iter__(self) -> Iterator[OpenTx]:
+        return chain.from_iterable(self._runs)
 
 
 class Settling(NamedTuple):

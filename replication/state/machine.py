@@ -23,8 +23,13 @@ from escrowmq.replication.state.decided import ACROSS_MAX
 from escrowmq.replication.state.deleted_groups import DeletedGroups
 from escrowmq.replication.state.due_queue import DueQueue, next_due_ms
 from escrowmq.replication.state.group_offsets import GroupOffsets
-from escrowmq.replication.state.open_table import OpenTx
-from escrowmq.replication.state.preparing import places, refusal_of_repeated, untracked_branch
+from escrowmq.replication.state.open_tx import Block, Entry, OpenTx, refs_of
+from escrowmq.replication.state.preparing import (
+    is_simple,
+    places,
+    refusal_of_repeated,
+    untracked_branch,
+)
 from escrowmq.replication.state.producer_memory import SEQUENCES_KEPT, ProducerMemory
 from escrowmq.replication.state.settings import Settings
 from escrowmq.replication.state.topic_operations import TopicOperations
@@ -41,6 +46,8 @@ from escrowmq.replication.state.transactions import (
 Result = list[Any]
 OK: Result = [int(ResultCode.OK)]
 
+#: Fewer transactions of one PREPARE get a record each: a block has no fewer objects.
+BLOCK_MIN = 2
 #: The highest format level whose log entries this software can read.
 LEVEL_MAX = 7
 
@@ -171,7 +178,7 @@ class StateMachine:
     def _prepare(self, index: int, op: Op, attached: Sequence[Op]) -> Result:
         app, topic, tx_ids, query_ids, timeout_ms, part, digests, home_group = op.meta[:8]
         extra = op.meta[9] if len(op.meta) > 9 else NO_EXTRA
-        refs, nowhere = places(self.topics, index, attached, len(tx_ids))
+        rows, nowhere = places(self.topics, attached)
         if nowhere is not None:
             return nowhere
         if (known := self.topics.topics.get(topic)) is None:
@@ -180,7 +187,12 @@ class StateMachine:
         refusal = self._refusal_of_new(home_group, extra, len(tx_ids))
         table = self.transactions.app(app)
         now, timeout = self.now_ms, timeout_ms or known.info.transaction_timeout_ms
-        due = now + timeout
+        if not part and refusal is None and len(tx_ids) >= BLOCK_MIN and is_simple(home_group, extra):
+            block = Block(index, topic, tx_ids, query_ids, digests, rows, now, timeout, extra)
+            if table.knows_none(tx_ids) and table.open.add(block):
+                self._opened(app, table, tx_ids, block)
+                return OK
+        due, refs = now + timeout, refs_of(index, rows, len(tx_ids))
         opened, settled, decided = table.open, table.settled, table.decided
         open_young, open_old, gone = opened.young, opened.old, opened.gone
         old, young, given_old, given_young = settled.old, settled.young, table.given.old, table.given.young
@@ -201,45 +213,31 @@ class StateMachine:
                 if refusal is not None:
                     problems.append([i, *refusal])
                     continue
-                open_young[tx_id] = record(
-                    OpenTx,
-                    (
-                        index,
-                        topic,
-                        tx_id if query_ids is None else query_ids[i],
-                        now,
-                        timeout,
-                        home_group,
-                        0,
-                        due,
-                        (digests[i],),
-                        refs[i] or (),
-                        index,
-                        instance,
-                        home_index[i] if home_index else -1,
-                        participants,
-                        parts,
-                        given,
-                        "",
-                        0,
-                    ),
-                )
+                open_young[tx_id] = record(OpenTx, (
+                    index, topic, tx_id if query_ids is None else query_ids[i], now, timeout, home_group, 0,
+                    due, (digests[i],), refs[i], index, instance, home_index[i] if home_index else -1,
+                    participants, parts, given, "", 0,
+                ))  # fmt: skip
                 fresh.append(tx_id)
             else:
                 home = home_group, home_index[i] if home_index else -1
                 problem = self._prepare_again(
-                    index, app, table, tx_id, part, digests[i], refs[i] or (), extra, home
+                    index, app, table, tx_id, part, digests[i], refs[i], extra, home
                 )
                 if problem is not None:
                     problems.append([i, *problem])
         if fresh:
-            self.counts.prepared += len(fresh)
-            self.transactions.opened(table, topic, len(fresh), given, participants, home_group, index)
-            self.due.schedule(app, fresh, due)
-            opened.age()
+            self._opened(app, table, fresh, open_young[fresh[0]])
         if participants:
             return with_home_indexes(table, tx_ids, problems, index, all_fresh=len(fresh) == len(tx_ids))
         return [int(ResultCode.PARTIAL), problems] if problems else OK
+
+    def _opened(self, app: str, table: AppTransactions, tx_ids: Sequence[str], like: Entry) -> None:
+        """These, which are ``like`` that one, are in the table of open transactions from now on."""
+        self.counts.prepared += len(tx_ids)
+        self.transactions.opened(table, len(tx_ids), like)
+        self.due.schedule(app, tx_ids, like.due_ms)
+        table.open.age()
 
     def _refusal_of_new(self, home_group: int, extra: PrepareExtra, count: int) -> Result | None:
         """Why this PREPARE may open nothing new, or None. Must be called before a table is looked up: it may
@@ -405,11 +403,12 @@ class StateMachine:
     def _settle(
         self, table: AppTransactions, app: str, tx_ids: Sequence[str], by: str, outcome: int
     ) -> Result:
-        if not table.open.has_all(tx_ids) or len(set(tx_ids)) != len(tx_ids):
+        runs = table.open.runs_of(tx_ids)
+        if runs is None:
             # A leader that follows its rules never writes this; if one did, none of it takes effect.
             return [int(ResultCode.PARTIAL), refused_ids(table, tx_ids, outcome)]
         told = by if self.level > 4 else None
-        if self.transactions.settle(self.now_ms, table, app, tx_ids, outcome, told):
+        if self.transactions.settle(self.now_ms, table, app, tx_ids, runs, outcome, told):
             self._note_turn()
         if self.due.has_leases():
             for tx_id in tx_ids:

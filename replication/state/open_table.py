@@ -6,64 +6,25 @@ every id in one large table cost half of the total.) While a ``View`` is held th
 old table is not changed: changes to its entries are recorded beside it and merged later, a
 bounded step at a time. So a snapshot of a million entries copies thousands. Iteration is in log order,
 whatever the ages.
+
+An entry is a record, or the ``Block`` with which a transaction was opened (open_tx.py); callers see records.
+Whole runs of ids are looked up and taken at once (``runs_of``, ``take_run``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice, takewhile
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice, repeat, takewhile
+from typing import Any
+
+from escrowmq.replication.state.open_tx import Block, Entry, OpenTx, Run, records_of
+
+__all__ = ["STEP", "YOUNG_MAX", "OpenTable", "OpenTx", "View"]
 
 #: Entries of the young table: three times what is in flight at 50,000 a second, and half a megabyte.
 YOUNG_MAX = 8_192
 #: Entries moved at a time: about a millisecond.
 STEP = 2_048
-
-
-class OpenTx(NamedTuple):
-    """One open transaction. ``refs`` is flat: slot, log index, position, bytes, messages, and so on.
-
-    ``log_index``: that of its PREPARE; ``due_ms``: time of the next check, -1 when parked;
-    ``digests``: one CRC32C per part. ``newest_index``: that of its newest PREPARE, including repeated
-    ones, and ``instance``: the sender of that one (kept from level 2 on; "": not known). ``home_index`` -1:
-    not a branch, or not told. ``parked_for``: why a check parked it; "": none did, or it used up
-    its checks. ``checked_ms``: when a check was last answered without a decision (kept from level 5 on; 0:
-    never). The rest is as ``PrepareExtra`` says.
-    """
-
-    log_index: int
-    topic: str
-    query_id: str
-    prepared_ms: int
-    timeout_ms: int
-    home_group: int
-    checks: int
-    due_ms: int
-    digests: tuple[int, ...]
-    refs: tuple[int, ...]
-    newest_index: int
-    instance: str = ""
-    home_index: int = -1
-    participants: tuple[int, ...] = ()
-    parts: int = 0
-    given: bool = False
-    parked_for: str = ""
-    checked_ms: int = 0
-
-    @property
-    def missing_parts(self) -> bool:
-        """Whether announced parts are still missing."""
-        return self.parts > len(self.digests)
-
-    @property
-    def home_record(self) -> int:
-        """Log index of home's record of it, in home's log; -1: not told."""
-        return self.log_index if self.home_group < 0 else self.home_index
-
-    def is_under(self, home_group: int, home_index: int) -> bool:
-        """Whether a decision that names this record in the log of home's group (-1: this one) is about this
-        transaction. An index alone says nothing: every group numbers its own log."""
-        return self.home_group == home_group and self.home_record == home_index
 
 
 class View:
@@ -73,8 +34,8 @@ class View:
 
     def __init__(
         self,
-        old: dict[str, OpenTx],
-        young: dict[str, OpenTx],
+        old: dict[str, Entry],
+        young: dict[str, Entry],
         gone: set[str],
         changed: dict[str, OpenTx],
     ) -> None:
@@ -82,13 +43,16 @@ class View:
 
     def items(self) -> Iterator[tuple[str, OpenTx]]:
         """(tx_id, record), oldest first."""
+        return records_of(self._entries())
+
+    def _entries(self) -> Iterator[tuple[str, Entry]]:
         gone, changed = self._gone, self._changed
         if not gone and not changed:
             yield from self._old.items()
         else:
-            for tx_id, record in self._old.items():
+            for tx_id, entry in self._old.items():
                 if tx_id not in gone:
-                    yield tx_id, changed.get(tx_id, record)
+                    yield tx_id, changed.get(tx_id, entry)
         yield from self._young.items()
 
 
@@ -98,8 +62,8 @@ class OpenTable(Mapping[str, OpenTx]):
     __slots__ = ("_changed", "_first", "_front", "_holders", "gone", "old", "young")
 
     def __init__(self) -> None:
-        self.young: dict[str, OpenTx] = {}
-        self.old: dict[str, OpenTx] = {}
+        self.young: dict[str, Entry] = {}
+        self.old: dict[str, Entry] = {}
         self.gone: set[str] = set()  # settled, but still in ``old``
         self._changed: dict[str, OpenTx] = {}  # replaced, but still unchanged in ``old``
         self._holders = 0
@@ -114,19 +78,24 @@ class OpenTable(Mapping[str, OpenTx]):
         return tx_id in self.young or (tx_id in self.old and tx_id not in self.gone)
 
     def __getitem__(self, tx_id: str) -> OpenTx:
-        record = self.young.get(tx_id)
-        if record is not None:
-            return record
-        if tx_id in self.gone:
+        record = self.get(tx_id)
+        if record is None:
             raise KeyError(tx_id)
-        return self._changed.get(tx_id) or self.old[tx_id]
+        found: OpenTx = record
+        return found
 
     def get(self, tx_id: str, default: Any = None) -> Any:
         """Without an exception for missing ids."""
-        record = self.young.get(tx_id)
-        if record is None and self.old and tx_id not in self.gone:
-            record = self._changed.get(tx_id) or self.old.get(tx_id)
-        return default if record is None else record
+        entry = self._entry(tx_id)
+        if type(entry) is Block:
+            return entry.record_of(tx_id)
+        return default if entry is None else entry
+
+    def _entry(self, tx_id: str) -> Entry | None:
+        entry = self.young.get(tx_id)
+        if entry is None and self.old and tx_id not in self.gone:
+            entry = self._changed.get(tx_id) or self.old.get(tx_id)
+        return entry
 
     def __len__(self) -> int:
         return len(self.young) + len(self.old) - len(self.gone)
@@ -137,9 +106,39 @@ class OpenTable(Mapping[str, OpenTx]):
                 yield tx_id
         yield from self.young
 
-    def has_all(self, tx_ids: Iterable[str]) -> bool:
-        """Whether all are open; fast for young ones."""
-        return all(map(self.young.__contains__, tx_ids)) or all(map(self.__contains__, tx_ids))
+    def has_none(self, tx_ids: Iterable[str]) -> bool:
+        """Whether none is open; False also for some that are gone."""
+        return self.young.keys().isdisjoint(tx_ids) and (not self.old or self.old.keys().isdisjoint(tx_ids))
+
+    def runs_of(self, tx_ids: Sequence[str]) -> list[Run] | None:
+        """All of these, in their order; None unless all are open and each is named once. A block that they
+        name in part is dissolved into records."""
+        runs: list[Run] = []
+        at, end, young = 0, len(tx_ids), self.young
+        records: list[OpenTx] = []
+        while at < end:
+            tx_id = tx_ids[at]
+            entry = young.get(tx_id) or self._entry(tx_id)
+            if type(entry) is Block:
+                count = len(entry.tx_ids)
+                # Compared at most once for each block: it is a run then, or dissolved.
+                if (tx_ids if count == end else tx_ids[at : at + count]) == entry.tx_ids:
+                    if records:
+                        runs.append(Run(tx_ids[at - len(records) : at], None, records))
+                        records = []
+                    runs.append(Run(entry.tx_ids, entry))
+                    at += count
+                    continue
+                self._dissolve(entry)
+                entry = self._entry(tx_id)
+            if entry is None:
+                return None
+            records.append(entry)  # type: ignore[arg-type]
+            at += 1
+        if records:
+            runs.append(Run(tx_ids[at - len(records) : at], None, records))
+        once = len(runs) == 1 and runs[0].block is not None  # a block names each id once
+        return runs if once or len(set(tx_ids)) == end else None
 
     def oldest(self) -> OpenTx | None:
         """The first in log order. (A replaced record keeps its place in the log.) Only in the thread that
@@ -170,15 +169,28 @@ class OpenTable(Mapping[str, OpenTx]):
             self._first = next(self._front, None)
         while self._first is not None and self._first in self.gone:
             self._first = next(self._front, None)
-        if self._first is not None:
-            return self._changed.get(self._first) or self.old[self._first]
-        return next(iter(self.young.values()), None)
+        first = next(iter(self.young), None) if self._first is None else self._first
+        return None if first is None else self[first]
 
     # -------------------------------------------------------------- changing
-    # New ones are put into ``young`` by the state machine, which then calls ``age``.
+    # New records are put into ``young`` by the state machine, which then calls ``age``.
+
+    def add(self, block: Block) -> bool:
+        """Add the transactions of a block, which must all be new; False, and nothing is done, if it names one
+        twice."""
+        entries = dict.fromkeys(block.tx_ids, block)
+        if len(entries) < len(block.tx_ids):
+            return False
+        self.young.update(entries)
+        return True
 
     def replace(self, tx_id: str, record: OpenTx) -> None:
         """Replace the record of an open transaction."""
+        if type(block := self._entry(tx_id)) is Block:
+            self._dissolve(block)
+        self._put(tx_id, record)
+
+    def _put(self, tx_id: str, record: OpenTx) -> None:
         if tx_id in self.young:
             self.young[tx_id] = record
         elif self._holders:
@@ -188,18 +200,33 @@ class OpenTable(Mapping[str, OpenTx]):
             self._changed.pop(tx_id, None)
             self.old[tx_id] = record
 
+    def _dissolve(self, block: Block) -> None:
+        """A record for each of its transactions: all are in the table as long as it is."""
+        for tx_id, record in zip(block.tx_ids, block.records(), strict=True):
+            self._put(tx_id, record)
+
     def take(self, tx_id: str) -> OpenTx:
         """Remove it from the table; KeyError unless it is open."""
-        record = self.young.pop(tx_id, None)
-        if record is not None:
-            return record
-        record = self[tx_id]
+        runs = self.runs_of((tx_id,))
+        if runs is None:
+            raise KeyError(tx_id)
+        self.take_run(runs[0])
+        return runs[0][0]
+
+    def take_run(self, run: Run) -> None:
+        """Remove these from the table, in which all must be as when ``runs_of`` found them."""
+        taken = list(map(self.young.pop, run.tx_ids, repeat(None)))
+        if None in taken:
+            for tx_id, entry in zip(run.tx_ids, taken, strict=True):
+                if entry is None:
+                    self._remove_old(tx_id)
+
+    def _remove_old(self, tx_id: str) -> None:
         self._changed.pop(tx_id, None)
         if self._holders:
             self.gone.add(tx_id)
         else:
             del self.old[tx_id]
-        return record
 
     def age(self) -> None:
         """Move older entries to the old table, in steps."""

@@ -17,8 +17,9 @@ from escrowmq.replication.model import ResultCode, TransactionState
 from escrowmq.replication.state.decided import AcrossGroups, Decided
 from escrowmq.replication.state.dedup import TwoGenerations
 from escrowmq.replication.state.given_ids import APP_AS_GIVEN_IDS, GivenIds
-from escrowmq.replication.state.lives import Lives, Settling
-from escrowmq.replication.state.open_table import STEP, OpenTable, OpenTx
+from escrowmq.replication.state.lives import Lived, Lives, Settling
+from escrowmq.replication.state.open_table import STEP, OpenTable
+from escrowmq.replication.state.open_tx import Entry, OpenTx, Run
 from escrowmq.replication.state.settings import Settings
 
 #: What an app with settled ids counts in addition to them, for its tables, which every pass over all apps
@@ -69,16 +70,36 @@ class AppTransactions:
         mark = self.mark(tx_id)
         return None if mark is None else mark & 3
 
-    def settle(self, tx_id: str, outcome: int) -> OpenTx:
-        """Move it from the open ones, where it must be, into the memory; the caller remembers one that has
-        branches."""
-        record = self.open.take(tx_id)
-        self.open_by_topic[record.topic] -= 1
-        if not record.participants:
-            # Written directly: the table does the turning, and a method call per transaction is
-            # expensive.
-            (self.given if record.given else self.settled).young[tx_id] = record.digests[0] << 2 | outcome
-        return record
+    def knows_none(self, tx_ids: Sequence[str]) -> bool:
+        """Whether none is open or remembered; False also for some that are neither."""
+        settled, given = self.settled, self.given
+        return (
+            self.open.has_none(tx_ids)
+            and settled.young.keys().isdisjoint(tx_ids)
+            and (not settled.old or settled.old.keys().isdisjoint(tx_ids))
+            and (not given.young or given.young.keys().isdisjoint(tx_ids))
+            and (not given.old or given.old.keys().isdisjoint(tx_ids))
+            and (not self.decided or self.decided.keys().isdisjoint(tx_ids))
+        )
+
+    def settle(self, run: Run, outcome: int) -> None:
+        """Move these from the open ones, where they must be, into the memory; the caller remembers those that
+        have branches."""
+        self.open.take_run(run)
+        block = run.block
+        if block is None:
+            for tx_id, record in zip(run.tx_ids, run.records, strict=True):
+                self.open_by_topic[record.topic] -= 1
+                if not record.participants:
+                    self.memory(given=record.given)[tx_id] = record.digests[0] << 2 | outcome
+            return
+        self.open_by_topic[block.topic] -= len(run)
+        marks = [digest << 2 | outcome for digest in run.digests()]
+        self.memory(given=block.given).update(zip(run.tx_ids, marks, strict=True))
+
+    def memory(self, *, given: bool) -> dict[str, int]:
+        """The young generation, written directly: the table does the turning."""
+        return (self.given if given else self.settled).young
 
     @property
     def idle(self) -> bool:
@@ -125,28 +146,18 @@ class TransactionTable:
             table = self.apps[name] = AppTransactions()
         return table
 
-    def opened(
-        self,
-        table: AppTransactions,
-        topic: str,
-        count: int,
-        given: bool,
-        participants: Sequence[int],
-        home_group: int,
-        index: int,
-    ) -> None:
-        """``count`` transactions were added to the open ones of an app, all with these fields of ``OpenTx``,
-        by the entry with this index."""
+    def opened(self, table: AppTransactions, count: int, like: Entry) -> None:
+        """``count`` transactions were added to the open ones of an app, all of them ``like`` this one."""
         if not table.queued:
             table.queued = True
-            heappush(self._fronts, (index, next(self._number), table))
-        table.open_by_topic[topic] = table.open_by_topic.get(topic, 0) + count
+            heappush(self._fronts, (like.log_index, next(self._number), table))
+        table.open_by_topic[like.topic] = table.open_by_topic.get(like.topic, 0) + count
         self._open += count
-        if given:
+        if like.given:
             self.given.opened += count
-        if participants:
+        if like.participants:
             self.across.opened += count
-        elif home_group >= 0:
+        elif like.home_group >= 0:
             self.across.branches += count
 
     def settle(
@@ -155,24 +166,26 @@ class TransactionTable:
         table: AppTransactions,
         app: str,
         tx_ids: Sequence[str],
+        runs: Sequence[Run],
         outcome: int,
         by: str | None,
     ) -> bool:
-        """The only way out of the table of open transactions, in which all of these must be. One with
-        branches waits for them, the others are remembered; their history is kept for a while, unless ``by``
-        is None. Returns True if what settled before the previous turn was forgotten, in all apps."""
+        """The only way out of the table of open transactions, in which all of these must be, as ``runs``. One
+        with branches waits for them, the others are remembered; their history is kept for a while, unless
+        ``by`` is None. Returns True if what settled before the previous turn was forgotten, in all apps."""
         before, given_before = len(table.settled.young), len(table.given.young)
         self._open -= len(tx_ids)
         if table.parked:
             table.parked.difference_update(tx_ids)
-        records = [table.settle(tx_id, outcome) for tx_id in tx_ids]
-        for tx_id, record in zip(tx_ids, records, strict=True):
-            if record.participants:
-                self._wait(now_ms, table, app, tx_id, record, outcome)
-            elif record.home_group >= 0:
-                self.across.branches -= 1
+        for run in runs:
+            table.settle(run, outcome)
+            for tx_id, record in zip(run.tx_ids, run.records, strict=False):  # none in a block has branches
+                if record.participants:
+                    self._wait(now_ms, table, app, tx_id, record, outcome)
+                elif record.home_group >= 0:
+                    self.across.branches -= 1
         if by is not None:
-            self.lives.add(Settling(now_ms, by, app, outcome, tx_ids, records), rule=_is_rule(by))
+            self.lives.add(Settling(now_ms, by, app, outcome, tx_ids, Lived(runs)), rule=_is_rule(by))
         return self._remembered(now_ms, table, before, given_before)
 
     def _wait(

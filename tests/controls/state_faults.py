@@ -17,12 +17,12 @@ from escrowmq.replication.replica.submission import Submission
 from escrowmq.replication.state import topics
 from escrowmq.replication.state.index import PartitionIndex
 from escrowmq.replication.state.machine import OK, Result, StateMachine
+from escrowmq.replication.state.open_tx import OpenTx, Run
 from escrowmq.replication.state.producer_memory import ProducerMemory
 from escrowmq.replication.state.transactions import (
     COMMITTED,
     ROLLED_BACK,
     AppTransactions,
-    OpenTx,
     TransactionTable,
 )
 from tests.controls.planting import plant
@@ -58,10 +58,10 @@ def deduplication_off(patch: pytest.MonkeyPatch) -> None:
 def settled_forgotten(patch: pytest.MonkeyPatch) -> None:
     """A transaction's outcome is forgotten at once: a PREPARE that is sent again opens it again."""
 
-    def settle(self: AppTransactions, tx_id: str, outcome: int) -> OpenTx:
-        record = self.open.take(tx_id)
-        self.open_by_topic[record.topic] -= 1
-        return record
+    def settle(self: AppTransactions, run: Run, outcome: int) -> None:
+        self.open.take_run(run)
+        for record in run:
+            self.open_by_topic[record.topic] -= 1
 
     patch.setattr(AppTransactions, "settle", settle)
 
@@ -311,9 +311,10 @@ def messages_in_the_wrong_order(patch: pytest.MonkeyPatch) -> None:
     """A commit refers to the messages of a transaction in reverse order."""
     references = Admission._references
 
-    def backwards(self: Admission, records: Sequence[OpenTx], *told: Any) -> list[bytes]:
-        turned = [r._replace(refs=sum(reversed(_places(r)), ())) for r in records]
-        return references(self, turned, *told)
+    def backwards(self: Admission, runs: Sequence[Run], *told: Any) -> list[bytes]:
+        turned = [r._replace(refs=sum(reversed(_places(r)), ())) for run in runs for r in run]
+        tx_ids = [tx_id for run in runs for tx_id in run.tx_ids]
+        return references(self, [Run(tx_ids, None, turned)], *told)
 
     patch.setattr(Admission, "_references", backwards)
 

@@ -206,7 +206,7 @@ def late_prepare_in_a_namesake(patch: pytest.MonkeyPatch) -> None:
     """A transaction prepared for a deleted topic is prepared in another topic that has its name by then."""
     inner = machine.places
 
-    def by_name(topics: TopicTable, index: int, attached: Sequence[Op], count: int) -> Any:
-        return inner(topics, index, [op._replace(meta=op.meta[:4]) for op in attached], count)
+    def by_name(topics: TopicTable, attached: Sequence[Op]) -> Any:
+        return inner(topics, [op._replace(meta=op.meta[:4]) for op in attached])
 
     patch.setattr(machine, "places", by_name)

@@ -65,6 +65,10 @@ def _opened(found: Counter[str], replica: SimReplica, broker: Any) -> int:
     return int(broker.state.transactions.open_count())
 
 
+def _in_blocks(found: Counter[str], replica: SimReplica, broker: Any) -> int:
+    return _opened(found, replica, broker) + _aged(found, replica, broker) + SETTLED_AT_ONCE
+
+
 def _aged(found: Counter[str], replica: SimReplica, broker: Any) -> int:
     """Open transactions, and those settled while a snapshot was being written."""
     return found["OpenTable.old"]
@@ -170,6 +174,13 @@ BOUNDS: dict[str, int | Most] = {
     "AcrossGroups.undone idle": 0,
     "AcrossGroups.undone[]": _decided,
     "AppTransactions.decided": _decided,
+    # All transactions of a block are open, or were when a snapshot that is being written began.
+    "Block._place_of": _in_blocks,
+    "Block._refs": _in_blocks,
+    "Block.digests": _in_blocks,
+    "Block.query_ids": _in_blocks,
+    "Block.rows": lambda found, replica, broker: PARTITIONS * _in_blocks(found, replica, broker),
+    "Block.tx_ids": _in_blocks,
     "AppTransactions.open_by_topic": _apps,
     "AppTransactions.parked": _opened,
     "Counts.decided": OF_THE_PROGRAM,

@@ -10,6 +10,7 @@ from escrowmq.replication.model import ResultCode
 from escrowmq.replication.state import given_ids, transactions
 from escrowmq.replication.state.capture import capture, release
 from escrowmq.replication.state.machine import StateMachine
+from escrowmq.replication.state.open_tx import Run
 from escrowmq.replication.state.snapshot import encode, restore
 from escrowmq.replication.state.transactions import APP_AS_IDS
 from tests.support.fed_state import FedState, dump
@@ -62,11 +63,11 @@ def test_a_given_id_outlives_what_pushes_the_others_out() -> None:
 
 
 def test_with_that_taken_away_a_repeated_order_is_opened_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    def as_the_others(self: transactions.AppTransactions, tx_id: str, outcome: int) -> transactions.OpenTx:
-        record = self.open.take(tx_id)
-        self.settled.set(tx_id, record.digests[0] << 2 | outcome)
-        self.open_by_topic[record.topic] -= 1
-        return record
+    def as_the_others(self: transactions.AppTransactions, run: Run, outcome: int) -> None:
+        self.open.take_run(run)
+        for tx_id, record in zip(run.tx_ids, run, strict=True):
+            self.settled.set(tx_id, record.digests[0] << 2 | outcome)
+            self.open_by_topic[record.topic] -= 1
 
     monkeypatch.setattr(transactions.AppTransactions, "settle", as_the_others)
     log = Log()

@@ -3,15 +3,42 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 
 import pytest
 
+from escrowmq.replication.format.codec import PrepareExtra
 from escrowmq.replication.state import open_table
 from escrowmq.replication.state.open_table import STEP, OpenTable, OpenTx, View
+from escrowmq.replication.state.open_tx import Block
 
 
 def record(index: int, checks: int = 0) -> OpenTx:
     return OpenTx(index, "t", "q", 0, 0, -1, checks, 0, (1,), (), index)
+
+
+def block(index: int, tx_ids: list[str]) -> Block:
+    rows = (3, 100, [*range(len(tx_ids)), 0], [10] * (len(tx_ids) + 1)), (4, 900, [0], [7])
+    return Block(
+        index, "t", tx_ids, None, [7] * len(tx_ids), rows, 5, 6, PrepareExtra(instance="one", parts=1)
+    )
+
+
+def is_block(entry: object) -> bool:
+    return type(entry) is Block
+
+
+def records(of: Block) -> dict[str, OpenTx]:
+    """What the block's transactions are, each by itself."""
+    found = {}
+    for place, tx_id in enumerate(of.tx_ids):
+        refs: tuple[int, ...] = (3, of.log_index, 100 + 10 * place, 10, 1)
+        if not place:
+            refs += (3, of.log_index, 100 + 10 * len(of.tx_ids), 10, 1, 4, of.log_index, 900, 7, 1)
+        found[tx_id] = OpenTx(
+            of.log_index, "t", tx_id, 5, 6, -1, 0, 11, (7,), refs, of.log_index, "one", parts=1
+        )
+    return found
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -23,12 +50,36 @@ def test_it_is_a_dict_in_log_order_and_a_view_never_changes(
     rng = random.Random(seed)
     table, model = OpenTable(), dict[str, OpenTx]()
     views: list[tuple[View, list[tuple[str, OpenTx]]]] = []
-    for step in range(1_500):
-        action = rng.choice(("open", "open", "open", "settle", "settle", "check", "hold", "let go", "tidy"))
+    blocks: list[Block] = []
+    for step in range(600):
+        action = rng.choice(
+            ("open", "open", "many", "many", "settle", "settle many", "check", "hold", "let go", "tidy")
+        )
         tx_id = f"t{rng.randrange(60)}"  # ids come back after they were settled
         if action == "open" and tx_id not in model:
             table.young[tx_id] = model[tx_id] = record(step)
             table.age()
+        elif action == "many":
+            tx_ids = [t for t in rng.sample([f"t{n}" for n in range(60)], 12) if t not in model]
+            if len(tx_ids) > 1 and table.has_none(tx_ids):
+                together = block(step, tx_ids)
+                assert table.add(together)
+                blocks.append(together)
+                model.update(records(together))
+                table.age()
+        elif action == "settle many" and model:
+            asked = list(model)
+            begin = rng.randrange(len(asked))
+            asked = asked[begin : begin + rng.randrange(1, 25)]
+            if rng.random() < 0.2:
+                rng.shuffle(asked)
+            runs = table.runs_of(asked)
+            assert runs is not None and [t for run in runs for t in run.tx_ids] == asked
+            assert [r for run in runs for r in run] == [model.pop(t) for t in asked]
+            for run in runs:
+                assert list(run.refs()) == [r.refs for r in run]
+                assert list(run.digests()) == [r.digests[0] for r in run]
+                table.take_run(run)
         elif action == "settle" and model:
             tx_id = rng.choice(list(model))
             assert table.take(tx_id) == model.pop(tx_id)
@@ -50,7 +101,10 @@ def test_it_is_a_dict_in_log_order_and_a_view_never_changes(
         probe = f"t{rng.randrange(60)}"
         assert (probe in table) == (probe in model)
         assert table.get(probe) == model.get(probe)
-        assert table.has_all(list(model)) and not table.has_all([*model, "nobody"])
+        assert table.runs_of(list(model)) is not None and table.runs_of([*model, "nobody"]) is None
+        assert not model or table.runs_of([*model, next(iter(model))]) is None, "each id once"
+        held = Counter(map(id, filter(is_block, map(table._entry, model))))
+        assert all(held[id(one)] in (0, len(one.tx_ids)) for one in blocks), "a block is there as a whole"
         assert table.oldest() == next(iter(model.values()), None)
     for _ in views:
         table.release()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from escrowmq.replication.format import ops
@@ -114,3 +116,20 @@ def test_the_groups_that_committed_last_keep_their_places() -> None:
     log.index += 1
     log.add(ops.delete_topic("t"))
     assert log.state.group_offsets == {}
+
+
+def test_its_tables_keep_the_hashes_of_their_keys_also_in_a_restored_state() -> None:
+    """Without them every probe that meets another key reads that string: it costs 0.1 us more."""
+    ids = [f"tx-{n}" for n in range(5_000)]
+    plain = dict.fromkeys(ids, 0)
+    log, again = fed_with(settled_generation=5_000), StateMachine(0, 1)
+    settle(log, "app", ids)
+    settle(log, "app", [f"other-{n}" for n in range(4_000)])
+    taken = capture(log.state, 1, ())
+    restore(again, "x.snap", b"".join(encode(taken)))
+    release(log.state, taken)
+    for state in (log.state, again):
+        memory = state.transactions.apps["app"].settled
+        assert memory.old.keys() == plain.keys() and len(memory.young) == 4_000
+        for table in (memory.old, memory.young):
+            assert sys.getsizeof(table) > sys.getsizeof(dict.fromkeys(map(str, table), 0))
