@@ -29,6 +29,8 @@ from escrowmq.replication.model import NO_ID, ResultCode
 
 #: How often a new epoch is tried after "out of sequence" before the batch fails.
 EPOCHS_MAX = 3
+#: One or several encoded messages.
+Encoded = bytes | memoryview
 #: Rows in one batch: bounds the time that telling its callers takes.
 ROWS_MAX = 5_000
 
@@ -36,36 +38,47 @@ ROWS_MAX = 5_000
 class _Queued:
     """What of a parcel was not sent: ``count`` messages from number ``start`` on, queued at ``since``."""
 
-    __slots__ = ("_rows", "_sizes", "count", "parcel", "since", "size", "start")
+    __slots__ = ("_ends", "_joined", "_rows", "_sent", "_sizes", "count", "parcel", "since", "size", "start")
 
     def __init__(self, parcel: Parcel, now: float) -> None:
         self.parcel, self.start, self.since = parcel, 0, now
-        self._rows, parcel.rows = parcel.rows, []
-        self._sizes, parcel.sizes = parcel.sizes, None
+        self._rows: list[Encoded] = parcel.rows  # type: ignore[assignment]  # its own list, and no one else's
+        self._sizes = parcel.sizes
+        parcel.rows, parcel.sizes = [], None
+        self._joined = self._sizes is not None
         self.count = len(self._rows if self._sizes is None else self._sizes)
         self.size = parcel.size
+        #: Where each message ends, in bytes from the first one; made once something has to be left behind.
+        self._ends: list[int] = []
+        self._sent = 0
 
-    def take(self, bytes_max: int, rows_max: int, at_least: int) -> tuple[list[bytes], int, int]:
+    def take(self, bytes_max: int, rows_max: int, at_least: int) -> tuple[list[Encoded], int, int]:
         """Its next messages, encoded, how many, and their size: as many as fit, but ``at_least`` so many."""
         if self.size <= bytes_max and self.count <= rows_max:
             taken, count, size = self._rows, self.count, self.size
             self._rows = []
         else:
-            lengths = map(len, self._rows[:rows_max]) if self._sizes is None else self._sizes[:rows_max]
-            sizes = list(accumulate(lengths))
-            count = max(bisect_right(sizes, bytes_max), at_least)
-            size = sizes[count - 1] if count else 0
-            if self._sizes is None:
+            count, size = self._fitting(bytes_max, rows_max, at_least)
+            if self._joined:
+                body = memoryview(self._rows[0])
+                taken, self._rows = [body[:size]], [body[size:]]
+            else:
                 taken = self._rows[:count]
                 del self._rows[:count]  # also so that rows are freed when their batch is
-            else:
-                taken = [self._rows[0][:size]]
-                self._rows = [self._rows[0][size:]]
-                del self._sizes[:count]
         self.start += count
         self.count -= count
         self.size -= size
+        self._sent += size
         return taken, count, size
+
+    def _fitting(self, bytes_max: int, rows_max: int, at_least: int) -> tuple[int, int]:
+        if not self._ends:
+            self._ends = list(accumulate(map(len, self._rows) if self._sizes is None else self._sizes))
+            self._sizes = None
+        first = self.start
+        last = min(first + rows_max, len(self._ends))
+        end = max(bisect_right(self._ends, self._sent + bytes_max, first, last), first + at_least)
+        return end - first, self._ends[end - 1] - self._sent if end > first else 0
 
 
 class Batch:
@@ -77,7 +90,7 @@ class Batch:
     def __init__(
         self,
         parts: list[tuple[Parcel, int, int]],
-        rows: list[bytes],
+        rows: list[Encoded],
         count: int,
         size: int,
         deadline: float,
@@ -162,7 +175,7 @@ class PartitionStream:
         queue = self._queue
         deadline = queue[0].since + self._timeout_s
         parts: list[tuple[Parcel, int, int]] = []
-        rows: list[bytes] = []
+        rows: list[Encoded] = []
         count = size = 0
         while queue and count < ROWS_MAX:
             first = queue[0]

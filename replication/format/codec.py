@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -165,10 +165,12 @@ def decode_rows(blob: bytes | memoryview, count: int) -> list[Row]:
         raise CorruptLog(f"message rows cannot be decoded: {error}") from error
 
 
-def encode_op(op: int, meta: Sequence[Any], body: Iterable[bytes] = (), version: int = 1) -> bytes:
+def encode_op(
+    op: int, meta: Sequence[Any], body: Sequence[bytes | memoryview] = (), version: int = 1
+) -> bytes:
     """A whole frame: header, metadata, the body's parts joined."""
     packed = _encode(meta)
-    joined = b"".join(body)
+    joined = body[0] if len(body) == 1 else b"".join(body)
     return b"".join((FRAME.pack(op, version, 0, len(packed), len(joined)), packed, joined))
 
 

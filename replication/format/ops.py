@@ -19,7 +19,7 @@ def message(
     producer: str,
     epoch: int,
     seq: int,
-    rows: Sequence[bytes],
+    rows: Sequence[bytes | memoryview],
     heard_ms: int | None = None,
     topic_id: int = NO_ID,
     count: int | None = None,
