@@ -118,22 +118,29 @@ def _transactions(group: GroupUnderTest, seconds: float, repeat: int) -> dict[st
             )
         half = rows["1,024 asyncio tasks"].traffic.per_s / 2
         rows[f"asyncio, {half:,.0f}/s arriving"] = workload.paced_tasks(group, producer, topic, half, seconds)
-        for count in (64, 1024):
-            rows[f"{count:,} in bulk"] = workload.repeated(
-                repeat, partial(workload.bulk_transactions, group, producer, topic, count, seconds)
+        for count in (64, 1024, 16_384):
+            bulk = {"in bulk": workload.bulk_transactions, "in bulk, tables": workload.table_transactions}
+            found = workload.in_turns(
+                repeat,
+                {
+                    f"{count:,} {how}": partial(work, group, producer, topic, count, seconds)
+                    for how, work in bulk.items()
+                },
             )
+            rows |= found
     return rows
 
 
 def _plain(group: GroupUnderTest, seconds: float, repeat: int) -> dict[str, workload.Timed]:
-    rows = {}
+    rows: dict[str, workload.Timed] = {}
     with group.producer() as producer:
         for size in (256, 1024):
             topic = f"plain-{size}"
             group.cluster.admin.create_topic(topic, partitions=workload.PARTITIONS)
-            rows[f"{size:,} B"] = workload.repeated(
+            how = {f"{size:,} B": workload.plain_messages, f"{size:,} B, tables": workload.plain_table}
+            rows |= workload.in_turns(
                 repeat,
-                partial(workload.plain_messages, group, producer, topic, size, seconds),
+                {name: partial(work, group, producer, topic, size, seconds) for name, work in how.items()},
             )
     return rows
 

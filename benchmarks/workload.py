@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from typing import Any
 
 from benchmarks.group import GroupUnderTest, Traffic, side_by_side
 from benchmarks.measure import Latencies
@@ -22,6 +24,8 @@ TX_BYTES = 256
 PARTITIONS = 4
 #: Threads that send bulk transactions, so that one's batch is in flight while the other's is built.
 BULK_THREADS = 2
+#: Rows of one table of plain messages: a few dozen requests.
+TABLE_ROWS = 10_000
 #: How often arrivals are checked; this adds half of it to the latency.
 PACE_S = 0.001
 
@@ -148,6 +152,42 @@ def bulk_transactions(
     return Timed(group.measure(work), latency.summary())
 
 
+def table_transactions(
+    group: GroupUnderTest, producer: Producer, topic: str, in_flight: int, seconds: float
+) -> Timed:
+    """The same with ``send_transactions_table``. Its tables are made beforehand."""
+    workers = min(BULK_THREADS, in_flight)
+    size = max(1, in_flight // workers)
+    latency = Latencies()
+    table = message_table(TX_BYTES, size)
+
+    def work() -> tuple[int, float]:
+        begin = time.perf_counter()
+
+        def one(_: int) -> int:
+            count = 0
+            while (sent := time.perf_counter()) - begin < seconds:
+                results = producer.send_transactions_table(topic, table, key="key")
+                latency.add(time.perf_counter() - sent)
+                if results.committed != size:
+                    check_committed(results)
+                count += size
+            return count
+
+        count = side_by_side(workers, one)
+        return count, time.perf_counter() - begin
+
+    return Timed(group.measure(work), latency.summary())
+
+
+def message_table(size: int, count: int) -> Any:
+    """``messages`` as an Arrow table."""
+    import pyarrow as pa
+
+    chosen = list(islice(messages("any", size), count))
+    return pa.table({"value": [m.value for m in chosen], "key": [m.key for m in chosen]})
+
+
 def check_committed(results: Sequence[TransactionResult]) -> None:
     """Raise RuntimeError unless all are committed: a failure must not count as work done."""
     wrong = [r for r in results if r.state is not TransactionState.COMMITTED]
@@ -169,6 +209,24 @@ def plain_messages(group: GroupUnderTest, producer: Producer, topic: str, size: 
         producer.flush()
         assert last is not None
         last.result(timeout=30)
+        return count, time.perf_counter() - begin
+
+    return Timed(group.measure(work), {})
+
+
+def plain_table(group: GroupUnderTest, producer: Producer, topic: str, size: int, seconds: float) -> Timed:
+    """The same with ``send_table``, in tables of 10,000 rows."""
+    table = message_table(size, TABLE_ROWS)
+
+    def work() -> tuple[int, float]:
+        count, begin = 0, time.perf_counter()
+        sent = None
+        while time.perf_counter() - begin < seconds:
+            sent = producer.send_table(topic, table, key="key")
+            count += TABLE_ROWS
+        producer.flush()
+        assert sent is not None
+        sent.result(30)
         return count, time.perf_counter() - begin
 
     return Timed(group.measure(work), {})
@@ -200,5 +258,16 @@ def reading(group: GroupUnderTest, topic: str, limit_s: float) -> Traffic:
 
 def repeated(times: int, measure: Callable[[], Timed]) -> Timed:
     """The run with the median rate of several, since a single run on a shared machine says little."""
-    runs = sorted((measure() for _ in range(times)), key=lambda run: run.traffic.per_s)
-    return runs[len(runs) // 2]
+    return in_turns(times, {"": measure})[""]
+
+
+def in_turns(times: int, measures: Mapping[str, Callable[[], Timed]]) -> dict[str, Timed]:
+    """The same for what is compared: one run of each, then the next of each."""
+    runs: dict[str, list[Timed]] = {name: [] for name in measures}
+    for _ in range(times):
+        for name, measure in measures.items():
+            runs[name].append(measure())
+    return {
+        name: sorted(found, key=lambda run: run.traffic.per_s)[len(found) // 2]
+        for name, found in runs.items()
+    }
