@@ -309,14 +309,13 @@ class RaftNode:
             return
         core, journal, circle, now = self._core, self._journal, self._circle, self._clock()
         self._rejoin.tick(now)
-        can_apply = self.can_apply
-        if not can_apply or not circle.votes:
+        if not self.can_apply or not circle.votes:
             core.postpone_election()
         elif circle.learners and core.role() == LEADER:
             self._changes.watch(now)
         self._prevote.tick(now, self._connected)
         # K: of its own log, too, it counts and applies only what its fdatasync has covered.
-        sound = journal.durable_index if can_apply else sound_index(journal, core.commit_index())
+        sound = sound_index(journal, core.commit_index())
         core.tick(self._commit_cap(sound), sound)
         if self._member_edits != journal.members.edits:
             self._follow_members()  # a damaged entry was mended
