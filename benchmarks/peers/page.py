@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.page import table
 from benchmarks.peers.neighbours import OTHERS_MAX
 from benchmarks.peers.packages import versions
-from benchmarks.peers.ratios import Line, Spread, lines, visibility
+from benchmarks.peers.ratios import Line, Round, Spread, lines, visibility
 from benchmarks.peers.results import Results
 from benchmarks.peers.rows import COMPARISONS, TX_64, TX_256, Unit
 from benchmarks.peers.system import Peer
@@ -46,7 +46,7 @@ def measured(results: Results, peers: Sequence[type[Peer]]) -> dict[type[Peer], 
     """The peers that have rounds, with their lines."""
     found = {}
     for peer in peers:
-        rounds = [one for run in results.of(peer.name) for one in rounds_of(run, OTHERS_MAX)]
+        rounds = [one for run in results.of(peer.name) for one in rounds_of(run, quiet=True)]
         if known := lines(rounds, peer.name):
             found[peer] = known
     return found
@@ -95,7 +95,7 @@ def figures(results: Results, peers: Sequence[type[Peer]]) -> str:
     parts = []
     for peer, known in measured(results, peers).items():
         runs = results.of(peer.name)
-        rounds = [one for run in runs for one in rounds_of(run, OTHERS_MAX)]
+        rounds = [one for run in runs for one in rounds_of(run, quiet=True)]
         body = [
             (
                 line.comparison.title,
@@ -122,17 +122,16 @@ def figures(results: Results, peers: Sequence[type[Peer]]) -> str:
 
 def _ran(runs: list[dict[str, Any]]) -> str:
     said = [
-        f"{run['began']} at {run['revision']}, {run['warmed_s']:.0f} s warm, {run['seconds']:g} s a row, "
-        f"others {_worst(run):.0%} of the machine"
+        f"{run['began']} at {run['revision']}, {run['warmed_s']:.0f} s of load before, "
+        f"{run['seconds']:g} s a row"
         for run in runs
-        if any(rounds_of(run, OTHERS_MAX))
+        if any(rounds_of(run, quiet=True))
     ]
     return "Runs: " + "; ".join(said) + ".\n"
 
 
-def _worst(run: dict[str, Any]) -> float:
-    """The largest share of others in a round that counts."""
-    return max((others for others in run["others"] if others <= OTHERS_MAX), default=0.0)
+def _count(one: Round) -> int:
+    return sum(len(rows) for rows in one.values())
 
 
 def _failures(peer: type[Peer], runs: list[dict[str, Any]]) -> list[str]:
@@ -141,7 +140,7 @@ def _failures(peer: type[Peer], runs: list[dict[str, Any]]) -> list[str]:
     for run in runs:
         if "ended" in run:
             said[f"a run ended early: {run['ended']}"] = 1
-        for one in rounds_of(run, OTHERS_MAX):
+        for one in rounds_of(run, quiet=True):
             for row, figure in one.get(peer.name, {}).items():
                 if figure.error is not None:
                     text = f"`{row}` failed: {figure.error}"
@@ -155,14 +154,14 @@ def _missing(results: Results, peers: Sequence[type[Peer]]) -> str:
         f"- {names.get(name, name)}: not available: {why}\n" for name, why in results.not_available.items()
     ]
     for peer in peers:
-        counts = [
-            (len(run["rounds"]), len(list(rounds_of(run, OTHERS_MAX)))) for run in results.of(peer.name)
-        ]
-        taken, used = (sum(count[i] for count in counts) for i in (0, 1))
+        runs = results.of(peer.name)
+        taken, used = (
+            sum(_count(one) for run in runs for one in rounds_of(run, quiet)) for quiet in (False, True)
+        )
         if used < taken:
             said.append(
-                f"- {peer.title}: {taken - used} of {taken} rounds are left out, since other work took more "
-                f"than {OTHERS_MAX:.0%} of the machine meanwhile, or while the peer was warmed\n"
+                f"- {peer.title}: {taken - used} of {taken} figures are left out, since other work took more "
+                f"than {OTHERS_MAX:.0%} of the machine meanwhile, or since the peer was not warm\n"
             )
     return "".join(said)
 
