@@ -16,7 +16,7 @@ from benchmarks.peers.ratios import Line, Round, Spread, lines, visibility
 from benchmarks.peers.results import Results
 from benchmarks.peers.rows import COMPARISONS, TX_64, TX_256, Unit
 from benchmarks.peers.system import Peer
-from benchmarks.peers.turns import rounds_of
+from benchmarks.peers.turns import BUSY, rounds_of
 
 BEGIN, END = "<!-- peers: written by benchmarks/peers/page.py -->", "<!-- end of peers -->"
 #: Below the folder of the documents.
@@ -53,7 +53,7 @@ def measured(results: Results, peers: Sequence[type[Peer]]) -> dict[type[Peer], 
 
 
 def ratios(results: Results, peers: Sequence[type[Peer]]) -> str:
-    """One table: a line for each comparison, a column for each peer."""
+    """One table: a line for each comparison, a column for each peer. Then versions and settings."""
     columns = measured(results, peers)
     rows = []
     for comparison in COMPARISONS:
@@ -63,12 +63,15 @@ def ratios(results: Results, peers: Sequence[type[Peer]]) -> str:
             cells.append("–" if line is None else _spread(line.ratio, ".2f"))
         if any(cell != "–" for cell in cells):
             rows.append((comparison.title, *cells))
-    durable = (
-        "durable at the answer (EscrowMQ: `fdatasync` on a majority of three)",
-        *(p.durable for p in columns),
-    )
-    parts = [table(("", *(peer.title for peer in columns)), [durable, *rows])]
-    parts += [_missing(results, peers)]
+    parts = []
+    if rows:
+        durable = ("durable at the answer", *(peer.durable for peer in columns))
+        parts.append(table(("", *(peer.title for peer in columns)), [durable, *rows]))
+    else:
+        parts.append("Nothing has been measured on a quiet machine yet.\n")
+    parts.append(_missing(results, peers))
+    settings = [f"- **{peer.title}** ({_pins(peer.product)}): {peer.settings}\n" for peer in peers]
+    parts.append("".join(["Versions and settings:\n\n", *settings]))
     return "\n".join(part for part in parts if part)
 
 
@@ -91,7 +94,7 @@ def quote(results: Results, peers: Sequence[type[Peer]]) -> str:
 
 
 def figures(results: Results, peers: Sequence[type[Peer]]) -> str:
-    """For each peer: versions, settings, when it ran, and a table with medians of both and their ratio."""
+    """For each peer: versions, when it ran, and a table with medians of both and their ratio."""
     parts = []
     for peer, known in measured(results, peers).items():
         runs = results.of(peer.name)
@@ -108,7 +111,7 @@ def figures(results: Results, peers: Sequence[type[Peer]]) -> str:
         ]
         head = ("", "EscrowMQ", peer.title, "ratio", "rounds")
         parts += [f"### {peer.title}\n", f"{_pins(peer.product)}. Durable at the answer: {peer.durable}.\n"]
-        parts += [f"Settings: {peer.settings}.\n", _ran(runs), table(head, body)]
+        parts += [_ran(runs), table(head, body)]
         for row, count in ((TX_64, 64), (TX_256, 256)):
             if (seen := visibility(rounds, peer.name, row)) is not None:
                 parts.append(
@@ -131,7 +134,7 @@ def _ran(runs: list[dict[str, Any]]) -> str:
 
 
 def _count(one: Round) -> int:
-    return sum(len(rows) for rows in one.values())
+    return sum(figure != BUSY for rows in one.values() for figure in rows.values())
 
 
 def _failures(peer: type[Peer], runs: list[dict[str, Any]]) -> list[str]:
@@ -142,7 +145,7 @@ def _failures(peer: type[Peer], runs: list[dict[str, Any]]) -> list[str]:
             said[f"a run ended early: {run['ended']}"] = 1
         for one in rounds_of(run, quiet=True):
             for row, figure in one.get(peer.name, {}).items():
-                if figure.error is not None:
+                if figure.error is not None and figure != BUSY:
                     text = f"`{row}` failed: {figure.error}"
                     said[text] = said.get(text, 0) + 1
     return [f"- {text} ({count} times)\n" if count > 1 else f"- {text}\n" for text, count in said.items()]

@@ -28,6 +28,8 @@ WARM_ROW_S = 5.0
 WARM_LONGEST = 3.0
 #: A peer with less processor time before its first round was cold: its figures are kept, but not published.
 WARM_CPU_S = 55.0
+#: Stands for a figure that may not be published.
+BUSY = Figure(error="other work took the machine")
 #: These take the same paths as the rows beside them, so the minute is for those.
 NOT_WARMED = {LONE_PLAIN, LONE_TX, PLAIN_1K}
 
@@ -156,6 +158,6 @@ def rounds_of(run: dict[str, Any], quiet: bool = False) -> Iterator[dict[str, di
     for one in run["rounds"]:
         every = {system: {row: Figure.of(f) for row, f in rows.items()} for system, rows in one.items()}
         yield {
-            system: {row: f for row, f in rows.items() if not quiet or f.others <= OTHERS_MAX}
+            system: {row: f if not quiet or f.others <= OTHERS_MAX else BUSY for row, f in rows.items()}
             for system, rows in every.items()
         }

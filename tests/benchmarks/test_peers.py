@@ -132,6 +132,9 @@ def test_the_most_of_a_peer_is_its_row_with_more_in_flight_if_it_has_one() -> No
     more = _round(ours, {"tx-64": _rate(100), "tx-256": _rate(500)}, "rocketmq")
     assert [line.ratio.median for line in lines([more], "rocketmq")] == [2.0]
     assert [line.ratio.median for line in lines([_round(ours, {"tx-64": _rate(100)})], "kafka")] == [10.0]
+    cut_short = _round(ours, {"tx-64": _rate(100)}, "rocketmq")
+    (line,) = lines([more, cut_short], "rocketmq")
+    assert (line.rounds, line.ratio.median) == (1, 2.0)  # never the row with fewer in flight instead
 
 
 # ------------------------------------------------------------ turns
@@ -246,8 +249,8 @@ def test_the_pages_have_ratios_quartiles_versions_settings_and_failures(tmp_path
     assert "| plain messages of 256 B | 2.00 (2.00–2.00) |" in page.ratios(results, PEERS)
     figures = page.figures(results, PEERS)
     assert "| plain messages of 256 B | 200/s | 100/s | 2.00 (2.00–2.00) | 1 |" in figures
+    assert "acks=all" in page.ratios(results, PEERS)
     assert f"kafka_2.13 {versions()['kafka']['maven']['org.apache.kafka:kafka_2.13']}" in figures
-    assert "acks=all" in figures
     assert "`tx-64` failed: refused" in figures
 
 
