@@ -12,11 +12,11 @@ from typing import Any
 from benchmarks.page import table
 from benchmarks.peers.neighbours import OTHERS_MAX
 from benchmarks.peers.packages import versions
-from benchmarks.peers.ratios import Line, Spread, lines, visibility
+from benchmarks.peers.ratios import Line, Round, Spread, lines, visibility
 from benchmarks.peers.results import Results
 from benchmarks.peers.rows import COMPARISONS, TX_64, TX_256, Unit
 from benchmarks.peers.system import Peer
-from benchmarks.peers.turns import rounds_of
+from benchmarks.peers.turns import BUSY, rounds_of
 
 BEGIN, END = "<!-- peers: written by benchmarks/peers/page.py -->", "<!-- end of peers -->"
 #: Below the folder of the documents.
@@ -46,14 +46,14 @@ def measured(results: Results, peers: Sequence[type[Peer]]) -> dict[type[Peer], 
     """The peers that have rounds, with their lines."""
     found = {}
     for peer in peers:
-        rounds = [one for run in results.of(peer.name) for one in rounds_of(run, OTHERS_MAX)]
+        rounds = [one for run in results.of(peer.name) for one in rounds_of(run, quiet=True)]
         if known := lines(rounds, peer.name):
             found[peer] = known
     return found
 
 
 def ratios(results: Results, peers: Sequence[type[Peer]]) -> str:
-    """One table: a line for each comparison, a column for each peer."""
+    """One table: a line for each comparison, a column for each peer. Then versions and settings."""
     columns = measured(results, peers)
     rows = []
     for comparison in COMPARISONS:
@@ -63,12 +63,15 @@ def ratios(results: Results, peers: Sequence[type[Peer]]) -> str:
             cells.append("–" if line is None else _spread(line.ratio, ".2f"))
         if any(cell != "–" for cell in cells):
             rows.append((comparison.title, *cells))
-    durable = (
-        "durable at the answer (EscrowMQ: `fdatasync` on a majority of three)",
-        *(p.durable for p in columns),
-    )
-    parts = [table(("", *(peer.title for peer in columns)), [durable, *rows])]
-    parts += [_missing(results, peers)]
+    parts = []
+    if rows:
+        durable = ("durable at the answer", *(peer.durable for peer in columns))
+        parts.append(table(("", *(peer.title for peer in columns)), [durable, *rows]))
+    else:
+        parts.append("Nothing has been measured on a quiet machine yet.\n")
+    parts.append(_missing(results, peers))
+    settings = [f"- **{peer.title}** ({_pins(peer.product)}): {peer.settings}\n" for peer in peers]
+    parts.append("".join(["Versions and settings:\n\n", *settings]))
     return "\n".join(part for part in parts if part)
 
 
@@ -91,11 +94,11 @@ def quote(results: Results, peers: Sequence[type[Peer]]) -> str:
 
 
 def figures(results: Results, peers: Sequence[type[Peer]]) -> str:
-    """For each peer: versions, settings, when it ran, and a table with medians of both and their ratio."""
+    """For each peer: versions, when it ran, and a table with medians of both and their ratio."""
     parts = []
     for peer, known in measured(results, peers).items():
         runs = results.of(peer.name)
-        rounds = [one for run in runs for one in rounds_of(run, OTHERS_MAX)]
+        rounds = [one for run in runs for one in rounds_of(run, quiet=True)]
         body = [
             (
                 line.comparison.title,
@@ -108,7 +111,7 @@ def figures(results: Results, peers: Sequence[type[Peer]]) -> str:
         ]
         head = ("", "EscrowMQ", peer.title, "ratio", "rounds")
         parts += [f"### {peer.title}\n", f"{_pins(peer.product)}. Durable at the answer: {peer.durable}.\n"]
-        parts += [f"Settings: {peer.settings}.\n", _ran(runs), table(head, body)]
+        parts += [_ran(runs), table(head, body)]
         for row, count in ((TX_64, 64), (TX_256, 256)):
             if (seen := visibility(rounds, peer.name, row)) is not None:
                 parts.append(
@@ -122,17 +125,16 @@ def figures(results: Results, peers: Sequence[type[Peer]]) -> str:
 
 def _ran(runs: list[dict[str, Any]]) -> str:
     said = [
-        f"{run['began']} at {run['revision']}, {run['warmed_s']:.0f} s warm, {run['seconds']:g} s a row, "
-        f"others {_worst(run):.0%} of the machine"
+        f"{run['began']} at {run['revision']}, {run['warmed_s']:.0f} s of load before, "
+        f"{run['seconds']:g} s a row"
         for run in runs
-        if any(rounds_of(run, OTHERS_MAX))
+        if any(rounds_of(run, quiet=True))
     ]
     return "Runs: " + "; ".join(said) + ".\n"
 
 
-def _worst(run: dict[str, Any]) -> float:
-    """The largest share of others in a round that counts."""
-    return max((others for others in run["others"] if others <= OTHERS_MAX), default=0.0)
+def _count(one: Round) -> int:
+    return sum(figure != BUSY for rows in one.values() for figure in rows.values())
 
 
 def _failures(peer: type[Peer], runs: list[dict[str, Any]]) -> list[str]:
@@ -141,9 +143,9 @@ def _failures(peer: type[Peer], runs: list[dict[str, Any]]) -> list[str]:
     for run in runs:
         if "ended" in run:
             said[f"a run ended early: {run['ended']}"] = 1
-        for one in rounds_of(run, OTHERS_MAX):
+        for one in rounds_of(run, quiet=True):
             for row, figure in one.get(peer.name, {}).items():
-                if figure.error is not None:
+                if figure.error is not None and figure != BUSY:
                     text = f"`{row}` failed: {figure.error}"
                     said[text] = said.get(text, 0) + 1
     return [f"- {text} ({count} times)\n" if count > 1 else f"- {text}\n" for text, count in said.items()]
@@ -155,14 +157,14 @@ def _missing(results: Results, peers: Sequence[type[Peer]]) -> str:
         f"- {names.get(name, name)}: not available: {why}\n" for name, why in results.not_available.items()
     ]
     for peer in peers:
-        counts = [
-            (len(run["rounds"]), len(list(rounds_of(run, OTHERS_MAX)))) for run in results.of(peer.name)
-        ]
-        taken, used = (sum(count[i] for count in counts) for i in (0, 1))
+        runs = results.of(peer.name)
+        taken, used = (
+            sum(_count(one) for run in runs for one in rounds_of(run, quiet)) for quiet in (False, True)
+        )
         if used < taken:
             said.append(
-                f"- {peer.title}: {taken - used} of {taken} rounds are left out, since other work took more "
-                f"than {OTHERS_MAX:.0%} of the machine meanwhile, or while the peer was warmed\n"
+                f"- {peer.title}: {taken - used} of {taken} figures are left out, since other work took more "
+                f"than {OTHERS_MAX:.0%} of the machine meanwhile, or since the peer was not warm\n"
             )
     return "".join(said)
 

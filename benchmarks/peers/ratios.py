@@ -45,7 +45,11 @@ def lines(rounds: Iterable[Round], peer: str) -> list[Line]:
     known = list(rounds)
     found = []
     for comparison in COMPARISONS:
-        pairs = [pair for one in known if (pair := _pair(one, peer, comparison)) is not None]
+        # The row of the peer is the same in all rounds, even in one that was cut short.
+        row = next((row for row in comparison.theirs if any(row in one.get(peer, {}) for one in known)), None)
+        if row is None:
+            continue
+        pairs = [pair for one in known if (pair := _pair(one, peer, comparison, row)) is not None]
         if pairs:
             sooner = comparison.unit == "p50_ms"
             ratios = [theirs / ours if sooner else ours / theirs for ours, theirs in pairs]
@@ -54,13 +58,11 @@ def lines(rounds: Iterable[Round], peer: str) -> list[Line]:
     return found
 
 
-def _pair(one: Round, peer: str, comparison: Comparison) -> tuple[float, float] | None:
+def _pair(one: Round, peer: str, comparison: Comparison, row: str) -> tuple[float, float] | None:
     """Both figures of one round. A figure of zero is no measurement: the row was too short."""
-    row = next((row for row in comparison.theirs if row in one.get(peer, {})), None)
-    mine = one.get(OURS, {}).get(comparison.ours)
-    if row is None or mine is None:
+    mine, theirs = one.get(OURS, {}).get(comparison.ours), one.get(peer, {}).get(row)
+    if theirs is None or mine is None:
         return None
-    theirs = one[peer][row]
     if comparison.unit == "visible_per_s" and theirs.visible is None:
         return None  # all that was acknowledged was visible: the line before says it
     ours_value, theirs_value = mine.value(comparison.unit), theirs.value(comparison.unit)
@@ -78,9 +80,8 @@ class Visibility:
 
 def visibility(rounds: Iterable[Round], peer: str, row: str) -> Visibility | None:
     """None if the peer shows all that it acknowledges."""
-    figures = [
-        figure for one in rounds if (figure := one.get(peer, {}).get(row)) is not None and figure.items
-    ]
+    measured = [figure for one in rounds if (figure := one.get(peer, {}).get(row)) is not None]
+    figures = [figure for figure in measured if figure.items and figure.error is None]
     known = [
         f for f in figures if f.visible is not None and f.visible_later is not None and f.waited_s is not None
     ]

@@ -31,6 +31,8 @@ class Figure:
     #: The same after ``waited_s`` more seconds.
     visible_later: int | None = None
     waited_s: float | None = None
+    #: The share of the machine that other work took meanwhile.
+    others: float = 0.0
     error: str | None = None
 
     def value(self, unit: Unit) -> float | None:

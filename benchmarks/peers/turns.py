@@ -8,11 +8,11 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.neighbours import Neighbours
+from benchmarks.peers.neighbours import OTHERS_MAX, Neighbours
 from benchmarks.peers.packages import NotAvailable
 from benchmarks.peers.processes import ServerEnded
 from benchmarks.peers.rows import LONE_PLAIN, LONE_TX, PLAIN_1K, Figure, pairing
@@ -26,6 +26,10 @@ OURS_WARM_S = 10.0
 WARM_ROW_S = 5.0
 #: A busy machine warms more slowly; but not for ever.
 WARM_LONGEST = 3.0
+#: A peer with less processor time before its first round was cold: its figures are kept, but not published.
+WARM_CPU_S = 55.0
+#: Stands for a figure that may not be published.
+BUSY = Figure(error="other work took the machine")
 #: These take the same paths as the rows beside them, so the minute is for those.
 NOT_WARMED = {LONE_PLAIN, LONE_TX, PLAIN_1K}
 
@@ -45,11 +49,9 @@ class Run:
 
     peer: str
     rounds: list[dict[str, dict[str, Figure]]] = field(default_factory=list)
-    #: The share of the machine that work of others took in each round.
-    others: list[float] = field(default_factory=list)
-    #: How long the peer was warmed, and the share of others meanwhile.
+    #: How long the peer was warmed, and the processor time that it had.
     warmed_s: float = 0.0
-    warm_others: float = 0.0
+    warm_cpu_s: float = 0.0
     #: Why there are fewer rounds than planned.
     ended: str | None = None
 
@@ -88,7 +90,7 @@ def take_turns(
     step: Callable[[], None],
     save: Callable[[Run], None],
 ) -> Run:
-    """Start both, warm both, and run the rounds; ``save`` gets the run after each. Raises NotAvailable."""
+    """Start and warm both, and run the rounds; ``save`` gets the run after each row. Raises NotAvailable."""
     run = Run(peer.name)
     try:
         say(f"starting {peer.name}")
@@ -103,22 +105,20 @@ def take_turns(
         )
         warming, meter = time.monotonic(), Neighbours()
         warm(peer, peer.rows, plan.warm_s, say)
-        run.warmed_s, run.warm_others = time.monotonic() - warming, meter.share()
+        run.warmed_s, run.warm_cpu_s = time.monotonic() - warming, meter.own_s()
         for number in range(plan.rounds):
-            meter = Neighbours()
             found: dict[str, dict[str, Figure]] = {ours.name: {}, peer.name: {}}
+            run.rounds.append(found)
             for system, row in steps(peer, ours, number):
                 os.sync()  # nobody pays for pages that another left unwritten
-                figure = system.measure(row, plan.seconds)
+                meter = Neighbours()
+                figure = replace(system.measure(row, plan.seconds), others=round(meter.share(), 3))
                 found[system.name][row] = figure
                 say(f"round {number + 1}, {system.name}: {row} {_told(figure)}")
                 step()
-            run.rounds.append(found)
-            run.others.append(meter.share())
-            say(f"round {number + 1}: others kept {run.others[-1]:.0%} of the machine busy")
-            save(run)
+                save(run)
     except (ServerEnded, TimeoutError) as error:
-        if not run.rounds:
+        if not any(found.get(peer.name) for found in run.rounds):
             raise NotAvailable(f"it did not run: {error}") from error
         run.ended = str(error)
         save(run)
@@ -146,16 +146,18 @@ def plain(run: Run) -> dict[str, Any]:
     return {
         "peer": run.peer,
         "rounds": rounds,
-        "others": run.others,
         "warmed_s": run.warmed_s,
-        "warm_others": run.warm_others,
+        "warm_cpu_s": run.warm_cpu_s,
     } | ({} if run.ended is None else {"ended": run.ended})
 
 
-def rounds_of(run: dict[str, Any], others_max: float = 1.0) -> Iterator[dict[str, dict[str, Figure]]]:
-    """The rounds of a run as it was saved, without those beside more work of others than ``others_max``."""
-    if run["warm_others"] > others_max:
-        return  # the peer was not warm
-    for one, others in zip(run["rounds"], run["others"], strict=True):
-        if others <= others_max:
-            yield {system: {row: Figure.of(f) for row, f in rows.items()} for system, rows in one.items()}
+def rounds_of(run: dict[str, Any], quiet: bool = False) -> Iterator[dict[str, dict[str, Figure]]]:
+    """The rounds of a run as it was saved. ``quiet``: only what may be published."""
+    if quiet and run["warm_cpu_s"] < WARM_CPU_S:
+        return
+    for one in run["rounds"]:
+        every = {system: {row: Figure.of(f) for row, f in rows.items()} for system, rows in one.items()}
+        yield {
+            system: {row: f if not quiet or f.others <= OTHERS_MAX else BUSY for row, f in rows.items()}
+            for system, rows in every.items()
+        }

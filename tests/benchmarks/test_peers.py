@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,9 @@ def test_the_most_of_a_peer_is_its_row_with_more_in_flight_if_it_has_one() -> No
     more = _round(ours, {"tx-64": _rate(100), "tx-256": _rate(500)}, "rocketmq")
     assert [line.ratio.median for line in lines([more], "rocketmq")] == [2.0]
     assert [line.ratio.median for line in lines([_round(ours, {"tx-64": _rate(100)})], "kafka")] == [10.0]
+    cut_short = _round(ours, {"tx-64": _rate(100)}, "rocketmq")
+    (line,) = lines([more, cut_short], "rocketmq")
+    assert (line.rounds, line.ratio.median) == (1, 2.0)  # never the row with fewer in flight instead
 
 
 # ------------------------------------------------------------ turns
@@ -179,18 +183,18 @@ def test_compared_rows_stand_side_by_side_and_every_second_round_is_reversed() -
     first = ["escrowmq plain-256", "peer plain-256", "escrowmq reading", "peer reading"]
     assert order[2:-2] == first + first[::-1]
     assert order[:2] + order[-2:] == ["start peer", "start escrowmq", "stop escrowmq", "stop peer"]
-    assert saved == [1, 2]
+    assert saved == [1, 1, 1, 1, 2, 2, 2, 2]  # after each row: a run that is cut short keeps what it has
     assert run.ended is None
 
 
-def test_a_server_that_ends_leaves_the_rounds_before_it() -> None:
+def test_a_server_that_ends_leaves_the_figures_before_it() -> None:
     run, order, _ = _turns(fails_at=7)
-    assert len(run.rounds) == 1
+    assert [sum(len(rows) for rows in one.values()) for one in run.rounds] == [4, 2]
     assert run.ended == "gone"
     assert order[-2:] == ["stop escrowmq", "stop peer"]
 
 
-def test_a_server_that_ends_before_any_round_is_not_available() -> None:
+def test_a_server_that_ends_before_any_figure_is_not_available() -> None:
     with pytest.raises(NotAvailable, match="gone"):
         _turns(fails_at=3)
 
@@ -199,7 +203,9 @@ def test_a_server_that_ends_before_any_round_is_not_available() -> None:
 
 
 def _saved(began: str, versions: str = "1", ratio: float = 2.0) -> dict[str, Any]:
-    run = Run("kafka", [_round({"plain-256": _rate(100 * ratio)}, {"plain-256": _rate(100)})], [0.0])
+    run = Run(
+        "kafka", [_round({"plain-256": _rate(100 * ratio)}, {"plain-256": _rate(100)})], warm_cpu_s=60.0
+    )
     facts = {
         "began": began,
         "versions": versions,
@@ -239,13 +245,12 @@ def test_the_pages_have_ratios_quartiles_versions_settings_and_failures(tmp_path
     results = Results(tmp_path / "peers.json")
     run = _saved("one")
     run["rounds"].append({"escrowmq": {}, "kafka": {"tx-64": {"error": "refused"}}})
-    run["others"].append(0.1)
     results.put(run)
     assert "| plain messages of 256 B | 2.00 (2.00–2.00) |" in page.ratios(results, PEERS)
     figures = page.figures(results, PEERS)
     assert "| plain messages of 256 B | 200/s | 100/s | 2.00 (2.00–2.00) | 1 |" in figures
+    assert "acks=all" in page.ratios(results, PEERS)
     assert f"kafka_2.13 {versions()['kafka']['maven']['org.apache.kafka:kafka_2.13']}" in figures
-    assert "acks=all" in figures
     assert "`tx-64` failed: refused" in figures
 
 
@@ -268,16 +273,16 @@ def test_the_pages_are_written_between_their_marks(tmp_path: Path) -> None:
         page.write_pages(results, PEERS, docs)
 
 
-def test_rounds_beside_much_other_work_are_left_out_and_said(tmp_path: Path) -> None:
+def test_figures_beside_much_other_work_or_of_a_cold_peer_are_left_out_and_said(tmp_path: Path) -> None:
     results = Results(tmp_path / "peers.json")
     run = _saved("one")
-    run["rounds"] += [run["rounds"][0], run["rounds"][0]]
-    run["others"] = [0.01, 0.9, 0.02]
+    busy = _round({"plain-256": _rate(900)}, {"plain-256": replace(_rate(1), others=0.9)})
+    run["rounds"] += plain(Run("kafka", [busy]))["rounds"]
     results.put(run)
-    assert "| 2.00 (2.00–2.00) | 2 |" in page.figures(results, PEERS)
-    assert "Kafka, page cache: 1 of 3 rounds are left out" in page.ratios(results, PEERS)
-    results.put(run | {"warm_others": 0.9})  # what was not warm is not published at all
-    assert "3 of 3 rounds are left out" in page.ratios(results, PEERS)
+    assert "| 2.00 (2.00–2.00) | 1 |" in page.figures(results, PEERS)
+    assert "Kafka, page cache: 1 of 4 figures are left out" in page.ratios(results, PEERS)
+    results.put(run | {"warm_cpu_s": 20.0})  # what was not warm is not published at all
+    assert "4 of 4 figures are left out" in page.ratios(results, PEERS)
     assert "2.00" not in page.figures(results, PEERS)
 
 
