@@ -155,12 +155,10 @@ class OpenTable(Mapping[str, OpenTx]):
     def first(self, most: int) -> list[tuple[str, OpenTx]]:
         """Up to ``most``, oldest first. Any thread: each list is made in one step of the interpreter, so one
         that is opened or settled meanwhile may be missing or be there still."""
-        rows = list(islice(self.old.items(), most))
-        if len(rows) < most:
-            rows += list(islice(self.young.items(), most - len(rows)))
-        if not self.gone and not self._changed:
-            return rows
-        now = ((tx_id, self.get(tx_id)) for tx_id, _ in rows)
+        ids = list(islice(self.old, most))
+        if len(ids) < most:
+            ids += list(islice(self.young, most - len(ids)))
+        now = ((tx_id, self.get(tx_id)) for tx_id in ids)
         return [(tx_id, record) for tx_id, record in now if record is not None]
 
     def _oldest_beside_a_view(self) -> OpenTx | None:
