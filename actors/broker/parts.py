@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 
+from escrowmq.actors.broker.descriptors import clients_max
 from escrowmq.actors.broker.group_service import GroupService
-from escrowmq.replication.errors import Closed
+from escrowmq.replication.errors import Closed, Overloaded
 from escrowmq.replication.host.due_checks import DueChecks
 from escrowmq.replication.host.inspection import Inspection
 from escrowmq.replication.host.instruments import Instruments
@@ -18,8 +18,6 @@ from escrowmq.replication.host.requests import Requests
 from escrowmq.replication.host.running import RunningReplica
 from escrowmq.replication.host.watching import Watching
 from escrowmq.replication.net.client_door import Door
-
-log = logging.getLogger(__name__)
 
 
 class Parts:
@@ -41,18 +39,17 @@ class Parts:
 
     def client_link(self) -> tuple[str, int, bytes] | None:
         """Host, port and key of the listener for clients' own connections, which the first caller opens;
-        None: there is none. Those connections are not encrypted, so there is none with TLS between replicas
-        or with Ray's own."""
-        if self.running.setup.tls is not None or os.environ.get("RAY_USE_TLS", "0") not in ("", "0"):
+        None: there is none, or not yet. Those connections are not encrypted, so there is none with TLS
+        between replicas or with Ray's own."""
+        running = self.running
+        if running.setup.tls is not None or os.environ.get("RAY_USE_TLS", "0") not in ("", "0"):
             return None
         with self._opening:
             if self._door is None:
-                setup = self.running.setup
-                door = Door(self.requests.begin, setup.config.request_bytes_max, setup.monotonic)
+                door = Door(self.requests.begin, running.setup.monotonic, clients_max())
                 try:
-                    self.running.driver.serve(door)
-                except (OSError, Closed, TimeoutError) as error:
-                    log.warning("clients cannot connect, and use Ray's calls: %s", error)
+                    running.driver.serve(door)
+                except (Closed, Overloaded):
                     return None
                 self._door = door
         return self._door.open_to()

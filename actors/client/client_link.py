@@ -6,6 +6,7 @@ broker has done it is unknown, so the channel sends it again, as after a lost Ra
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
@@ -14,7 +15,8 @@ from typing import Final
 
 from escrowmq.actors.client.replica_calls import OnAnswer
 from escrowmq.actors.client.select_wakeup import SelectWakeup
-from escrowmq.replication.errors import NotAuthorized, WireError
+from escrowmq.replication.errors import WireError
+from escrowmq.replication.net.client_door import notice_silence
 from escrowmq.replication.net.client_frames import (
     GREETING_BYTES_MAX,
     NONCE_BYTES,
@@ -44,13 +46,13 @@ class ClientLink:
         self._unsent: deque[memoryview] = deque()
         self._calls: dict[int, OnAnswer] = {}
         self._number = 0
+        self._silent_since: float | None = None
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self._socket = socket.socket(family, socket.SOCK_STREAM)
         try:
             self._socket.setblocking(False)
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if hasattr(socket, "TCP_USER_TIMEOUT"):
-                self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAD_BROKER_MS)
+            notice_silence(self._socket, DEAD_BROKER_MS)
             code = self._socket.connect_ex(address)
             if code not in (0, errno.EINPROGRESS):
                 raise OSError(code, os.strerror(code))
@@ -75,11 +77,29 @@ class ClientLink:
             return
         self.up, self.ended = False, why
         self._wakeup.forget(self._socket)
+        with contextlib.suppress(OSError):  # a forked process may hold a copy of the descriptor
+            self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
         self._unsent.clear()
         calls, self._calls = self._calls, {}
         for done in calls.values():
             done(None, why)
+
+    def forked(self) -> None:
+        """In a forked process: the connection is the parent's."""
+        self.up, self.ended = False, ConnectionAbortedError("this process was forked")
+        self._socket.close()
+
+    def look(self, now: float) -> None:
+        """Once in each turn: notes since when an answer is awaited."""
+        if not self._calls:
+            self._silent_since = None
+        elif self._silent_since is None:
+            self._silent_since = now
+
+    def silent_s(self, now: float) -> float:
+        """For how long nothing has come although calls are under way."""
+        return 0.0 if self._silent_since is None else now - self._silent_since
 
     # -------------------------------------------------------------- the socket
 
@@ -102,7 +122,7 @@ class ClientLink:
             if self._unsent:
                 self._flush()
             self._receive()
-        except (OSError, WireError, NotAuthorized) as error:
+        except Exception as error:  # whatever it is: the calls under way must end, and the thread go on
             self.close(error)
 
     def _flush(self) -> None:
@@ -125,12 +145,14 @@ class ClientLink:
             return
         if not data:
             raise ConnectionResetError("the broker has closed the connection")
+        self._silent_since = None
         self._frames.feed(data)
         while self.ended is None and (found := self._frames.next()) is not None:
             number, payload = found
             if not self.up:
-                self._send(frame(0, self._greeting.receive(payload)))
+                proof = self._greeting.receive(payload)
                 self._frames.payload_bytes_max, self.up = ANSWER_BYTES_MAX, True
+                self._send(frame(0, proof))
                 continue
             done = self._calls.pop(number, None)
             if done is None:

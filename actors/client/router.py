@@ -113,6 +113,8 @@ class Router(Turns):
     def forked(self) -> None:
         """See :class:`~escrowmq.actors.client.forking.Forkable`."""
         self._closing, self._why = True, f"this client cannot be used: {FORKED}"
+        if isinstance(self._calls, LinkedCalls):
+            self._calls.forked()
 
     def _step(self) -> float | None:
         detail = "this client was closed"

@@ -21,6 +21,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from escrowmq.replication.errors import Closed, Overloaded, Superseded, Unavailable
@@ -108,11 +109,13 @@ class Driver:
         self._calls: deque[Callable[[], None]] = deque()
         self._woken = self._tick_queued = self._syncing = self._failed = self._stopped = False
         self._wake: asyncio.TimerHandle | None = None
-        self._place = SyncPlace()
+        self.place = SyncPlace()
         self._jobs: queue.SimpleQueue[SyncJob | None] = queue.SimpleQueue()
         self._removals: queue.SimpleQueue[SyncJob | None] = queue.SimpleQueue()
         self._done: asyncio.Event | None = None
+        #: Of clients' own connections; None: no client has asked for one yet.
         self.door: Door | None = None
+        self._door_starts: asyncio.Future[None] | None = None
         name = identity.replica
         self._thread = threading.Thread(target=self._run, name=f"raft-{name}", daemon=True)
         self._disk_threads = [
@@ -162,15 +165,17 @@ class Driver:
         self.submit(run)
         return future.result(timeout_s)
 
-    def serve(self, door: Door, timeout_s: float = 10.0) -> None:
-        """Let clients connect to ``door``, on the address of this replica's links, until it stops. Any thread
-        but the loop's. Raises OSError if no port is free, Closed, TimeoutError."""
-        assert self._loop is not None
-        if self._stopped or self._failed:
-            raise Closed("the replica has stopped")
-        self.door = door
-        starting = asyncio.run_coroutine_threadsafe(door.start(self._listen[0]), self._loop)
-        starting.result(timeout_s)
+    def serve(self, door: Door) -> None:
+        """Let clients connect to ``door`` soon, on the address of this replica's links, until it stops. Once
+        only; any thread. What its requests violate ends the process, as everything in the loop. Raises as
+        ``submit``."""
+        door.begin = partial(self._guarded, door.begin)
+
+        def start() -> None:
+            self.door = door
+            self._door_starts = asyncio.ensure_future(door.start(self._listen[0]))
+
+        self.submit(start)
 
     @property
     def running(self) -> bool:
@@ -349,7 +354,7 @@ class Driver:
         if job is None:
             return
         self._syncing = True
-        if self._place.inline(job.append_bytes(), time.monotonic()):
+        if self.place.inline(job.append_bytes(), time.monotonic()):
             assert self._loop is not None
             self._loop.call_soon(self._sync_inline, job)  # after the loop has sent what this turn has written
         else:
@@ -369,14 +374,16 @@ class Driver:
         job.run()
         now = time.monotonic()
         self.fsync_s.observe(now - began)
-        self._place.took(now - began, now)
+        self.place.took(now - began, now)
 
     def _begin_removal(self) -> None:
         if (job := self._journal.begin_removal()) is not None:
+            self.place.other_work_begins()
             self._removals.put(job)
 
     def _removed(self, job: SyncJob) -> None:
         self._journal.end_removal(job)
+        self.place.other_work_ended(time.monotonic())
         self._begin_removal()
 
     def _work(

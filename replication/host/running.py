@@ -57,7 +57,7 @@ from escrowmq.replication.log.marks import (
 from escrowmq.replication.log.peer_marks import PeerMarks
 from escrowmq.replication.net.handshake import PeerIdentity
 from escrowmq.replication.raft.node import PeerLink, RaftConfig, RaftNode
-from escrowmq.replication.replica.checkpoints import Checkpoints
+from escrowmq.replication.replica.checkpoints import Checkpoints, Job
 from escrowmq.replication.replica.replica import Limits, Replica
 from escrowmq.replication.state.machine import LEVEL_MAX, StateMachine
 
@@ -130,7 +130,7 @@ class RunningReplica:
                 queue_bytes_max=config.queue_bytes,
                 copy_bytes=config.copy_bytes_max,
             ),
-            start_job=self.checkpointing.start,
+            start_job=self._start_job,
             on_due=self.checks_due.announce,
         )
         self.driver = Driver(
@@ -407,6 +407,14 @@ class RunningReplica:
             self._marks.write(WANTS_COPY, BEHIND)
             why = f"entry {waits_for} is damaged, and no replica has it: copying the leader's log"
             self.end(Unavailable(why, 1.0))
+
+    def _start_job(self, job: Job, done: Callable[[], None]) -> None:
+        def ended() -> None:
+            self.driver.place.other_work_ended(time.monotonic())
+            done()
+
+        self.driver.place.other_work_begins()
+        self.checkpointing.start(job, ended)
 
     # -------------------------------------------------------------- ends
 

@@ -25,6 +25,7 @@ from escrowmq.replication.net.client_frames import (
     GREETING_BYTES_MAX,
     KEY_BYTES,
     NONCE_BYTES,
+    REQUEST_BYTES_MAX,
     BrokerGreeting,
     FrameBuffer,
     encode_answer,
@@ -33,9 +34,10 @@ from escrowmq.replication.net.client_frames import (
 
 log = logging.getLogger(__name__)
 
-#: Beyond these, a client is told to use Ray's calls.
+#: Beyond these, a client is told to use Ray's calls. A quarter as many may be about to prove themselves:
+#: after a fail-over all come at once.
 CLIENTS_MAX = 4096
-STRANGERS_MAX = 64
+STRANGERS_SHARE = 4
 GREETING_TIMEOUT_S = 3.0
 #: Requests that are checked in one turn of the loop, before it looks at heartbeats again.
 TURN_S = 0.002
@@ -43,8 +45,9 @@ TURN_S = 0.002
 WAITING_BYTES_MAX = 16 << 20
 #: A client that leaves this much unread is disconnected; answers are a few bytes per operation.
 PILE_BYTES_MAX = 8 << 20
-#: A client that has not acknowledged at the TCP level for this long is gone (half-open connections).
-DEAD_CLIENT_MS = 20_000
+#: A client that has not acknowledged at the TCP level for this long is gone (half-open connections); one that
+#: is idle is asked that often.
+DEAD_CLIENT_MS, IDLE_S, ASK_EVERY_S = 20_000, 30, 10
 
 #: Takes a request, and calls its second argument once with the answer; both in the loop's thread.
 Begin = Callable[[bytes, Callable[[tuple[Any, ...]], None]], None]
@@ -53,10 +56,11 @@ Begin = Callable[[bytes, Callable[[tuple[Any, ...]], None]], None]
 class Door:
     """All client connections of one replica. Everything but ``open_to`` runs in the loop's thread."""
 
-    def __init__(self, begin: Begin, request_bytes_max: int, clock: Callable[[], float]) -> None:
-        self._clock = clock
+    def __init__(self, begin: Begin, clock: Callable[[], float], clients_max: int = CLIENTS_MAX) -> None:
+        """``begin`` never raises. ``clients_max``: what the process has descriptors for."""
+        self._clock, self._clients_max = clock, clients_max
         self.key = os.urandom(KEY_BYTES)
-        self.begin, self.request_bytes_max = begin, request_bytes_max
+        self.begin = begin
         #: Requests taken, and connections refused, for the exporter.
         self.requests = self.refused = 0
         self.address: tuple[str, int] | None = None
@@ -66,18 +70,26 @@ class Door:
         self._waiting_bytes = 0
         self._paused: list[ClientConnection] = []
         self._server: asyncio.Server | None = None
+        self._stopped = False
         self._working, self._rest_until = False, float("-inf")
 
     async def start(self, host: str) -> None:
-        """Listen on any free port of this address. Raises OSError."""
+        """Listen on any free port of this address."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: ClientConnection(self), host, 0, backlog=128)
+        try:
+            self._server = await loop.create_server(lambda: ClientConnection(self), host, 0, backlog=1024)
+        except OSError as error:
+            log.warning("clients cannot connect, and use Ray's calls: %s", error)
+            return
+        if self._stopped:
+            self._server.close()
+            return
         bound = self._server.sockets[0].getsockname()
         self.address = str(bound[0]), int(bound[1])
 
     def stop(self) -> None:
         """Close everything: clients ask again through Ray, and find out who leads."""
-        self.address = None
+        self.address, self._stopped = None, True
         if self._server is not None:
             self._server.close()
         for connection in [*self._clients, *self._strangers]:
@@ -87,7 +99,10 @@ class Door:
     def open_to(self) -> tuple[str, int, bytes] | None:
         """Host, port and key for one more client; None: use Ray's calls. Any thread."""
         address = self.address
-        return None if address is None or len(self._clients) >= CLIENTS_MAX else (*address, self.key)
+        return None if address is None or self._is_full() else (*address, self.key)
+
+    def _is_full(self) -> bool:
+        return len(self._clients) >= self._clients_max
 
     @property
     def clients(self) -> int:
@@ -98,14 +113,14 @@ class Door:
 
     def arrived(self, connection: ClientConnection) -> None:
         """The oldest stranger makes room: a client needs only milliseconds for its greeting."""
-        if len(self._strangers) >= STRANGERS_MAX:
+        if len(self._strangers) >= max(self._clients_max // STRANGERS_SHARE, 1):
             self.refused += 1
             next(iter(self._strangers)).abort()
         self._strangers[connection] = None
 
     def established(self, connection: ClientConnection) -> None:
         self._strangers.pop(connection, None)
-        if self.address is None or len(self._clients) >= CLIENTS_MAX:
+        if self.address is None or self._is_full():
             self.refused += 1
             connection.abort()
             return
@@ -160,6 +175,15 @@ class Door:
                 connection.go_on()
 
 
+def notice_silence(sock: socket.socket, dead_ms: int) -> None:
+    """End a connection whose other side is gone without a word, also while nothing is sent."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, dead_ms)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, IDLE_S)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, ASK_EVERY_S)
+
+
 class ClientConnection(asyncio.Protocol):
     """One client: the greeting first, then requests."""
 
@@ -175,9 +199,7 @@ class ClientConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop has its own class
         sock = transport.get_extra_info("socket")
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if hasattr(socket, "TCP_USER_TIMEOUT"):
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAD_CLIENT_MS)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        notice_silence(sock, DEAD_CLIENT_MS)
         self._transport.set_write_buffer_limits(high=PILE_BYTES_MAX)
         self.open = True
         self._timer = asyncio.get_running_loop().call_later(GREETING_TIMEOUT_S, self._too_slow)
@@ -210,7 +232,7 @@ class ClientConnection(asyncio.Protocol):
             self._transport.write(frame(0, answer))
         if greeting.established:
             self._greeting = None
-            self._frames.payload_bytes_max = self._door.request_bytes_max
+            self._frames.payload_bytes_max = REQUEST_BYTES_MAX
             if self._timer is not None:
                 self._timer.cancel()
             self._door.established(self)

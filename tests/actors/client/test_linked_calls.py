@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
-from escrowmq.actors.client.linked_calls import CONNECT_TIMEOUT_S, LinkedCalls
+from escrowmq.actors.client.client_link import ClientLink
+from escrowmq.actors.client.linked_calls import CONNECT_TIMEOUT_S, SILENT_S, LinkedCalls
 from escrowmq.actors.client.replica_calls import OnAnswer
 from escrowmq.replication.net import client_door
 from escrowmq.replication.net.client_door import Door
-from escrowmq.replication.net.client_frames import PREFIX, frame
+from escrowmq.replication.net.client_frames import PREFIX, REQUEST_BYTES_MAX, frame
 from tests.support.waiting import wait_until
 
 OK = ("ok", [[0]])
@@ -48,16 +49,15 @@ class Loop:
 class Broker:
     """A door, and Ray's calls to the process behind it."""
 
-    def __init__(self, loop: Loop, request_bytes_max: int = 1 << 20) -> None:
+    def __init__(self, loop: Loop) -> None:
         self.loop, self.taken, self.held = loop, [], []  # type: ignore[var-annotated]
         self.over_ray: list[str] = []
         self.holds = False
         self.offers: Callable[[], Any] = lambda: self.door.open_to()
-        self.bytes_max = request_bytes_max
         self.start()
 
     def start(self) -> None:
-        self.door = Door(self.begin, self.bytes_max, time.monotonic)
+        self.door = Door(self.begin, time.monotonic, clients_max=100)
         self.loop.run(self.door.start("127.0.0.1"))
 
     def begin(self, request: bytes, done: Callable[[tuple[Any, ...]], None]) -> None:
@@ -110,9 +110,13 @@ class Client:
         self.until(lambda: not self.under_way())
         self.answers.clear()
 
+    def link(self) -> ClientLink:
+        link = self.calls._brokers[0, 1].link
+        assert link is not None
+        return link
+
     def under_way(self) -> bool:
-        links = [broker.link for broker in self.calls._brokers.values() if broker.link is not None]
-        return any(link._calls for link in links)
+        return bool(self.link()._calls)
 
     def ask(self, request: bytes = b"r") -> Any:
         count = len(self.answers)
@@ -158,7 +162,7 @@ def test_the_first_requests_go_through_ray_and_later_ones_over_the_link(
 def test_answers_come_in_any_order_and_large_requests_in_pieces(broker: Broker, client: Client) -> None:
     client.link_up()
     broker.holds = True
-    sizes = [1, 1 << 20, 7, 300_000, 1 << 20]
+    sizes = [1, REQUEST_BYTES_MAX, 7, 60_000, REQUEST_BYTES_MAX]
     for size in sizes:
         client.submit(bytes(size))
     client.until(lambda: len(broker.held) == len(sizes))
@@ -195,7 +199,7 @@ def test_a_broker_that_offers_nothing_is_asked_ever_more_rarely(broker: Broker, 
             client.submit()
             client.turn(0.0)
             client.now += 0.1
-        assert 3 <= broker.over_ray.count("client_link") <= 12
+        assert 1 <= broker.over_ray.count("client_link") <= 12
     assert client.calls.linked == 0
 
 
@@ -228,6 +232,68 @@ def test_a_stranger_at_that_address_is_no_broker(loop: Loop, broker: Broker, cli
     assert other.taken == []
     assert other.door.refused > 0 or client.calls.linked == 0
     loop.call(other.door.stop)
+
+
+def test_long_requests_go_through_ray(broker: Broker, client: Client) -> None:
+    """Checking one takes long, and the thread behind the door sends heartbeats."""
+    client.link_up()
+    linked, asked = client.calls.linked, broker.over_ray.count("submit")
+    assert client.ask(bytes(REQUEST_BYTES_MAX + 1)) == (OK, None)
+    assert (client.calls.linked, broker.over_ray.count("submit")) == (linked, asked + 1)
+
+
+def test_a_connection_that_has_gone_silent_takes_no_further_calls(broker: Broker, client: Client) -> None:
+    client.link_up()
+    broker.holds = True
+    client.submit(b"held")
+    client.until(lambda: bool(broker.held))
+    client.turn(0.0)
+    client.now += SILENT_S + 0.1
+    assert client.ask(b"repeated") == (OK, None), "through Ray"
+    broker.loop.call(lambda: broker.held.pop()(OK))
+    client.until(lambda: client.answers[-2:] == [(OK, None), (OK, None)])
+    broker.holds = False
+    linked = client.calls.linked
+    assert client.ask()[0] == ("ok", [[0, 1]])
+    assert client.calls.linked == linked + 1, "it has answered"
+
+
+def test_a_connection_that_breaks_while_it_proves_itself_is_never_up(
+    broker: Broker, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send = ClientLink._send
+
+    def broken(link: ClientLink, data: bytes) -> None:
+        monkeypatch.setattr(ClientLink, "_send", send)
+        link.close(ConnectionResetError("reset"))
+
+    monkeypatch.setattr(ClientLink, "_send", broken)
+    for _ in range(20):
+        assert client.ask() == (OK, None)
+        client.turn(0.01)
+    client.now += 60.0
+    client.link_up()
+
+
+def test_a_closed_connection_ends_at_the_broker_although_a_forked_process_has_a_copy(
+    broker: Broker, client: Client
+) -> None:
+    client.link_up()
+    assert broker.door.clients == 1
+    with client.link()._socket.dup():
+        client.calls.stopped("closed")
+        wait_until(lambda: broker.door.clients == 0, what="the end of the connection")
+
+
+def test_whatever_an_answer_is_the_thread_goes_on(broker: Broker, client: Client) -> None:
+    client.link_up()
+
+    def fails(*answer: object) -> None:
+        raise MemoryError
+
+    client.link().call(b"r", fails)
+    client.until(lambda: client.link().ended is not None)
+    assert client.ask() == (OK, None), "through Ray"
 
 
 # ------------------------------------------------------------------ attacks on the door
@@ -270,10 +336,8 @@ def test_a_greeting_that_never_ends_is_cut_off(broker: Broker, monkeypatch: pyte
     assert broker.door.refused == 1
 
 
-def test_strangers_beyond_the_bound_push_out_the_oldest(
-    broker: Broker, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(client_door, "STRANGERS_MAX", 4)
+def test_strangers_beyond_the_bound_push_out_the_oldest(broker: Broker, client: Client) -> None:
+    broker.door._clients_max = 4 * client_door.STRANGERS_SHARE
     address = broker.door.address
     assert address is not None
     idle = [socket.create_connection(address, 5.0) for _ in range(12)]
@@ -289,18 +353,16 @@ def test_a_request_that_is_too_long_ends_its_connection_only(
     client.link_up()
     other = Client(broker)
     other.link_up()
-    client.submit(bytes((1 << 20) + 1))
+    client.link().call(bytes(REQUEST_BYTES_MAX + 1), lambda *answer: client.answers.append(answer))
     client.until(lambda: bool(client.answers))
     assert isinstance(client.answers[0][1], OSError)
     assert other.ask(b"fine") == (("ok", [[0, 4]]), None)
     other.calls.stopped("the test ends")
 
 
-def test_beyond_the_greatest_number_of_clients_none_is_offered(
-    broker: Broker, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_beyond_the_greatest_number_of_clients_none_is_offered(broker: Broker, client: Client) -> None:
     client.link_up()
-    monkeypatch.setattr(client_door, "CLIENTS_MAX", 1)
+    broker.door._clients_max = 1
     late = Client(broker)
     for _ in range(5):
         assert late.ask() == (OK, None)

@@ -144,6 +144,7 @@ def test_a_leader_reports_checks_that_nobody_makes(
 
 def test_clients_with_connections_of_their_own_are_counted(trio: BrokerGroup) -> None:
     member = trio.leader()
+    wait_until(lambda: member.parts.client_link() is not None, what="the door")
     offered = member.parts.client_link()
     assert offered is not None
     calls = LinkedCalls(Offering(offered))

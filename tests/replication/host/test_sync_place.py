@@ -7,6 +7,7 @@ from escrowmq.replication.host.sync_place import (
     INLINE_BYTES_MAX,
     QUICK_RUN,
     QUICK_S,
+    SETTLE_S,
     SLOW_S,
     SyncPlace,
 )
@@ -37,6 +38,17 @@ def test_one_that_is_not_quick_starts_the_run_again() -> None:
     for _ in range(QUICK_RUN):
         place.took(0.0, 0.0)
     assert place.inline(100, 0.0)
+
+
+def test_beside_a_snapshot_and_shortly_after_the_other_thread_works() -> None:
+    place = quick()
+    place.other_work_begins()
+    place.other_work_begins()
+    place.other_work_ended(5.0)
+    assert not place.inline(100, 50.0), "one is still under way"
+    place.other_work_ended(60.0)
+    assert not place.inline(100, 59.9 + SETTLE_S)
+    assert place.inline(100, 60.0 + SETTLE_S)
 
 
 def test_a_disk_that_has_hung_is_avoided_for_a_minute_however_quick_it_is_then() -> None:
