@@ -1,4 +1,7 @@
-"""A producer's counters and present state, updated per request and per batch, never per message."""
+"""A producer's counters and present state, updated per request and per batch, never per message.
+
+Compressed values are the exception: each of them is counted (value_packer.py).
+"""
 
 from __future__ import annotations
 

@@ -59,6 +59,22 @@ def test_executors_that_do_not_fit_are_refused_at_once(cluster: Cluster) -> None
         spark_session("too-large", mode="raydp", cores=1000)
 
 
+def test_executors_unpack_compressed_values(spark: SparkSession, cluster: Cluster, unique: Name) -> None:
+    topic = unique("compressed")
+    cluster.admin.create_topic(topic, partitions=2)
+    orders = [{"id": n, "text": "teapot " * 400} for n in range(60)]
+    for method in ("zstd", "lz4", None):
+        with cluster.producer(unique("app"), compression=method, value_serializer="json") as producer:
+            producer.send_many(topic, orders).result(30)
+            assert producer.statistics().values_compressed == (60 if method else 0)
+    plain = read(spark, subscribe=topic)
+    assert sorted(json.loads(row.value)["id"] for row in plain.select("value").collect()) == sorted(
+        [*range(60)] * 3
+    )
+    typed = read(spark, subscribe=topic, valueFormat="json", valueSchema="id BIGINT, text STRING")
+    assert typed.selectExpr("sum(value.id)", "min(length(value.text))").collect()[0][:] == (3 * 1_770, 2_800)
+
+
 def test_committed_messages_come_with_all_their_columns(
     spark: SparkSession, cluster: Cluster, unique: Name
 ) -> None:
