@@ -54,6 +54,11 @@ GHOST_NUMBERS = 1000  # their names in ``--only-faults`` begin here, however man
 CHANGE = "change-members"
 CHANGES = {"per_schedule": (0,), "per_group": (0, 0, 1)}
 CHANGE_NUMBERS = 100_000
+#: The free space of a disk hovers around its reserve (rooms.py). No plan of a seed has it, so that old seeds
+#: stay as they are: campaigns aim at it, and tests ask for it.
+SCARCE = "scarce-room"
+SCARCE_NUMBERS = 200_000
+SCARCE_PAUSE_S = 4.0
 #: Additional kinds, also drawn from a separate stream.
 ADDED: dict[str, int] = {"leader-ahead": 2, "torn-file": 3}
 ADDED_PAUSE_S = 3.0
@@ -61,7 +66,7 @@ ADDED_NUMBERS = 10_000
 KINDS = (*WEIGHTS, *ADDED, GHOST)
 #: Not drawn by a plan, but done by clients: a topic is deleted and created again.
 RECREATED = "recreated-topic"
-ONE_GROUP_KINDS = (*KINDS, RECREATED)
+ONE_GROUP_KINDS = (*KINDS, RECREATED, SCARCE)
 
 #: Additional kinds with several groups: faults of a whole group, or of all groups at once.
 GROUP_WEIGHTS: dict[str, int] = {
@@ -72,7 +77,7 @@ GROUP_WEIGHTS: dict[str, int] = {
 }
 #: Copies of requests that arrive late are part of the wire, and not drawn as faults.
 OF_GROUPS = tuple(kind for kind in GROUP_WEIGHTS if kind not in KINDS)
-GROUP_KINDS = (*KINDS, *OF_GROUPS, CHANGE, "late-copy", RECREATED)
+GROUP_KINDS = (*KINDS, *OF_GROUPS, CHANGE, "late-copy", RECREATED, SCARCE)
 #: A fault of the plan that strikes every group at the same moment.
 EVERY = -1
 EVERY_SHARE = 0.1
@@ -172,6 +177,17 @@ def draw_ghosts(seed: int, chaos_s: float, gid: int = 0) -> list[Fault]:
     kept = drawn[: rng.choice(GHOSTS["per_schedule"])]
     first = GHOST_NUMBERS * (gid + 1)
     return [Fault(first + n, at, GHOST, chance, gid) for n, (at, chance) in enumerate(kept) if at < chaos_s]
+
+
+def draw_scarce(seed: int, chaos_s: float, gid: int = 0) -> list[Fault]:
+    """Disks whose room hovers around the reserve, during the whole chaos."""
+    rng = random.Random(f"scarce-{seed}-{gid}")
+    faults: list[Fault] = []
+    at = FIRST_FAULT_S + rng.expovariate(1 / SCARCE_PAUSE_S)
+    while at < chaos_s:
+        faults.append(Fault(SCARCE_NUMBERS + len(faults), at, SCARCE, rng.getrandbits(32), gid))
+        at += rng.expovariate(1 / SCARCE_PAUSE_S)
+    return faults
 
 
 def draw_aimed(seed: int, chaos_s: float, groups: int, kind: str) -> list[Fault]:

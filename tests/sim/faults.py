@@ -17,7 +17,7 @@ from tests.sim.damage import (
     tear_log,
     tear_state,
 )
-from tests.sim.faultplan import CHANGE, LONE_LEADER, RECREATED, Fault
+from tests.sim.faultplan import CHANGE, LONE_LEADER, RECREATED, SCARCE, Fault
 from tests.sim.moments import AMBUSHES
 from tests.sim.supervisor import GHOST
 
@@ -80,6 +80,7 @@ class Faults:
             "empty-disk": self._lose_disk,
             GHOST: simulation.supervisor.lose_sight,
             CHANGE: simulation.operators.begin,
+            SCARCE: simulation.rooms.hover,
             LONE_LEADER: self._leave_alone,
             RECREATED: lambda rng: "operators" if simulation.recreate() else "",
         }

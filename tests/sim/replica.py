@@ -383,6 +383,7 @@ class SimReplica:
         self._tick_queued = False
         self._idle_ticks = 0
         node = self.node
+        self._sim.rooms.look(self)
         node.tick()
         self.app.after_tick(self.wall_clock())
         node.flush()

@@ -28,6 +28,7 @@ from tests.sim.moments import Moments
 from tests.sim.network import SimNetwork, Weather
 from tests.sim.rebuild import check_now_and_then, check_rebuilt
 from tests.sim.replica import SimReplica
+from tests.sim.rooms import Rooms
 from tests.sim.supervisor import Supervisor
 from tests.sim.tables import check_tables
 from tests.sim.upkeep import note_mended
@@ -131,6 +132,7 @@ class Simulation:
         self.ghosts: list[SimReplica] = []
         self.supervisor = Supervisor(self)
         self.operators = Operators(self)
+        self.rooms = Rooms(self)
         #: Makes an operator delete a topic now, to create it again; returns whether one does. Workloads with
         #: such a topic set it.
         self.recreate: Callable[[], bool] = lambda: False
