@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from escrowmq.actors.client.failures import Failure, FailureKind
+from escrowmq.actors.producer.block_answers import worst_of
 from escrowmq.actors.producer.blocks import (
     Block,
     DecisionBlock,
@@ -26,7 +27,6 @@ from escrowmq.actors.producer.blocks import (
     Outcome,
     PrepareBlock,
     Problems,
-    worst_of,
 )
 from escrowmq.actors.producer.encoder import TxPlan
 from escrowmq.replication.model import ResultCode

@@ -19,6 +19,13 @@ from typing import Any
 from escrowmq.actors.client.channel import GroupChannel, Request
 from escrowmq.actors.client.failures import Failure, FailureKind
 from escrowmq.actors.client.topic_places import TopicPlaces
+from escrowmq.actors.producer.block_answers import (
+    finish_blocks,
+    finish_prepared,
+    not_open,
+    problems_of,
+    retry_apart,
+)
 from escrowmq.actors.producer.blocks import (
     IDS_PER_OPERATION,
     Block,
@@ -29,11 +36,6 @@ from escrowmq.actors.producer.blocks import (
     encode_decision,
     encode_done,
     encode_prepare,
-    finish_blocks,
-    finish_prepared,
-    not_open,
-    problems_of,
-    retry_apart,
 )
 from escrowmq.actors.producer.config import ProducerConfig
 from escrowmq.actors.producer.group_speech import GroupSpeech

@@ -15,7 +15,8 @@ from typing import Any
 
 from escrowmq.actors.client.router import Router, result_of
 from escrowmq.actors.client.topology import ClusterInfo
-from escrowmq.actors.producer.blocks import Problems, opened_at, problems_of
+from escrowmq.actors.producer.block_answers import opened_at, problems_of
+from escrowmq.actors.producer.blocks import Problems
 from escrowmq.replication.calling.answers import OpenTransactions
 from escrowmq.replication.calling.backoff import Backoff
 from escrowmq.replication.calling.patience import Answer, Patience, patiently

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from escrowmq.actors.client.failures import Failure, FailureKind
 from escrowmq.actors.producer.batcher import BuiltRequest, GroupBatcher
-from escrowmq.actors.producer.blocks import DecisionBlock, Outcome, PrepareBlock, problems_of
+from escrowmq.actors.producer.block_answers import problems_of
+from escrowmq.actors.producer.blocks import DecisionBlock, Outcome, PrepareBlock
 from escrowmq.actors.producer.config import ProducerConfig
 from escrowmq.actors.producer.encoder import Encoder
 from escrowmq.actors.producer.partition_stream import PartitionStream
