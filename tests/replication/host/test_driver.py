@@ -14,7 +14,9 @@ import pytest
 
 from escrowmq.replication.errors import ApplyFailed, Closed, DiskFull, FsyncFailed, Unavailable
 from escrowmq.replication.host.driver import Driver
+from escrowmq.replication.host.sync_place import INLINE_BYTES_MAX, QUICK_RUN
 from escrowmq.replication.log.journal import SegmentJournal
+from escrowmq.replication.log.syncjob import SyncJob
 from escrowmq.replication.net.handshake import PeerIdentity
 from escrowmq.replication.raft.node import PeerLink, RaftNode
 from tests.sim.disk import SimDisk
@@ -109,6 +111,47 @@ def test_a_failed_fsync_is_fatal_and_nothing_is_acknowledged(solo: Solo) -> None
     assert outcome.calls == 0
     with pytest.raises(Closed):
         solo.driver.submit(lambda: None)
+
+
+def syncing_threads(solo: Solo, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The thread of each sync from now on."""
+    threads: list[str] = []
+    run = SyncJob.run
+
+    def noted(job: SyncJob) -> None:
+        threads.append(threading.current_thread().name.partition("-")[0])
+        run(job)
+
+    monkeypatch.setattr(SyncJob, "run", noted)
+    return threads
+
+
+def test_small_commits_on_a_quick_disk_need_no_other_thread(
+    solo: Solo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(QUICK_RUN):
+        solo.driver.call(lambda: solo.driver.place.took(0.0, 0.0))
+    threads = syncing_threads(solo, monkeypatch)
+    assert solo.propose(b"\0small").wait() is True
+    assert threads == ["raft"]
+    assert solo.propose(b"\0" + bytes(INLINE_BYTES_MAX)).wait() is True
+    assert threads == ["raft", "fsync"], "a larger one leaves the loop to others"
+    assert solo.journal.durable_index == solo.journal.last_index
+
+
+def test_a_failed_sync_in_the_loop_is_fatal_as_in_the_other_thread(
+    solo: Solo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(QUICK_RUN):
+        solo.driver.call(lambda: solo.driver.place.took(0.0, 0.0))
+    threads = syncing_threads(solo, monkeypatch)
+    solo.disk.fail_next("sync")
+    outcome = solo.propose(b"\0x")
+    wait_until(lambda: solo.fatal, what="the end")
+    assert isinstance(solo.fatal[0], FsyncFailed)
+    assert threads == ["raft"]
+    time.sleep(0.05)
+    assert outcome.calls == 0
 
 
 @pytest.mark.parametrize("beside", [True, False], ids=["beside", "planted: in the group commit's thread"])
