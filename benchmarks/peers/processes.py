@@ -17,6 +17,8 @@ import escrowmq
 
 #: The kernel ends what it runs as soon as this process ends: no JVM may stay behind.
 TETHER = Path(escrowmq.__file__).parent / "spark_integration/session/tether.py"
+#: Load programs import this folder, which is not installed, and do not run where it lies.
+_PYTHONPATH = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
 START_S = 90.0
 STOP_S = 10.0
 
@@ -46,7 +48,7 @@ class Processes:
             process = subprocess.Popen(
                 [sys.executable, str(TETHER), str(os.getpid()), *map(str, command)],
                 cwd=self.folder,
-                env={**os.environ, **(environment or {})},
+                env={**os.environ, "PYTHONPATH": _PYTHONPATH, **(environment or {})},
                 stdin=subprocess.PIPE if piped else subprocess.DEVNULL,
                 stdout=output,
                 stderr=file,
