@@ -180,14 +180,16 @@ class GroupCoordinator:
             claims -= renewed
             known.current, known.granted = known.current - renewed, known.granted - renewed
             known.anew = renewed
+        known.current &= claims  # it reads nothing else (any more)
         known.topics, known.session_timeout_s = frozenset(topics), session_timeout_s
         known.expires = now + session_timeout_s
         self._assign(state, partitions)
         base = known.generation = known.confirmed = self._next_generation(state)
         self._reconcile(state, member, known, now)
-        if known.generation == base and known.current - known.granted:
-            # It has yet to release some, and heartbeats before the release confirm ``base``.
+        if known.generation == base and known.current != known.granted:
+            # It has yet to release some or to take some over, and heartbeats before that confirm ``base``.
             known.generation = self._next_generation(state)
+        self._note_given(state, member, known, self._offered(known))
         assignment = self._assignment(state, member, known)
         return GroupJoined(assignment, known.granted & claims, base, known.held & claims)
 
@@ -252,7 +254,15 @@ class GroupCoordinator:
             renewed |= known.anew
         if renewed := renewed & wanted:
             return f"the topic of {sorted(renewed)[:3]} was deleted and created again"
+        if generation != known.generation and (offered := wanted & self._offered(known)):
+            return f"{member} has lost {sorted(offered)[:3]} of {group!r}, and was given them again since"
         return None
+
+    @staticmethod
+    def _offered(member: _MemberState) -> frozenset[TopicPartition]:
+        """Partitions that the member was given, and has not taken over. If it read them once, its places are
+        from before it lost them: others may have read on, or the group was deleted."""
+        return member.granted - member.current
 
     # -------------------------------------------------------------- deletion
 

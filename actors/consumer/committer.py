@@ -2,7 +2,8 @@
 
 After a fail-over the new leader knows no members, so it refuses a commit at first. The consumer then joins
 again, stating what it reads. It repeats the commit only if the coordinator confirms that no other member was
-given those partitions in between; otherwise the commit is a zombie's, and the application gets StaleMember.
+given those partitions in between; otherwise the commit is a zombie's, and the application gets StaleMember,
+as it does if the consumer has joined again on its own, and lost them before.
 
 A commit must not arrive late either, after a newer one, and move the group's place back. So a consumer makes
 its commits one after the other. And if a call was sent again without an answer to the first sending, that
@@ -84,6 +85,7 @@ class Committer:
         for _ in range(ATTEMPTS_MAX):
             with self._condition:
                 joins, generation = self._membership.joins, self._membership.generation
+                self._check_held(wanted, "partitions were lost since they were read")
             if joins == self._copies_of_join:
                 refusal: str | None = "an earlier commit of this consumer may be on its way"
             else:
@@ -166,7 +168,6 @@ class Committer:
     ) -> None:
         """Joins again; returns if this member still has all of ``wanted``, otherwise raises StaleMember."""
         member = self._membership
-        partitions = frozenset(state.tp for state in wanted)
         with self._condition:
             if member.joins == joins:
                 member.on_stale()
@@ -177,6 +178,12 @@ class Committer:
                 if left_s <= 0:
                     raise Unavailable(f"joining group {member.group!r} again takes too long", 1.0)
                 self._condition.wait(left_s)
-            same = all(self._positions.get(state.tp) is state for state in wanted)
-            if member.idle or not same or not member.still_holds(partitions):
-                raise StaleMember(f"{refusal}; what was not committed is delivered again to its new reader")
+            self._check_held(wanted, refusal)
+
+    def _check_held(self, wanted: Mapping[PartitionState, int], reason: str) -> None:
+        """Raises StaleMember if this member has lost any of ``wanted`` since it was read, even if it has been
+        given the same partition again: others may have read on in between."""
+        member = self._membership
+        same = all(self._positions.get(state.tp) is state for state in wanted)
+        if member.idle or not same or not member.still_holds(frozenset(state.tp for state in wanted)):
+            raise StaleMember(f"{reason}; what was not committed is delivered again to its new reader")

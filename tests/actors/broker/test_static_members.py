@@ -76,7 +76,7 @@ def test_who_comes_back_within_the_session_has_its_partitions_and_nothing_else_m
     assert {p for _, p in joined.assignment.partitions} == reads[a], "at once, in the answer"
     assert not joined.assignment.pending
     assert group.given == {"b": reads["b"], again: reads[a]}
-    assert group.may_commit(again, joined.base, min(reads[a]))
+    assert group.may_commit(again, joined.assignment.generation, min(reads[a]))
 
 
 def test_who_comes_back_after_the_session_begins_as_anybody():
