@@ -82,9 +82,7 @@ class Admission:
         self._queued_bytes = 0
         # All three hold only what is under way: apps and topics come and go.
         self._deciding: dict[str, set[str]] = {}  # app -> ids
-        self._growing: dict[
-            str, Counter[str]
-        ] = {}  # app -> parts of an id, in entries not yet applied
+        self._growing: dict[str, Counter[str]] = {}  # app -> parts of an id, in entries not yet applied
         self._opening: dict[tuple[str, str], int] = {}  # (app, topic) -> in entries not yet applied
         self._topics = TopicsUnderWay(state)
         #: Entries that were given up, in the order of the log: each is applied, or the leadership ends.
