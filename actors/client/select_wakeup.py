@@ -32,6 +32,7 @@ class SelectWakeup(Wakeup):
         """See :class:`Wakeup`."""
         self._flag = True
         if self._asleep:  # otherwise the waiter looks at the flag before it sleeps
+            self._asleep = False  # one byte wakes it, however many call this before it has run
             with contextlib.suppress(OSError):  # full: it will wake up; closed: nobody waits
                 self._end.send(b"\0")
 

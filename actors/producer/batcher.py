@@ -105,6 +105,8 @@ class GroupBatcher:
         # Callers come back with their next step as soon as they are answered, so as many blocks as the last
         # answer was for are expected together; after a lone one, none other is expected.
         self._expected = 1
+        self._answered = False  # several blocks, since the last ``pump``
+        self._back_by = float("-inf")  # until then they are waited for, if nothing is under way
         self._linger_s = config.linger_ms / 1000
         self._tx_linger_s = config.transaction_linger_ms / 1000
 
@@ -114,7 +116,7 @@ class GroupBatcher:
         """Queues transactions to be prepared."""
         self._prepares.append(block)
         self._tx_bytes += block.size + TX_OVERHEAD * len(block.tx_ids)
-        self._tx_since = min(self._tx_since, now)
+        self._note_waiting(now)
 
     def decide(self, block: DecisionBlock, now: float) -> None:
         """Queues transactions to be committed or rolled back. Decisions on branches are left to their home
@@ -124,7 +126,12 @@ class GroupBatcher:
             return
         self._decisions.append(block)
         self._tx_bytes += (ID_OVERHEAD + len(block.tx_ids[0])) * len(block.tx_ids)
-        self._tx_since = min(self._tx_since, now)
+        self._note_waiting(now)
+
+    def _note_waiting(self, now: float) -> None:
+        # Since they were waited for, and not since the first one was seen: nobody told of that one at once.
+        waited_for = self._back_by > float("-inf")
+        self._tx_since = min(self._tx_since, self._back_by - self._tx_linger_s if waited_for else now)
 
     def inquire(self, block: InquireBlock, now: float) -> None:
         """Queues a question about transactions."""
@@ -166,6 +173,12 @@ class GroupBatcher:
         without linger. Returns the latest time for the next call. ``done`` gets each request and its
         outcome."""
         wake = self.expire(now)
+        if self._answered:
+            self._answered, self._back_by = False, now + self._tx_linger_s
+        elif self._back_by <= now:
+            self._back_by = float("-inf")
+        if self._back_by > now:
+            wake = min(wake, self._back_by)
         self._speech.pass_time(now)
         self._speech_of_messages.pass_time(now)
         while channel.room() > 0:
@@ -196,6 +209,15 @@ class GroupBatcher:
                     return float("-inf")
                 due = min(due, stream.oldest() + self._linger_s)
         return due
+
+    def missing(self, nothing_under_way: bool, now: float) -> float:
+        """How many further blocks of transactions make it worth calling ``pump`` before the time that it
+        returned: those that are expected together, if they may be sent then, and otherwise the first one.
+        Infinity: none, since an answer or the end of the linger comes first."""
+        waiting = len(self._prepares) + len(self._decisions)
+        if not waiting and not (nothing_under_way and now < self._back_by):
+            return 1
+        return max(self._expected - waiting, 1) if nothing_under_way else float("inf")
 
     def expire(self, now: float) -> float:
         """Ends what has passed its deadline without being sent; returns the next such time."""
@@ -344,7 +366,7 @@ class GroupBatcher:
     def answered(self, request: BuiltRequest, outcome: Any, repeated: bool) -> None:
         """Hands the channel's outcome to all handlers: results by operation, or one failure for all."""
         if request.blocks:
-            self._expected = request.blocks
+            self._expected, self._answered = request.blocks, request.blocks > 1
         handlers, request.handlers = request.handlers, []  # so that what they refer to is freed now
         if isinstance(outcome, Failure):
             for handler in handlers:

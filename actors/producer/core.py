@@ -100,7 +100,10 @@ class ProducerCore:
         self._inbox_bytes = 0
         # Whether the router's thread will look at the inbox by itself before a linger is over. Waking it for
         # every message would cost more (a thread switch, 10 us) than everything else about a message.
-        self._looks_soon_for_messages = self._looks_soon_for_blocks = False
+        self._looks_soon_for_messages = False
+        # So many blocks for a group, among those in the inbox, wake it: see GroupBatcher.missing.
+        self._blocks_missing: list[float] = [1] * info.groups
+        self._blocks_here = [0] * info.groups
         self._sticky: dict[str, int] = {}
         self._flushes: list[Waiter] = []
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
@@ -233,9 +236,10 @@ class ProducerCore:
             taken = not self._ended
             if taken:
                 self._blocks.append((gid, block))
+                here = self._blocks_here[gid] = self._blocks_here[gid] + 1
         if not taken:
             block.done(Failure(FailureKind.CLOSED, _CLOSED))
-        elif not self._looks_soon_for_blocks:
+        elif here >= self._blocks_missing[gid]:
             self.router.wakeup.set()
 
     def call_later(self, delay_s: float, work: Callable[[], None]) -> None:
@@ -318,23 +322,24 @@ class ProducerCore:
         self._sort_inbox(now)
         wake = self._timers[0][0] if self._timers else float("inf")
         hurry = bool(self._flushes)
+        missing: list[float] = []
         for channel, batcher in zip(self.router.channels, self._batchers, strict=True):
             wake = min(wake, batcher.pump(channel, now, hurry, self._done))
+            missing.append(batcher.missing(channel.in_flight == 0, now))
         if hurry and self._all_idle():
             flushes, self._flushes = self._flushes, []
             for waiter in flushes:
                 waiter.done(None)
-        return self._look_again(now, wake)
+        return self._look_again(now, wake, missing)
 
     def waited_for(self) -> bool:
         """See :class:`escrowmq.actors.client.turns.Waited`: something must be tried again."""
         return bool(self._timers)
 
-    def _look_again(self, now: float, wake: float) -> float:
+    def _look_again(self, now: float, wake: float, missing: list[float]) -> float:
         self._looks_soon_for_messages = wake <= now + self.config.linger_ms / 1000
-        busy = any(channel.in_flight for channel in self.router.channels)
-        self._looks_soon_for_blocks = busy and wake <= now + self.config.transaction_linger_ms / 1000
-        # The flags are set before this look: a caller that filled the inbox without waking us is seen here.
+        self._blocks_missing = missing
+        # Both are set before this look: a caller that filled the inbox without waking us is seen here.
         return now if self._parcels or self._blocks else wake
 
     def _done(self, batcher: GroupBatcher, built: BuiltRequest, outcome: Any, repeated: bool) -> None:
@@ -351,6 +356,7 @@ class ProducerCore:
             parcels, self._parcels = self._parcels, []
             self._open = {}
             blocks, self._blocks = self._blocks, []
+            self._blocks_here = [0] * len(self._blocks_here)
             self._inbox_bytes = 0
         for gid, block in blocks:
             if isinstance(block, PrepareBlock):
