@@ -58,8 +58,8 @@ class ProducerConfig:
     one_way_commit: bool = False
     #: Calls under way of one ``send_transactions``: enough to saturate a group, few enough to stay fair.
     bulk_calls_in_flight: int = 8
-    #: How values are compressed: "zstd", "lz4", or None. None, since it costs the producer and each reader 5
-    #: to 20 us for a value of 4 KiB; it pays where disks or networks are the limit. It needs pyarrow.
+    #: How values are compressed: "zstd", "lz4", or None. None, since it costs the producer and each reader 2
+    #: to 25 us for a value of 4 KiB; it pays where disks or networks are the limit. It needs pyarrow.
     compression: str | None = None
     #: Level of zstd, 1 to 22; None: 1, since higher ones take much more time for little.
     compression_level: int | None = None
