@@ -7,12 +7,10 @@ whose log is synced on a majority.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -29,7 +27,7 @@ from benchmarks import workload
 from benchmarks.ceiling import Ceiling
 from benchmarks.group import GroupUnderTest, side_by_side
 from benchmarks.measure import Latencies, machine
-from escrowmq import Message, ProducerConfig, TransactionState
+from escrowmq import Message, ProducerConfig
 from escrowmq.actors.producer.producer import Producer
 
 IN_FLIGHT = 64
@@ -68,53 +66,16 @@ def _lines(path: Path) -> list[str]:
 
 
 def _row(group: GroupUnderTest, name: str, work: Callable[[Latencies], int]) -> Few:
-    pids, latency, counted = group.pids(), Latencies(), [0]
+    pids = group.pids()
     before = _switches(pids)
-
-    def timed() -> tuple[int, float]:
-        begin = time.perf_counter()
-        counted[0] = work(latency)
-        return counted[0], time.perf_counter() - begin
-
-    traffic = group.measure(timed)
-    after = _switches(pids)
-    switches = {name: (after[name] - before[name]) / max(counted[0], 1) for name in pids}
-    return Few(name, traffic.per_s, latency.summary(), switches, traffic.cpu.us_per_item())
-
-
-def _one_by_one(call: Callable[[], object], seconds: float, latency: Latencies) -> int:
-    count, begin = 0, time.perf_counter()
-    while (sent := time.perf_counter()) - begin < seconds:
-        call()
-        latency.add(time.perf_counter() - sent)
-        count += 1
-    return count
+    found = workload.timed(group, work)
+    after, traffic = _switches(pids), found.traffic
+    switches = {name: (after[name] - before[name]) / max(traffic.items, 1) for name in pids}
+    return Few(name, traffic.per_s, found.latency, switches, traffic.cpu.us_per_item())
 
 
 def _in_threads(call: Callable[[], object], seconds: float, latency: Latencies) -> int:
-    return side_by_side(IN_FLIGHT, lambda number: _one_by_one(call, seconds, latency))
-
-
-def _in_tasks(producer: Producer, topic: str, seconds: float, latency: Latencies) -> int:
-    source = workload.messages(topic, workload.TX_BYTES)
-
-    async def one(end: float) -> int:
-        count = 0
-        while (sent := time.perf_counter()) < end:
-            await producer.aio.send_message_in_transaction(next(source), _commit)
-            latency.add(time.perf_counter() - sent)
-            count += 1
-        return count
-
-    async def every() -> int:
-        end = time.perf_counter() + seconds
-        return sum(await asyncio.gather(*(one(end) for _ in range(IN_FLIGHT))))
-
-    return asyncio.run(every())
-
-
-def _commit() -> TransactionState:
-    return TransactionState.COMMITTED
+    return side_by_side(IN_FLIGHT, lambda number: workload.one_by_one(call, seconds, latency))
 
 
 def _message(topic: str) -> Message:
@@ -126,18 +87,18 @@ def _rows(group: GroupUnderTest, topic: str, seconds: float) -> dict[str, Callab
     one_way = group.producer(replace(ProducerConfig(), one_way_commit=True), app="bench-one-way")
 
     def transaction(producer: Producer) -> object:
-        return producer.send_message_in_transaction(_message(topic), _commit)
+        return producer.send_message_in_transaction(_message(topic), workload.commit)
 
     def send() -> object:
         return awaited.send(_message(topic)).result(30.0)
 
-    lone, together = partial(_one_by_one, seconds=seconds), partial(_in_threads, seconds=seconds)
+    lone, together = partial(workload.one_by_one, seconds=seconds), partial(_in_threads, seconds=seconds)
     works: dict[str, Callable[[Latencies], int]] = {
         "lone transaction": lambda latency: lone(partial(transaction, awaited), latency=latency),
         "lone transaction, one-way": lambda latency: lone(partial(transaction, one_way), latency=latency),
         "lone send": lambda latency: lone(send, latency=latency),
-        "64 tasks": partial(_in_tasks, awaited, topic, seconds),
-        "64 tasks, one-way": partial(_in_tasks, one_way, topic, seconds),
+        "64 tasks": partial(workload.in_tasks, awaited, topic, IN_FLIGHT, seconds),
+        "64 tasks, one-way": partial(workload.in_tasks, one_way, topic, IN_FLIGHT, seconds),
         "64 threads": lambda latency: together(partial(transaction, awaited), latency=latency),
         "64 threads, one-way": lambda latency: together(partial(transaction, one_way), latency=latency),
     }

@@ -10,15 +10,17 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 from benchmarks.group import GroupUnderTest, Traffic, side_by_side
 from benchmarks.measure import Latencies
-from escrowmq import Message, TransactionState
+from escrowmq import Message, RecordMetadata, TransactionState
 from escrowmq.actors.producer.producer import Producer
 from escrowmq.actors.producer.results import TransactionResult
+from escrowmq.actors.producer.sent_many import SentMany
 
 TX_BYTES = 256
 PARTITIONS = 4
@@ -45,35 +47,36 @@ def messages(topic: str, size: int, count: int = 1024) -> Iterator[Message]:
         yield from ready
 
 
-def lone_transactions(group: GroupUnderTest, producer: Producer, topic: str, seconds: float) -> Timed:
-    """Transactions one by one, each prepared and committed before the next."""
-    source = messages(topic, TX_BYTES)
+def timed(group: GroupUnderTest, work: Callable[[Latencies], int]) -> Timed:
+    """Measures ``work``, which returns how many items it has done."""
     latency = Latencies()
 
-    def work() -> tuple[int, float]:
-        count, begin = 0, time.perf_counter()
-        while (sent := time.perf_counter()) - begin < seconds:
-            producer.send_message_in_transaction(next(source), _commit)
-            latency.add(time.perf_counter() - sent)
-            count += 1
+    def run() -> tuple[int, float]:
+        begin = time.perf_counter()
+        count = work(latency)
         return count, time.perf_counter() - begin
 
-    return Timed(group.measure(work), latency.summary())
+    return Timed(group.measure(run), latency.summary())
 
 
-def _commit() -> TransactionState:
-    return TransactionState.COMMITTED
+def one_by_one(call: Callable[[], object], seconds: float, latency: Latencies, items: int = 1) -> int:
+    """Calls for so long, one after the other; each does ``items`` items."""
+    count, begin = 0, time.perf_counter()
+    while (sent := time.perf_counter()) - begin < seconds:
+        call()
+        latency.add(time.perf_counter() - sent)
+        count += items
+    return count
 
 
-def tasks(group: GroupUnderTest, producer: Producer, topic: str, in_flight: int, seconds: float) -> Timed:
+def in_tasks(producer: Producer, topic: str, in_flight: int, seconds: float, latency: Latencies) -> int:
     """Transactions of ``in_flight`` asyncio tasks, one at a time in each."""
     source = messages(topic, TX_BYTES)
-    latency = Latencies()
 
     async def one(end: float) -> int:
         count = 0
         while (sent := time.perf_counter()) < end:
-            await producer.aio.send_message_in_transaction(next(source), _commit)
+            await producer.aio.send_message_in_transaction(next(source), commit)
             latency.add(time.perf_counter() - sent)
             count += 1
         return count
@@ -82,12 +85,27 @@ def tasks(group: GroupUnderTest, producer: Producer, topic: str, in_flight: int,
         end = time.perf_counter() + seconds
         return sum(await asyncio.gather(*(one(end) for _ in range(in_flight))))
 
-    def work() -> tuple[int, float]:
-        begin = time.perf_counter()
-        count = asyncio.run(all_of_them())
-        return count, time.perf_counter() - begin
+    return asyncio.run(all_of_them())
 
-    return Timed(group.measure(work), latency.summary())
+
+def commit() -> TransactionState:
+    """A local transaction that has nothing to do."""
+    return TransactionState.COMMITTED
+
+
+def lone_transactions(group: GroupUnderTest, producer: Producer, topic: str, seconds: float) -> Timed:
+    """Transactions one by one, each prepared and committed before the next."""
+    source = messages(topic, TX_BYTES)
+
+    def call() -> None:
+        producer.send_message_in_transaction(next(source), commit)
+
+    return timed(group, lambda latency: one_by_one(call, seconds, latency))
+
+
+def tasks(group: GroupUnderTest, producer: Producer, topic: str, in_flight: int, seconds: float) -> Timed:
+    """See :func:`in_tasks`."""
+    return timed(group, lambda latency: in_tasks(producer, topic, in_flight, seconds, latency))
 
 
 def paced_tasks(
@@ -95,13 +113,12 @@ def paced_tasks(
 ) -> Timed:
     """Transactions that arrive at a fixed rate (open loop); latency is measured from their arrival."""
     source = messages(topic, TX_BYTES)
-    latency = Latencies()
 
-    async def one(due: float) -> None:
-        await producer.aio.send_message_in_transaction(next(source), _commit)
+    async def one(due: float, latency: Latencies) -> None:
+        await producer.aio.send_message_in_transaction(next(source), commit)
         latency.add(time.perf_counter() - due)
 
-    async def all_of_them() -> int:
+    async def all_of_them(latency: Latencies) -> int:
         begin = time.perf_counter()
         wanted, started = int(rate_per_s * seconds), 0
         running: set[asyncio.Task[None]] = set()
@@ -109,7 +126,7 @@ def paced_tasks(
             # Start all that have arrived by now. A timer for each would measure the timers.
             arrived = min(wanted, int((time.perf_counter() - begin) * rate_per_s) + 1)
             for number in range(started, arrived):
-                task = asyncio.create_task(one(begin + number / rate_per_s))
+                task = asyncio.create_task(one(begin + number / rate_per_s, latency))
                 running.add(task)
                 task.add_done_callback(running.discard)
             started = arrived
@@ -117,67 +134,55 @@ def paced_tasks(
         await asyncio.gather(*running)
         return wanted
 
-    def work() -> tuple[int, float]:
-        begin = time.perf_counter()
-        count = asyncio.run(all_of_them())
-        return count, time.perf_counter() - begin
-
-    return Timed(group.measure(work), latency.summary())
+    return timed(group, lambda latency: asyncio.run(all_of_them(latency)))
 
 
 def bulk_transactions(
     group: GroupUnderTest, producer: Producer, topic: str, in_flight: int, seconds: float
 ) -> Timed:
     """``send_transactions`` in batches, by two threads with half of ``in_flight`` each."""
-    workers = min(BULK_THREADS, in_flight)
-    size = max(1, in_flight // workers)
-    latency = Latencies()
+    size = _bulk_size(in_flight)
 
-    def work() -> tuple[int, float]:
-        begin = time.perf_counter()
+    def call_of_a_thread() -> Callable[[], None]:
+        source = messages(topic, TX_BYTES)
+        return lambda: check_committed(
+            producer.send_transactions([(next(source), None) for _ in range(size)])
+        )
 
-        def one(_: int) -> int:
-            source = messages(topic, TX_BYTES)
-            count = 0
-            while (sent := time.perf_counter()) - begin < seconds:
-                results = producer.send_transactions([(next(source), None) for _ in range(size)])
-                latency.add(time.perf_counter() - sent)
-                check_committed(results)
-                count += size
-            return count
-
-        count = side_by_side(workers, one)
-        return count, time.perf_counter() - begin
-
-    return Timed(group.measure(work), latency.summary())
+    return _in_bulk(group, call_of_a_thread, in_flight, seconds)
 
 
 def table_transactions(
     group: GroupUnderTest, producer: Producer, topic: str, in_flight: int, seconds: float
 ) -> Timed:
     """The same with ``send_transactions_table``. Its tables are made beforehand."""
-    workers = min(BULK_THREADS, in_flight)
-    size = max(1, in_flight // workers)
-    latency = Latencies()
+    size = _bulk_size(in_flight)
     table = message_table(TX_BYTES, size)
 
-    def work() -> tuple[int, float]:
-        begin = time.perf_counter()
+    def call() -> None:
+        results = producer.send_transactions_table(topic, table, key="key")
+        if results.committed != size:
+            check_committed(results)
 
-        def one(_: int) -> int:
-            count = 0
-            while (sent := time.perf_counter()) - begin < seconds:
-                results = producer.send_transactions_table(topic, table, key="key")
-                latency.add(time.perf_counter() - sent)
-                if results.committed != size:
-                    check_committed(results)
-                count += size
-            return count
+    return _in_bulk(group, lambda: call, in_flight, seconds)
 
-        count = side_by_side(workers, one)
-        return count, time.perf_counter() - begin
 
-    return Timed(group.measure(work), latency.summary())
+def _bulk_size(in_flight: int) -> int:
+    return max(1, in_flight // min(BULK_THREADS, in_flight))
+
+
+def _in_bulk(
+    group: GroupUnderTest, call_of_a_thread: Callable[[], Callable[[], None]], in_flight: int, seconds: float
+) -> Timed:
+    size = _bulk_size(in_flight)
+
+    def work(latency: Latencies) -> int:
+        return side_by_side(
+            min(BULK_THREADS, in_flight),
+            lambda _: one_by_one(call_of_a_thread(), seconds, latency, items=size),
+        )
+
+    return timed(group, work)
 
 
 def message_table(size: int, count: int) -> Any:
@@ -199,53 +204,50 @@ def plain_messages(group: GroupUnderTest, producer: Producer, topic: str, size: 
     """``send`` as fast as one thread can, waiting for the last answer at the end."""
     source = messages(topic, size)
 
-    def work() -> tuple[int, float]:
-        count, begin = 0, time.perf_counter()
-        last = None
-        while time.perf_counter() - begin < seconds:
-            for _ in range(256):
-                last = producer.send(next(source))
-            count += 256
-        producer.flush()
-        assert last is not None
-        last.result(timeout=30)
-        return count, time.perf_counter() - begin
+    def call() -> Future[RecordMetadata]:
+        for _ in range(255):
+            producer.send(next(source))
+        return producer.send(next(source))
 
-    return Timed(group.measure(work), {})
-
-
-def lone_messages(group: GroupUnderTest, producer: Producer, topic: str, seconds: float) -> Timed:
-    """``send`` one by one, each answered before the next."""
-    source = messages(topic, TX_BYTES)
-    latency = Latencies()
-
-    def work() -> tuple[int, float]:
-        count, begin = 0, time.perf_counter()
-        while (sent := time.perf_counter()) - begin < seconds:
-            producer.send(next(source)).result(timeout=30)
-            latency.add(time.perf_counter() - sent)
-            count += 1
-        return count, time.perf_counter() - begin
-
-    return Timed(group.measure(work), latency.summary())
+    return _streamed(group, producer, call, 256, seconds)
 
 
 def plain_table(group: GroupUnderTest, producer: Producer, topic: str, size: int, seconds: float) -> Timed:
     """The same with ``send_table``, in tables of 10,000 rows."""
     table = message_table(size, TABLE_ROWS)
+    return _streamed(
+        group, producer, lambda: producer.send_table(topic, table, key="key"), TABLE_ROWS, seconds
+    )
 
-    def work() -> tuple[int, float]:
-        count, begin = 0, time.perf_counter()
-        sent = None
+
+def _streamed(
+    group: GroupUnderTest,
+    producer: Producer,
+    call: Callable[[], Future[RecordMetadata] | SentMany],
+    items: int,
+    seconds: float,
+) -> Timed:
+    def work(_: Latencies) -> int:
+        count, begin, last = 0, time.perf_counter(), None
         while time.perf_counter() - begin < seconds:
-            sent = producer.send_table(topic, table, key="key")
-            count += TABLE_ROWS
+            last = call()
+            count += items
         producer.flush()
-        assert sent is not None
-        sent.result(30)
-        return count, time.perf_counter() - begin
+        assert last is not None
+        last.result(30)
+        return count
 
-    return Timed(group.measure(work), {})
+    return timed(group, work)
+
+
+def lone_messages(group: GroupUnderTest, producer: Producer, topic: str, seconds: float) -> Timed:
+    """``send`` one by one, each answered before the next."""
+    source = messages(topic, TX_BYTES)
+
+    def call() -> None:
+        producer.send(next(source)).result(timeout=30)
+
+    return timed(group, lambda latency: one_by_one(call, seconds, latency))
 
 
 def reading(group: GroupUnderTest, topic: str, limit_s: float) -> Traffic:

@@ -66,7 +66,9 @@ def send_transactions_table(
     ms = timeout_ms(transaction_timeout_s, core.config.transaction_timeout_s)
     partitions = core.encoder.partitions(check_topic(topic))
     group_of = None if core.info.groups == 1 else core.encoder.group_of
-    rows = TransactionRows(core.config, topic, partitions, group_of, table, columns, partition, ms)
+    rows = TransactionRows(
+        core.config, topic, partitions, group_of, table, columns, partition, ms, core.encoder.pack_column
+    )
     run = _TableRun(core, ms, topic, rows, partition, pipelined=local is None)
     carry_out(run, run.add_all, local)
     return run.columns()

@@ -77,9 +77,10 @@ class ProducerCore:
         self.encoder: Encoder = Encoder(config, *places)
         #: Compresses values; None: this producer does not.
         self.packer: ValuePacker | None = None
-        if config.compression is not None or serialize is not None:
-            if config.compression is not None:
-                self.packer = ValuePacker(config, self.router, self.clock)
+        how = config.packing
+        if how is not None or serialize is not None:
+            if how is not None:
+                self.packer = ValuePacker(how, self.router, self.clock)
             self.encoder = ValueEncoder(config, *places, serialize, self.packer)
         owner = self.instance if answers_checks else ""
         self._counted = Counted()

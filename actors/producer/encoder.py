@@ -61,9 +61,10 @@ class Encoder:
     ``group_of(topic, partition)`` is the broker group of a partition, for topics known to ``partitions``.
     """
 
-    #: What ``send_many`` and ``send_table`` do to values and rows; see ``ValueEncoder``.
+    #: What ``send_many`` does to values and rows, and tables to columns of rows; see ``ValueEncoder``.
     serialize: Callable[[Any], bytes] | None = None
     pack: Callable[[bytes], bytes] | None = None
+    pack_column: Callable[[Any], Any] | None = None
 
     def __init__(
         self,

@@ -47,7 +47,7 @@ def send_table(
         raise NotSupported(f"send_table needs pyarrow and numpy; install them: {error}") from error
     core.check_open()
     count = core.encoder.partitions(check_topic(topic))
-    rows = TableRows(core.config, topic, count, table, value, key, partition, core.encoder.pack)
+    rows = TableRows(core.config, topic, count, table, value, key, partition, core.encoder.pack_column)
     return _hand_over_all(core, topic, rows.pieces(partial(core.gathers, topic)), len(rows), given_up)
 
 

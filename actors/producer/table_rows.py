@@ -45,9 +45,12 @@ class TableRows:
         value: str,
         key: str | None,
         partition: int | None,
-        pack: Callable[[bytes], bytes] | None = None,
+        pack: Callable[[pa.Array], pa.Array] | None = None,
     ) -> None:
-        """Raises InvalidMessage, MessageTooLarge or UnknownTopic; nothing was sent then."""
+        """``pack``: compresses values.
+
+        Raises InvalidMessage, MessageTooLarge or UnknownTopic; nothing was sent then.
+        """
         self._config, self._count, self._pack = config, partitions, pack
         self._partition = check_partition(topic, partition, partitions)
         self._values = column_of(table, value)
@@ -105,8 +108,8 @@ class TableRows:
             keys = as_binary(keys)
             head = [length_headers(keys, b"\x94"), pc.fill_null(keys, b"")]
         rows = pc.binary_join_element_wise(*head, length_headers(values), values, _NO_MORE, _EMPTY)
-        if self._pack is not None and np.diff(offsets_of(rows)).max() > self._config.compress_from:
-            rows = pa.array(map(self._pack, rows.to_pylist()), pa.binary())
+        if self._pack is not None:
+            rows = self._pack(rows)
         numbers = np.arange(start, start + len(values), dtype=np.int64)
         places = self._places(keys, offsets_of(rows), gathers)
         first = int(places[0])

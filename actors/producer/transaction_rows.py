@@ -90,11 +90,12 @@ class TransactionRows:
         columns: TransactionColumns,
         partition: int | None,
         timeout_ms: int,
+        pack: Callable[[pa.Array], pa.Array] | None = None,
     ) -> None:
         """Raises InvalidMessage or UnknownTopic for what is wrong with the whole table. ``group_of`` None:
-        there is one group."""
+        there is one group. ``pack``: compresses values."""
         self._config, self._topic, self._count = config, topic, partitions
-        self._group_of, self._timeout_ms = group_of, timeout_ms
+        self._group_of, self._timeout_ms, self._pack = group_of, timeout_ms, pack
         self._partition = check_partition(topic, partition, partitions)
         found = {
             part: _texts(table, name) if part.endswith("_id") else column_of(table, name)
@@ -192,18 +193,25 @@ class TransactionRows:
         given: bool,
     ) -> Iterator[TableBlock]:
         """Sorts the rows by block and partition, and makes the blocks, of about a request each."""
+        before = rows
+        if self._pack is not None:
+            rows = self._pack(rows)
+            sizes = np.diff(offsets_of(rows)).astype(np.int64)
         groups = self._groups_of(places)
         blocks = self._blocks_of(sizes, groups)
         order = np.lexsort((places, blocks))
         taken = pa.array(order)
-        rows, sizes, blocks, places = rows.take(taken), sizes[order], blocks[order], places[order]
+        sorted_rows = rows.take(taken)
+        # Digests are those of the rows before compression: see ValuePacker.pack_block.
+        digested = sorted_rows if rows is before else before.take(taken)
+        digests = list(map(crc32c, digested.to_pylist()))
+        rows, sizes, blocks, places = sorted_rows, sizes[order], blocks[order], places[order]
         groups = groups[order]
         named: list[str] = tx_ids.take(taken).to_pylist()
         asked = named
         if query_ids is not None:
             asked = pc.coalesce(query_ids, tx_ids).take(taken).to_pylist()
         listed, where = sizes.tolist(), numbers[order].tolist()
-        digests = list(map(crc32c, rows.to_pylist()))
         offsets, data = offsets_of(rows), memoryview(rows.buffers()[2])
         ends = [*(np.flatnonzero(np.diff(blocks)) + 1).tolist(), len(blocks)]
         changes = (np.flatnonzero((np.diff(places) != 0) | (np.diff(blocks) != 0)) + 1).tolist()

@@ -10,7 +10,7 @@ from escrowmq.actors.client.values import Serialize
 from escrowmq.actors.producer.blocks import PrepareBlock
 from escrowmq.actors.producer.config import ProducerConfig
 from escrowmq.actors.producer.encoder import Encoder
-from escrowmq.actors.producer.value_packer import FIRST_WAIT_S, ValuePacker
+from escrowmq.actors.producer.value_packer import ValuePacker
 from escrowmq.replication.model import Message
 
 
@@ -32,6 +32,7 @@ class ValueEncoder(Encoder):
         self.serialize = serialize
         if packer is not None:
             self.pack = packer.pack
+            self.pack_column = packer.pack_column
             self._pack_block = packer.pack_block
             self.partitions = _after_first_answer(packer, partitions)
 
@@ -56,8 +57,8 @@ def _after_first_answer(packer: ValuePacker, partitions: Callable[[str], int]) -
 
     def after(topic: str) -> int:
         nonlocal asked
-        if not asked:  # otherwise the values of a short-lived producer would never be compressed
-            packer.asked().result(FIRST_WAIT_S + 10.0)  # it has its own deadline; this guards against bugs
+        if not asked:
+            packer.wait_for_answer()
             asked = True
         return partitions(topic)
 

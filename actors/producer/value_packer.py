@@ -1,6 +1,6 @@
-"""Compresses values for one producer, as soon as its cluster can have rows with compressed values.
+"""Compresses values for one producer or one writing task, as soon as its cluster can have such rows.
 
-The producer asks the leader of group 0 for its format level: that group reaches a level last, so every other
+It asks the leader of group 0 for its format level: that group reaches a level last, so every other
 group has it then, too, and no replica anywhere can start with older software again. Below that level values
 are sent as they are, and nothing fails. A level never falls, so nobody asks again once it is reached.
 """
@@ -15,7 +15,7 @@ from typing import Any
 
 from escrowmq.actors.client.turns import Turns
 from escrowmq.actors.producer.blocks import PrepareBlock
-from escrowmq.actors.producer.config import ProducerConfig
+from escrowmq.actors.producer.compression import Compression
 from escrowmq.replication.calling.answers import LevelReport
 from escrowmq.replication.errors import EscrowMQError
 from escrowmq.replication.format.packing import LEVEL_OF_PACKED, codec_of, pack_row
@@ -30,16 +30,11 @@ log = logging.getLogger(__name__)
 
 
 class ValuePacker:
-    """Thread-safe. ``config.compression`` must not be None; raises NotSupported without pyarrow."""
+    """Thread-safe. Raises NotSupported without pyarrow."""
 
-    def __init__(self, config: ProducerConfig, router: Turns, clock: Callable[[], float]) -> None:
-        assert config.compression is not None
-        codec_of(config.compression, config.compression_level)  # now, and not when something is sent
-        self._method, self._level, self._least = (
-            config.compression,
-            config.compression_level,
-            config.compress_from,
-        )
+    def __init__(self, how: Compression, router: Turns, clock: Callable[[], float]) -> None:
+        codec_of(how.method, how.level)  # now, and not when something is sent
+        self._method, self._level, self._least = how.method, how.level, how.least
         self._router, self._clock = router, clock
         self._lock = threading.Lock()
         self._first: Future[None] | None = None
@@ -62,6 +57,15 @@ class ValuePacker:
                 self.bytes_saved += len(row) - len(made)
         return made
 
+    def pack_column(self, rows: Any) -> Any:
+        """The same for a column of rows: Arrow's ``binary``."""
+        if not self.ready:
+            self._ask_if_due()
+            return rows
+        from escrowmq.actors.producer.packed_column import packed_column
+
+        return packed_column(rows, self.pack, self._least)
+
     def pack_block(self, block: PrepareBlock) -> None:
         """The same for all rows of a block. Its digests stay: they are those of the rows as they were, so
         that a repeated transaction is the same one, however its values are compressed by then."""
@@ -79,6 +83,11 @@ class ValuePacker:
                     block.size += len(made) - len(row)
 
     # ------------------------------------------------------------ the level
+
+    def wait_for_answer(self) -> None:
+        """Asks for the level if nobody has, and waits until that question has ended: otherwise the values of
+        a short-lived producer would never be compressed."""
+        self.asked().result(FIRST_WAIT_S + 10.0)  # it has its own deadline; this guards against bugs
 
     def asked(self) -> Future[None]:
         """Is done, without an error, when the first question for the level has ended."""

@@ -186,6 +186,8 @@ def _replica_counters(label: tuple[str, str], told: MetricsReport) -> Iterator[S
     yield ("escrowmq_replica_link_connects_total", label), told.link_connects
     yield ("escrowmq_replica_clients", label), told.clients
     yield ("escrowmq_replica_client_requests_total", label), told.client_requests
+    yield ("escrowmq_replica_client_unread_bytes", label), told.client_unread_bytes
+    yield ("escrowmq_replica_clients_cut_total", label), told.clients_cut
     yield ("escrowmq_replica_disk_size_bytes", label), told.disk_bytes
     yield ("escrowmq_transactions_prepared_total", label), told.prepared
     for decided, count in told.decided.items():

@@ -276,6 +276,21 @@ REPLICA_METRICS = (
         source=f"{_BROKER}'s door",
     ),
     Metric(
+        name="escrowmq_replica_client_unread_bytes",
+        kind=Kind.gauge,
+        labels=REPLICA,
+        unit="bytes",
+        help="Answers that clients have not read; 64 MiB at most, and 8 MiB of one client.",
+        source=f"{_BROKER}'s door",
+    ),
+    Metric(
+        name="escrowmq_replica_clients_cut_total",
+        kind=Kind.counter,
+        labels=REPLICA,
+        help="Clients that were disconnected because too many answers were unread; they go on through Ray.",
+        source=f"{_BROKER}'s door",
+    ),
+    Metric(
         name="escrowmq_replica_driver_stall_seconds",
         kind=Kind.histogram,
         labels=REPLICA,

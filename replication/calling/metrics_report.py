@@ -60,7 +60,8 @@ class MetricsReport(Carried, frozen=True, kw_only=True):
     ``prepared`` and ``decided`` ("COMMITTED/producer") count what it did as leader, so that each transaction
     is counted at one replica; ``refused``: requests by reason; ``terms_led``: how often it became leader.
     ``clients``: those with a connection of their own now; ``client_requests``: what came over such ones.
-    ``histograms`` are in seconds. ``led``: None unless it leads. ``disk_bytes``: size of its file system.
+    ``client_unread_bytes``: answers that they have not read; ``clients_cut``: how many were disconnected for
+    that. ``histograms`` are in seconds. ``led``: None unless it leads. ``disk_bytes``: size of its disk.
     """
 
     gid: int
@@ -70,6 +71,8 @@ class MetricsReport(Carried, frozen=True, kw_only=True):
     link_connects: int = 0
     clients: int = 0
     client_requests: int = 0
+    client_unread_bytes: int = 0
+    clients_cut: int = 0
     prepared: int = 0
     decided: Mapping[str, int] = msgspec.field(default_factory=dict)
     refused: Mapping[str, int] = msgspec.field(default_factory=dict)

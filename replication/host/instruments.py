@@ -46,6 +46,8 @@ class Instruments:
             link_connects=driver.counters.connects,
             clients=0 if driver.door is None else driver.door.clients,
             client_requests=0 if driver.door is None else driver.door.requests,
+            client_unread_bytes=0 if driver.door is None else driver.door.unread.bytes,
+            clients_cut=0 if driver.door is None else driver.door.unread.cut,
             prepared=replica.led.prepared,
             decided={
                 f"{STATE_OF[outcome].value}/{who}": count

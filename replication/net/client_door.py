@@ -6,8 +6,8 @@ socket. Everything else about clients (discovery, placement, who may call) stays
 the actor gets the key.
 
 Bounds: connections, strangers among them, seconds for the greeting, the length of a frame, bytes of requests
-that wait to be checked, time for checking them in one turn of the loop, and bytes of answers that a client
-does not read.
+that wait to be checked, time for checking them in one turn of the loop, and bytes of answers that clients
+do not read (unread_answers.py).
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from escrowmq.replication.net.client_frames import (
     encode_answer,
     frame,
 )
+from escrowmq.replication.net.unread_answers import UNCOUNTED_BYTES, UnreadAnswers
 
 log = logging.getLogger(__name__)
 
@@ -43,8 +44,6 @@ GREETING_TIMEOUT_S = 3.0
 TURN_S = 0.002
 #: Requests of all clients that wait to be checked; the connections that exceed it are not read meanwhile.
 WAITING_BYTES_MAX = 16 << 20
-#: A client that leaves this much unread is disconnected; answers are a few bytes per operation.
-PILE_BYTES_MAX = 8 << 20
 #: A client that has not acknowledged at the TCP level for this long is gone (half-open connections); one that
 #: is idle is asked that often.
 DEAD_CLIENT_MS, IDLE_S, ASK_EVERY_S = 20_000, 30, 10
@@ -63,6 +62,7 @@ class Door:
         self.begin = begin
         #: Requests taken, and connections refused, for the exporter.
         self.requests = self.refused = 0
+        self.unread = UnreadAnswers()
         self.address: tuple[str, int] | None = None
         self._clients: set[ClientConnection] = set()
         self._strangers: dict[ClientConnection, None] = {}
@@ -129,6 +129,7 @@ class Door:
     def finished(self, connection: ClientConnection) -> None:
         self._clients.discard(connection)
         self._strangers.pop(connection, None)
+        self.unread.gone(connection)
 
     # -------------------------------------------------------------- requests
 
@@ -189,6 +190,7 @@ class ClientConnection(asyncio.Protocol):
 
     def __init__(self, door: Door) -> None:
         self.open = False
+        self._behind = False
         self._door = door
         self._greeting: BrokerGreeting | None = BrokerGreeting(door.key, os.urandom(NONCE_BYTES))
         self._frames = FrameBuffer(GREETING_BYTES_MAX)
@@ -200,7 +202,7 @@ class ClientConnection(asyncio.Protocol):
         sock = transport.get_extra_info("socket")
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         notice_silence(sock, DEAD_CLIENT_MS)
-        self._transport.set_write_buffer_limits(high=PILE_BYTES_MAX)
+        self._transport.set_write_buffer_limits(high=UNCOUNTED_BYTES)
         self.open = True
         self._timer = asyncio.get_running_loop().call_later(GREETING_TIMEOUT_S, self._too_slow)
         self._door.arrived(self)
@@ -209,8 +211,15 @@ class ClientConnection(asyncio.Protocol):
         self._end()
 
     def pause_writing(self) -> None:
-        log.warning("a client has not read %d MiB of answers; its connection is closed", PILE_BYTES_MAX >> 20)
-        self.abort()
+        self._behind = True
+
+    def resume_writing(self) -> None:
+        self._behind = False
+        self._door.unread.gone(self)
+
+    def unread(self) -> int:
+        """See ``unread_answers.Reader``."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     def data_received(self, data: bytes) -> None:
         self._frames.feed(data)
@@ -243,6 +252,8 @@ class ClientConnection(asyncio.Protocol):
         def answer(reply: tuple[Any, ...]) -> None:
             if self.open and self._transport is not None:
                 self._transport.write(frame(number, encode_answer(reply)))
+                if self._behind:
+                    self._door.unread.grown(self)
 
         return answer
 

@@ -25,6 +25,7 @@ from ray.data.datasource import Datasink
 from escrowmq.actors.client.catalog import TopicCatalog
 from escrowmq.actors.client.router import Router
 from escrowmq.actors.client.topology import ClusterInfo
+from escrowmq.actors.producer.compression import Compression
 from escrowmq.replication.errors import ConfigError, EscrowMQError
 from escrowmq.spark_integration.ray_data.arguments import ColumnNames
 from escrowmq.spark_integration.sink.batch import (
@@ -69,13 +70,20 @@ class EscrowMQDatasink(Datasink[Prepared]):
     quiet_s = QUIET_S
 
     def __init__(
-        self, info: ClusterInfo, topic: str, names: ColumnNames, message_bytes_max: int, timeout_ms: int
+        self,
+        info: ClusterInfo,
+        topic: str,
+        names: ColumnNames,
+        message_bytes_max: int,
+        timeout_ms: int,
+        compression: Compression | None = None,
     ) -> None:
         self.write_id = f"{RAY_DATA}{uuid.uuid4()}"
         #: Rows that were written, once the write is complete.
         self.messages = 0
         self._info, self._topic, self._names = info, topic, names
         self._message_bytes_max, self._timeout_ms = message_bytes_max, timeout_ms
+        self._compression = compression
 
     def get_name(self) -> str:
         """The name that Ray Data shows."""
@@ -104,6 +112,7 @@ class EscrowMQDatasink(Datasink[Prepared]):
                 message_bytes_max=self._message_bytes_max,
                 timeout_ms=self._timeout_ms,
                 home_of=functools.partial(home_of, self.write_id),
+                compression=self._compression,
             )
         finally:
             for router in routers:

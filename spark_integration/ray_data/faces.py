@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from escrowmq.actors.client.catalog import TopicCatalog
 from escrowmq.actors.client.router import Router
+from escrowmq.actors.producer.compression import LEAST_BYTES, compression_of
 from escrowmq.cluster.address import AUTO
 from escrowmq.cluster.handle import Cluster
 from escrowmq.replication.errors import ConfigError
@@ -130,6 +131,9 @@ def write(
     namespace: str | None = None,
     message_bytes_max: int = 1 << 20,
     transaction_timeout_s: float = TRANSACTION_TIMEOUT_S,
+    compression: str | None = None,
+    compression_level: int | None = None,
+    compress_from: int = LEAST_BYTES,
     concurrency: int | None = None,
     ray_remote_args: dict[str, Any] | None = None,
 ) -> Written:
@@ -137,7 +141,8 @@ def write(
 
     ``value``, ``key``, ``headers``, ``partition`` name columns: values and keys are bytes or strings, headers
     are lists of ``{key, value}``, partitions are numbers. Without a partition, it is chosen as producers
-    choose it. All messages have one ``tx_id``, which begins with the id of the write.
+    choose it. All messages have one ``tx_id``, which begins with the id of the write. ``compression``,
+    ``compression_level`` and ``compress_from`` are those of a producer.
 
     Write tasks prepare their rows in transactions; when all have ended, one COMMIT decides for all of them.
     What a task prepared that Ray repeated is rolled back. If this call raises or its process dies before the
@@ -154,12 +159,14 @@ def write(
     args.check_count("message_bytes_max", message_bytes_max, MESSAGE_BYTES_LIMIT)
     args.check_count("concurrency", concurrency)
     timeout_ms = args.check_timeout(transaction_timeout_s)
+    args.check_count("compress_from", compress_from, MESSAGE_BYTES_LIMIT)
+    how = compression_of(compression, compression_level, compress_from)
     with _ray_data():
         from escrowmq.spark_integration.ray_data.datasink import EscrowMQDatasink, Rewording, run_write
     args.check_dataset(dataset)
     with _routed(cluster, address, namespace) as router:
         TopicCatalog(router).partitions(topic)
-        sink = EscrowMQDatasink(router.info, topic, names, message_bytes_max, timeout_ms)
+        sink = EscrowMQDatasink(router.info, topic, names, message_bytes_max, timeout_ms, how)
     with Rewording(sink.write_id):
         messages = run_write(dataset, sink, concurrency=concurrency, ray_remote_args=ray_remote_args)
     return Written(sink.write_id, messages)

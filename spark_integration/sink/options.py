@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from escrowmq.actors.producer.compression import LEAST_BYTES, LEVEL_MAX, Compression, compression_of
 from escrowmq.replication.errors import ConfigError
 from escrowmq.spark_integration.option_values import ray_address
 
@@ -21,6 +22,9 @@ OPTIONS = {
     "sinkName": "in foreachBatch: tells this write from others of the same query (default: the topic)",
     "maxMessageBytes": "a larger message is an error (default 1048576, at most 4194304)",
     "transactionTimeoutMs": "time after which the sink's querier is asked to decide (default 60000)",
+    "compression": "zstd or lz4: compress values as producers do (default: none)",
+    "compressionLevel": "of zstd, 1 to 22 (default 1)",
+    "compressFrom": "bytes of the smallest value that is compressed (default 1024)",
     "escrowmq.address": "address of the Ray cluster (default: the one that Spark was started on)",
     "escrowmq.namespace": "Ray namespace of the EscrowMQ cluster (default: escrowmq)",
 }
@@ -51,6 +55,7 @@ class SinkOptions:
     transaction_timeout_ms: int
     epoch: int | None = None
     name: str = ""
+    compression: Compression | None = None
 
 
 def parse_sink_options(
@@ -89,7 +94,19 @@ def parse_sink_options(
         transaction_timeout_ms=_number(options, "transactionTimeoutMs", TRANSACTION_TIMEOUT_MS, 10**9),
         epoch=epoch,
         name=name,
+        compression=_compression(options),
     )
+
+
+def _compression(options: Mapping[str, str]) -> Compression | None:
+    method, level = options.get("compression", "none").lower(), None
+    if "compressionLevel" in options:
+        level = _number(options, "compressionLevel", 1, LEVEL_MAX)
+    least = _number(options, "compressFrom", LEAST_BYTES, MESSAGE_BYTES_LIMIT)
+    try:
+        return compression_of(None if method == "none" else method, level, least)
+    except ConfigError as error:
+        raise ConfigError(f"option 'compression' or 'compressionLevel': {error}") from error
 
 
 def _epoch(options: Mapping[str, str], streaming: bool) -> tuple[int | None, str]:

@@ -53,6 +53,7 @@ class RowEncoder:
 
     ``topic`` None: a column has it. ``partitions``: topic -> number of partitions; raises UnknownTopic.
     ``spread``: any number, different for each task, so that tasks start with different partitions.
+    ``pack``: compresses the values of a column of encoded rows; limits are those of the rows before.
     """
 
     tx_id: str
@@ -61,6 +62,7 @@ class RowEncoder:
     message_bytes_max: int
     slice_bytes: int
     spread: int = 0
+    pack: Callable[[pa.Array], pa.Array] | None = None
     _counts: dict[str, int] = field(default_factory=dict)
 
     def encode(self, batch: pa.RecordBatch) -> Iterator[list[Rows]]:
@@ -89,6 +91,8 @@ class RowEncoder:
             count = end - start
             part = [p.slice(start, count) if isinstance(p, pa.Array) else p for p in parts]
             rows = pc.binary_join_element_wise(*part, _EMPTY)
+            if self.pack is not None:
+                rows = self.pack(rows)
             places = self._places(columns, key, topics, start, end)
             self.spread += 1
             yield list(_by_place(rows, topics[start:end], places, self._names))

@@ -18,8 +18,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from escrowmq.actors.producer.compression import Compression
 from escrowmq.actors.producer.encoder import crc32c
 from escrowmq.actors.producer.results import prepare_problem
+from escrowmq.actors.producer.value_packer import ValuePacker
 from escrowmq.replication.errors import EscrowMQError, TransactionSettled
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import PrepareExtra
@@ -248,6 +250,7 @@ def write_batches(
     message_bytes_max: int,
     timeout_ms: int,
     home_of: Callable[[int], int] | None = None,
+    compression: Compression | None = None,
 ) -> tuple[Attempt, dict[int, int]]:
     """Run a whole task; returns what it prepared, and its references by group.
 
@@ -273,6 +276,7 @@ def write_batches(
                     message_bytes_max,
                     min(SLICE_BYTES, CHUNK_BYTES),
                     spread=crc32c(attempt.encode()),
+                    pack=None if compression is None else _packing(link, compression),
                 )
             for rows in encoder.encode(batch):
                 writer.add(rows)
@@ -283,3 +287,9 @@ def write_batches(
         if writer is not None:
             writer.abandon()
         raise
+
+
+def _packing(link: SinkLink, compression: Compression) -> Callable[[pa.Array], pa.Array]:
+    packer = ValuePacker(compression, link.router, link.router.clock)
+    packer.wait_for_answer()
+    return packer.pack_column

@@ -108,6 +108,7 @@ def _prepare(
             message_bytes_max=options.message_bytes_max,
             timeout_ms=options.transaction_timeout_ms,
             home_of=home,
+            compression=options.compression,
         )
 
 

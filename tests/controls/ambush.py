@@ -143,7 +143,7 @@ class Ambush:
         """Deliver each old acknowledgement once, when the leader's log reaches the index that it claims."""
         leader = victims.leader
         for index in [index for index in victims.acks if index <= leader.journal.last_index]:
-            leader.arrive(victims.follower.name, victims.acks.pop(index))
+            leader.links.arrive(victims.follower.name, victims.acks.pop(index))
 
     # -------------------------------------------------------------- helpers
     def _successor(self, victims: _Victims) -> SimReplica | None:

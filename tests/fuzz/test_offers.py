@@ -13,21 +13,23 @@ import pytest
 from google_crc32c import value as crc32c
 
 from escrowmq.replication.errors import EscrowMQError, Unavailable
-from escrowmq.replication.host.repair import copy_from_leader, may_be_offered
-from escrowmq.replication.log.disk import Disk
-from escrowmq.replication.log.install import MARKER, finish_install, staged_name, switch_files
+from escrowmq.replication.host.repair import may_be_offered
+from escrowmq.replication.log.install import MARKER, finish_install, staged_name
 from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.log.marks import LEARNER, PORT_FILE, WANTS_COPY, Marks
 from escrowmq.replication.log.vote import VoteFile
 from tests.fuzz.engine import EXAMPLES, Target, examine, fuzz
-from tests.sim.disk import PowerCut, SimDisk
+from tests.sim.disk import SimDisk
 from tests.support.golden_files import mend_runs, mend_segment, mend_snapshot
 from tests.support.offered_files import (
     KINDS,
     RUNS_NAME,
     SNAP_NAME,
     Offering,
+    content,
+    copy,
     damage_in_bytes,
+    decided_switches,
     disk_with,
     files,
 )
@@ -63,13 +65,13 @@ def copied(name: str) -> Callable[[bytes], None]:
         source = Offering(disk_with({**GOOD, name: data}), KINDS)
         reports: list[str] = []
         try:
-            copy_from_leader(own, ["r0"], source, lambda s: None, 0.0, reports.append)
+            copy(own, source, reports)
         except Unavailable:
-            assert reports and {n: own.read_all(n) for n in KINDS} == GOOD
+            assert reports and content(own, KINDS) == GOOD
             # A log that ends before ours is refused too, and there its owner is not to blame.
             assert source.suspected == [name] or (name == NEWEST and "and we have" in reports[0])
             return
-        assert {n: own.read_all(n) for n in KINDS} == {**GOOD, name: data}
+        assert content(own, KINDS) == {**GOOD, name: data}
 
     return run
 
@@ -78,34 +80,19 @@ def named(data: bytes) -> None:
     """A peer that offers a file of any name, and one that asks for it."""
     name = data.decode(errors="surrogateescape")
     may_be_offered(disk_with(GOOD), name)
-    own, content = disk_with(GOOD), {**GOOD, name: b"x"}
-    kept = {n: own.read_all(n) for n in own.names()}
+    own = disk_with(GOOD)
+    kept = content(own)
     try:
-        copy_from_leader(own, ["r0"], Offering(disk_with(content), [*KINDS, name]), lambda s: None, 0.0, str)
+        copy(own, Offering(disk_with({**GOOD, name: b"x"}), [*KINDS, name]))
     except Unavailable:
-        assert {n: own.read_all(n) for n in kept} == kept
+        assert content(own, list(kept)) == kept
     assert own.exists(NEWEST) and not own.exists(MARKER)
 
 
 # ------------------------------------------------------------------ the marker of a decided switch
 def decided() -> SimDisk:
     """A disk on which the switch to ``GOOD`` is decided, and nothing of it done."""
-    for operations in range(40):
-        disk = disk_with(dict.fromkeys(("old.log", *KINDS), b"older"))
-        for name, data in GOOD.items():
-            disk.write_atomic(staged_name(name), [data])
-        disk.stop_after(operations)
-        try:
-            switch_files(disk, KINDS, remove=["old.log", *KINDS])
-        except PowerCut:
-            disk.kill()
-            if disk.exists(MARKER):
-                return disk
-    raise AssertionError("no switch was decided")
-
-
-def content(disk: Disk) -> dict[str, bytes]:
-    return {name: disk.read_all(name) for name in disk.names()}
+    return next(decided_switches(remove=["old.log"]))
 
 
 def finished(data: bytes) -> None:

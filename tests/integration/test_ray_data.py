@@ -13,6 +13,7 @@ import pytest
 from escrowmq import ConfigError, DataLoss, Message, UnknownTopic, ray_data
 from escrowmq.spark_integration.sink.intents import RAY_DATA
 from examples import ray_data_scoring
+from tests.spark_trials.target import Target
 
 if TYPE_CHECKING:
     from ray.data import Dataset
@@ -145,6 +146,22 @@ def test_a_written_dataset_comes_back(cluster: Cluster, topic: str, unique: Uniq
     assert Counter(map(repr, content(after))) == Counter(map(repr, content(before)))
     assert {record.tx_id for record in after} == {f"{written.write_id}:0"}
     assert left_open(cluster, target) == []
+
+
+def test_values_that_tasks_compress_come_back(cluster: Cluster, topic: str) -> None:
+    import ray.data
+
+    words = [f"{n}:" + "teapot " * (500 if n % 2 else 1) for n in range(80)]
+    dataset = ray.data.from_items([{"value": word} for word in words], override_num_blocks=2)
+    for method in ("zstd", "lz4"):
+        assert ray_data.write(dataset, topic, compression=method, cluster=cluster).messages == 80
+    back = ray_data.read(topic, cluster=cluster, columns=["value"], parallelism=2).take_all()
+    assert sorted(row["value"].decode() for row in back) == sorted(2 * words)
+    target = Target(cluster.info, topic, PARTITIONS)
+    try:
+        assert target.stored_bytes() < 2 * sum(map(len, words)) / 4
+    finally:
+        target.close()
 
 
 def test_an_empty_topic_and_what_does_not_exist(cluster: Cluster, topic: str, unique: Unique) -> None:

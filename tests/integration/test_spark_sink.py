@@ -77,6 +77,16 @@ def test_a_batch_comes_back_as_it_was_written(spark: SparkSession, cluster: Clus
     assert [(h.key, bytes(h.value)) for h in found.headers] == [("h", b"x")]
 
 
+def test_tasks_compress_values(spark: SparkSession, target: Target) -> None:
+    frame = spark.range(100).selectExpr("CONCAT(id, ':', REPEAT('teapot ', 400)) AS value")
+    options = {"topic": target.topic, "compression": "zstd", "compressionLevel": "3"}
+    frame.write.format("escrowmq").mode("append").options(**options).save()
+    rows = target.rows()
+    assert sorted(row.value for row in rows) == sorted(f"{n}:" + "teapot " * 400 for n in range(100))
+    assert target.stored_bytes() < 100 * 2_800 / 4
+    assert target.open_transactions() == []
+
+
 def test_a_stream_is_written_epoch_by_epoch_and_goes_on_where_it_stopped(
     spark: SparkSession, target: Target, tmp_path: Path
 ) -> None:

@@ -63,8 +63,8 @@ def _same(replica: SimReplica, what: str, kept: int, counted: int) -> None:
 def _check_node(replica: SimReplica, cache_bytes: int) -> None:
     node = replica.node
     config, proposals = node.config, node._proposals
-    if replica._inbox:
-        _inside(replica, "messages not yet read", len(replica._inbox), INBOX_MAX)
+    if replica.links.inbox:
+        _inside(replica, "messages not yet read", len(replica.links.inbox), INBOX_MAX)
     entries = len(proposals._sizes)
     if entries or proposals.outstanding_bytes:
         # A single entry is accepted whatever its size.

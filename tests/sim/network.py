@@ -24,6 +24,14 @@ Link = tuple[str, str]
 LOOK_S = 0.05  # between two tries of a host to connect to one that refuses it
 
 
+class Links(Protocol):
+    """A process's end of its links."""
+
+    def link_up(self, peer: str) -> None: ...
+    def link_down(self, peer: str) -> None: ...
+    def arrive(self, peer: str, frame: bytes) -> None: ...
+
+
 class Host(Protocol):
     """A replica's process, as the network sees it."""
 
@@ -32,9 +40,8 @@ class Host(Protocol):
     incarnation: int
     paused_until: float
 
-    def link_up(self, peer: str) -> None: ...
-    def link_down(self, peer: str) -> None: ...
-    def arrive(self, peer: str, frame: bytes) -> None: ...
+    @property
+    def links(self) -> Links: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +154,7 @@ class SimNetwork:
     def _notice(self, address: str, peer: str, incarnation: int) -> None:
         host, name = self.hosts[address], self._name(peer)
         if host.incarnation == incarnation and not self.linked(address, name):
-            host.link_down(name)
+            host.links.link_down(name)
 
     def _connect_soon(self, a: str, b: str) -> None:
         self.world.later(0.005 + self._stream(a, b).random() * 0.05, self._connect, a, b)
@@ -167,8 +174,8 @@ class SimNetwork:
         self._connections[pair] = self._serial
         for x, y in ((a, b), (b, a)):
             self._last_arrival[x, y] = 0.0
-            self.hosts[x].link_down(self._name(y))  # a break that was not noticed yet
-            self.hosts[x].link_up(self._name(y))
+            self.hosts[x].links.link_down(self._name(y))  # a break that was not noticed yet
+            self.hosts[x].links.link_up(self._name(y))
 
     def _look_again(self, a: str, b: str) -> None:
         """Schedule one try at a time: hosts with links to others of the same name may try for long."""
@@ -298,7 +305,7 @@ class SimNetwork:
         # In the wild network too, a link that another host of the same name has replaced is closed.
         if self._contested(sender, receiver) and self.linked(receiver, self._name(sender)) != sender:
             return
-        host.arrive(sender, frame)
+        host.links.arrive(sender, frame)
 
 
 def _pair(a: str, b: str) -> Link:

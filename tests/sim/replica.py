@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from escrowmq.replication.errors import ApplyFailed, CorruptLog, DiskFailed, DiskFull, FsyncFailed, Superseded
-from escrowmq.replication.format import wire
 from escrowmq.replication.host.repair import knows_its_end
 from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.log.marks import BEHIND, DAMAGED
@@ -25,6 +24,7 @@ from tests.sim.bounds import RECOUNT_EVERY, check_bounds
 from tests.sim.damage import keep_last_copies
 from tests.sim.disk import PowerCut, SimDisk
 from tests.sim.repair import copy_log, has_forgotten_nothing, mend_log
+from tests.sim.replica_links import ReplicaLinks
 from tests.sim.tables import WALK_EVERY, check_tables
 from tests.sim.upkeep import Upkeep, note_mended
 from tests.sim.workload import Application, ReplicaContext
@@ -87,7 +87,7 @@ class SimReplica:
         self.paused_until = 0.0
         self._put_off: list[tuple[int, Callable[[], None]]] = []  # events for a paused process
         self._drift = 1 + 0.02 * (self.rng.random() - 0.5)  # clocks run at different speeds
-        self._inbox: list[tuple[str, bytes]] = []
+        self.links = ReplicaLinks(simulation, self)
 
     # -------------------------------------------------------------- the process
     def start(self) -> None:
@@ -182,7 +182,7 @@ class SimReplica:
         self._tick_queued = self._wake_queued = self._quiet = False
         self._checked_to = 0  # bounds were checked after this entry was applied
         self._job: SyncJob | None = None
-        self._inbox.clear()
+        self.links.inbox.clear()
         self._put_off.clear()
         self.journal = SegmentJournal(
             self.disk, segment_bytes=sim.plan.segment_bytes, cache_bytes=CACHE_BYTES, mendable=True
@@ -205,7 +205,7 @@ class SimReplica:
             self.name,
             [name for name in (sim.names if self.joining else sim.founders) if name != self.name],
             self.journal,
-            self,
+            self.links,
             self._apply,
             clock=self.clock,
             rng=self.rng,
@@ -213,7 +213,7 @@ class SimReplica:
             applied_index=self.app.applied_index,
             no_vote_until_caught_up=self.learner,
             marks=self.marks,
-            drop_link=self.drop_link,
+            drop_link=self.links.drop,
             joining=self.joining,
         )
         self.app.attach(self.node)
@@ -328,9 +328,10 @@ class SimReplica:
         """End the process right before its ``number``-th observable effect from now: a change to the disk
         (each append, sync, rename, ... counts), a message, an applied entry."""
         self._effects_left, self._effects_power = number, power
-        self.disk.on_effect = self.meta.on_effect = self._effect
+        self.disk.on_effect = self.meta.on_effect = self.effect
 
-    def _effect(self) -> None:
+    def effect(self) -> None:
+        """Called before each observable effect: the process may be meant to end here."""
         if self._effects_left is None or not self._working:
             return
         if self._effects_left <= 0:  # also for every further effect while the stack unwinds
@@ -418,7 +419,7 @@ class SimReplica:
         self.kick()
 
     def _apply(self, index: int, term: int, command: bytes) -> Any:
-        self._effect()
+        self.effect()
         result = self.app.apply(index, term, command)
         shown = command or self.journal.members.command(index) or b""
         self._sim.checker.applied(self, index, term, shown, self.app.digest())
@@ -454,56 +455,4 @@ class SimReplica:
 
     def _sync_again(self) -> None:
         self._job = None
-        self.kick()
-
-    # -------------------------------------------------------------- network
-    def send(self, peer: str, message: wire.Message) -> bool:
-        self._effect()
-        address = self._sim.network.linked(self.address, peer)
-        if address is not None:
-            self._sim.network.send(self.address, address, b"".join(wire.encode(message)))
-        return True
-
-    def room(self, peer: str) -> bool:
-        return self._sim.plan.room == 1.0 or self.rng.random() < self._sim.plan.room
-
-    def link_up(self, peer: str) -> None:
-        self.later(0, lambda: self._connected(peer))
-
-    def _connected(self, peer: str) -> None:
-        if peer not in self._sim.founders:
-            self.node.told_of(peer)  # a peer that accepted the link knew the list of members
-        self.node.connected(peer, knows_us=True)
-
-    def link_down(self, peer: str) -> None:
-        self.later(0, lambda: self.node.disconnected(peer))
-
-    def arrive(self, peer: str, frame: bytes) -> None:
-        """Bytes from the host at address ``peer`` arrived; a paused process gets them, in order, when it
-        resumes."""
-        self._inbox.append((peer, frame))
-        self.later(0, self._read)
-
-    def drop_link(self, peer: str) -> None:
-        """Close the link to a process that was replaced."""
-        address = self._sim.network.linked(self.address, peer)
-        mark = self.marks.of(peer)
-        if address is not None and mark is not None and mark.supersedes(self._sim.replica_at(address).own):
-            self._sim.network.cut(self.address, address)
-
-    def _read(self) -> None:
-        if not self._inbox:
-            return
-        address, frame = self._inbox.pop(0)
-        sender = self._sim.replica_at(address)
-        peer = sender.name
-        total, header = wire.PREFIX.unpack_from(frame)
-        wire.check_prefix(total, header)
-        begin, view = wire.PREFIX.size, memoryview(frame)
-        message = wire.decode(view[begin : begin + header], view[begin + header :])
-        self._sim.traced(self.name, peer, message)
-        self._sim.supervisor.check_counted(self, sender, message)
-        self.node.deliver(peer, message)
-        self._sim.supervisor.check_elected(self)
-        self._sim.look(self)
         self.kick()

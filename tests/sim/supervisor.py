@@ -301,7 +301,7 @@ def _note(peer: SimReplica, moved: SimReplica) -> None:
     """Record a successor at ``peer``, as the broker's ``peer_moved`` does."""
     if peer is not moved:
         peer.marks.learn([(moved.name, *moved.own)])
-        peer.drop_link(moved.name)
+        peer.links.drop(moved.name)
 
 
 def _key(replica: SimReplica) -> ReplicaKey:

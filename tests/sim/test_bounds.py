@@ -43,7 +43,7 @@ def exceeds(what: str, *, recount: bool = False) -> Callable[[Tamper], Tamper]:
 # ------------------------------------------------------------------ log and messages
 @exceeds("messages not yet read")
 def inbox(patch: pytest.MonkeyPatch, replica: SimReplica, broker: Any) -> None:
-    patch.setattr(replica, "_inbox", [("r1", b"")] * (bounds.INBOX_MAX + 1))
+    patch.setattr(replica.links, "inbox", [("r1", b"")] * (bounds.INBOX_MAX + 1))
 
 
 @exceeds("bytes proposed")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from escrowmq.actors.client.router import Router
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.consumer.offsets import EARLIEST, LATEST, OffsetReader
-from escrowmq.actors.consumer.reader import PartitionReader
+from escrowmq.actors.consumer.reader import PartitionReader, RowBlock
 from escrowmq.replication.format.codec import decode_rows
 
 ANSWER_S = 60.0
@@ -44,18 +44,24 @@ class Target:
 
     def rows(self) -> list[Written]:
         """All messages, by partition and offset."""
+        return [
+            Written(row[0], row[1].decode(), row[3], partition, block.base_offset + i)
+            for partition, block in self._blocks()
+            for i, row in enumerate(decode_rows(block.rows, block.messages))
+        ]
+
+    def stored_bytes(self) -> int:
+        """What the messages take in the log."""
+        return sum(len(block.rows) for _, block in self._blocks())
+
+    def _blocks(self) -> Iterator[tuple[int, RowBlock]]:
         starts = self._offsets.offsets([(self.topic, p, EARLIEST) for p in range(self.partitions)], ANSWER_S)
-        found = []
         for partition, (start, end) in enumerate(zip(starts, self.ends(), strict=True)):
             assert isinstance(start, int)
             gid = self.router.places.group_of(self.topic, partition)
             with PartitionReader(self.info, self.topic, partition, start, end, group=gid) as reader:
                 for block in reader:
-                    for i, row in enumerate(decode_rows(block.rows, block.messages)):
-                        found.append(
-                            Written(row[0], row[1].decode(), row[3], partition, block.base_offset + i)
-                        )
-        return found
+                    yield partition, block
 
     def open_transactions(self, app_prefix: str = "spark-") -> list[str]:
         """Ids of open transactions of sinks that write here."""

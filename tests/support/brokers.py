@@ -209,3 +209,16 @@ class ClientCalls:
 
     def close(self) -> None:
         self._closed = True
+
+
+class BehindCalls:
+    """One client's calls: fetches are answered by the brokers ``before``, which lack what is newer, and all
+    others by those of ``now``; closing it leaves both to the others."""
+
+    def __init__(self, now: Brokers, before: Brokers) -> None:
+        self._now, self._before = now, before
+
+    def call(self, gid: int, rid: int, method: str, args: tuple[Any, ...], done: OnAnswer) -> None:
+        (self._before if method == "fetch" else self._now).call(gid, rid, method, args, done)
+
+    def close(self) -> None: ...

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 
-from escrowmq.replication.host.repair import Manifest, NoPeers, damage_offered
+from escrowmq.replication.host.repair import (
+    Begin,
+    Manifest,
+    NoPeers,
+    at_once,
+    copy_from_leader,
+    damage_offered,
+)
 from escrowmq.replication.log.disk import Disk
+from escrowmq.replication.log.install import MARKER, staged_name, switch_files
 from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.replica.damage import damage_in
-from tests.sim.disk import SimDisk
+from tests.sim.disk import PowerCut, SimDisk
 from tests.support.golden_files import RUNS, SNAPSHOT
 from tests.support.storage import NEWEST, fill, sim_disk
 
@@ -48,6 +57,32 @@ def disk_with(content: dict[str, bytes]) -> SimDisk:
     for name, data in content.items():
         disk.write_atomic(name, [data])
     return disk
+
+
+def content(disk: Disk, names: Sequence[str] | None = None) -> dict[str, bytes]:
+    """What these files have, or all."""
+    return {name: disk.read_all(name) for name in (disk.names() if names is None else names)}
+
+
+def copy(own: Disk, source: Offering, reports: list[str] | None = None, begin: Begin = at_once) -> None:
+    """One attempt, without patience. ``reports``: what is said of it."""
+    told: list[str] = [] if reports is None else reports
+    copy_from_leader(own, ["r0"], source, lambda s: None, 0.0, told.append, begin)
+
+
+def decided_switches(remove: Sequence[str]) -> Iterator[SimDisk]:
+    """Disks on which the switch to ``files()`` is decided, and ever more of it done: a power cut after each
+    operation. ``remove``: the files that go, which hold something older."""
+    for operations in range(40):
+        disk = disk_with(dict.fromkeys((*remove, *KINDS), b"older"))
+        for name, data in files().items():
+            disk.write_atomic(staged_name(name), [data])
+        disk.stop_after(operations)
+        with contextlib.suppress(PowerCut):
+            switch_files(disk, KINDS, remove=remove)
+        disk.kill()
+        if disk.exists(MARKER):
+            yield disk
 
 
 def damage_in_bytes(name: str, data: bytes) -> str | None:

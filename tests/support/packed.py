@@ -12,6 +12,7 @@ from google_crc32c import value as crc32c
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import encode_row
 from escrowmq.replication.format.packing import METHODS, Packing, StoredRow, decode_stored, pack_row
+from escrowmq.replication.replica.replica import Replica
 from escrowmq.testing import InMemoryCluster
 from tests.support.requests import ROWS
 
@@ -53,7 +54,12 @@ def stored(cluster: InMemoryCluster, topic: str, partition: int = 0) -> list[Sto
     """The rows of a partition as they are in the log of a cluster in memory."""
     parts = cluster._network._brokers[0]._parts
     assert parts is not None
-    ((*_, runs, blob),) = parts.running.replica.fetch([(topic, partition, 0)], 1 << 30)
+    return stored_at(parts.running.replica, topic, partition)
+
+
+def stored_at(replica: Replica, topic: str, partition: int = 0) -> list[StoredRow]:
+    """The rows of a partition as they are in the log of a replica."""
+    ((*_, runs, blob),) = replica.fetch([(topic, partition, 0)], 1 << 30)
     count = sum(run[1] for run in runs)
     return decode_stored(b"\xdd" + count.to_bytes(4, "big") + bytes(blob))
 

@@ -69,6 +69,12 @@ def _send_table(producer: Producer, _: Any) -> None:
     producer.send_table("orders", pa.table({"value": VALUES, "key": ["k"] * 4}), key="key").result(0)
 
 
+def _transactions_table(producer: Producer, _: Any) -> None:
+    table = pa.table({"value": VALUES, "key": ["k", None, "k", None], "id": [None, "a", "b", None]})
+    results = producer.send_transactions_table("orders", table, key="key", tx_id="id")
+    assert results.committed == len(VALUES)
+
+
 def _transaction(producer: Producer, _: Any) -> None:
     with producer.transaction(tx_id="mine") as tx:
         tx.send(*(Message("orders", value) for value in VALUES))
@@ -95,7 +101,8 @@ def _asynchronous(producer: Producer, _: Any) -> None:
 
 
 WAYS = [
-    _send, _send_many, _send_keyed, _send_table, _transaction, _callback, _bulk, _asynchronous
+    _send, _send_many, _send_keyed, _send_table, _transactions_table,
+    _transaction, _callback, _bulk, _asynchronous,
 ]  # fmt: skip
 
 

@@ -60,6 +60,11 @@ class Solo:
     def _after_tick(self) -> None:
         self.ticks += 1
 
+    def start(self) -> None:
+        """Until it leads."""
+        self.driver.start()
+        wait_until(lambda: self.driver.node.ready, what="the only replica's leadership")
+
     def propose(self, command: bytes) -> Outcome:
         outcome = Outcome()
         self.driver.submit(lambda: self.driver.node.propose(command, outcome.settle))
@@ -69,8 +74,7 @@ class Solo:
 @pytest.fixture(params=[True, False], ids=["uvloop", "asyncio"])
 def solo(request: pytest.FixtureRequest) -> Iterator[Solo]:
     member = Solo(request.param)
-    member.driver.start()
-    wait_until(lambda: member.driver.node.ready, what="the only replica's leadership")
+    member.start()
     yield member
     member.driver.stop()
 
@@ -104,17 +108,23 @@ def test_call_returns_and_raises_what_the_function_does(solo: Solo) -> None:
 
 def test_a_failed_fsync_is_fatal_and_nothing_is_acknowledged(solo: Solo) -> None:
     solo.disk.fail_next("sync")
+    ends_without_an_answer(solo)
+    with pytest.raises(Closed):
+        solo.driver.submit(lambda: None)
+
+
+def ends_without_an_answer(solo: Solo) -> None:
     outcome = solo.propose(b"\0x")
     wait_until(lambda: solo.fatal, what="the end")
     assert isinstance(solo.fatal[0], FsyncFailed)
     time.sleep(0.05)
     assert outcome.calls == 0
-    with pytest.raises(Closed):
-        solo.driver.submit(lambda: None)
 
 
-def syncing_threads(solo: Solo, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The thread of each sync from now on."""
+def on_a_quick_disk(solo: Solo, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The thread of each sync from now on, when all syncs were quick so far."""
+    for _ in range(QUICK_RUN):
+        solo.driver.call(lambda: solo.driver.place.took(0.0, 0.0))
     threads: list[str] = []
     run = SyncJob.run
 
@@ -129,9 +139,7 @@ def syncing_threads(solo: Solo, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_small_commits_on_a_quick_disk_need_no_other_thread(
     solo: Solo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for _ in range(QUICK_RUN):
-        solo.driver.call(lambda: solo.driver.place.took(0.0, 0.0))
-    threads = syncing_threads(solo, monkeypatch)
+    threads = on_a_quick_disk(solo, monkeypatch)
     assert solo.propose(b"\0small").wait() is True
     assert threads == ["raft"]
     assert solo.propose(b"\0" + bytes(INLINE_BYTES_MAX)).wait() is True
@@ -142,16 +150,10 @@ def test_small_commits_on_a_quick_disk_need_no_other_thread(
 def test_a_failed_sync_in_the_loop_is_fatal_as_in_the_other_thread(
     solo: Solo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for _ in range(QUICK_RUN):
-        solo.driver.call(lambda: solo.driver.place.took(0.0, 0.0))
-    threads = syncing_threads(solo, monkeypatch)
+    threads = on_a_quick_disk(solo, monkeypatch)
     solo.disk.fail_next("sync")
-    outcome = solo.propose(b"\0x")
-    wait_until(lambda: solo.fatal, what="the end")
-    assert isinstance(solo.fatal[0], FsyncFailed)
+    ends_without_an_answer(solo)
     assert threads == ["raft"]
-    time.sleep(0.05)
-    assert outcome.calls == 0
 
 
 @pytest.mark.parametrize("beside", [True, False], ids=["beside", "planted: in the group commit's thread"])
@@ -163,8 +165,7 @@ def test_commits_do_not_wait_for_segments_to_be_unlinked(
     solo, unlink, removed = Solo(segment_bytes=200), threading.Event(), list[str]()
     if not beside:
         monkeypatch.setattr(Driver, "_begin_removal", lambda self: self._journal.sync())
-    solo.driver.start()
-    wait_until(lambda: solo.driver.node.ready, what="the only replica's leadership")
+    solo.start()
     for number in range(20):
         assert solo.propose(b"\0" + bytes(50) + b"%d" % number).wait() is True
     remove = solo.disk.remove
@@ -219,8 +220,7 @@ def test_a_full_disk_refuses_new_entries_keeps_the_queued_ones_and_goes_on_when_
 
 def test_stop_settles_what_is_open_and_refuses_what_comes_later() -> None:
     member = Solo()
-    member.driver.start()
-    wait_until(lambda: member.driver.node.ready)
+    member.start()
     member.disk.capacity = member.disk.used_bytes()
     outcome = member.propose(b"\0x")
     wait_until(lambda: member.driver.disk_full)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 from collections.abc import Sequence
 
@@ -16,23 +15,25 @@ from escrowmq.replication.host.repair import (
     Begin,
     Look,
     at_once,
-    copy_from_leader,
     damage_offered,
     has_history,
 )
 from escrowmq.replication.log.disk import Disk, File
-from escrowmq.replication.log.install import MARKER, staged_name, switch_files
+from escrowmq.replication.log.install import staged_name
 from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.log.vote import VoteFile
 from escrowmq.replication.replica import damage
-from tests.sim.disk import PowerCut, SimDisk
+from tests.sim.disk import SimDisk
 from tests.support.golden_files import mend_segment
 from tests.support.offered_files import (
     KINDS,
     RUNS_NAME,
     SNAP_NAME,
     Offering,
+    content,
+    copy,
     damage_in_bytes,
+    decided_switches,
     disk_with,
     files,
 )
@@ -40,22 +41,22 @@ from tests.support.storage import NEWEST, indexes, sim_disk
 
 
 def refused_copy(
-    content: dict[str, bytes], names: Sequence[str], begin: Begin = at_once
+    offered: dict[str, bytes], names: Sequence[str], begin: Begin = at_once
 ) -> tuple[list[str], list[str]]:
     """What the leader was told to check, and the reports; asserts that nothing of our own has changed."""
     own = disk_with(files())
-    before = {name: own.read_all(name) for name in own.names()}
-    source, reports = Offering(disk_with(content), names), list[str]()
+    before = content(own)
+    source, reports = Offering(disk_with(offered), names), list[str]()
     with pytest.raises(Unavailable, match="no leader to copy the log from"):
-        copy_from_leader(own, ["r0"], source, lambda s: None, 0.0, reports.append, begin)
-    assert {name: own.read_all(name) for name in own.names() if not name.startswith("incoming-")} == before
+        copy(own, source, reports, begin)
+    assert content(own, [name for name in own.names() if not name.startswith("incoming-")]) == before
     return source.suspected, reports
 
 
 def test_sound_files_are_taken() -> None:
     own, source = sim_disk(), Offering(disk_with(files()), KINDS)
-    copy_from_leader(own, ["r0"], source, lambda s: None, 0.0, lambda text: None)
-    assert {name: own.read_all(name) for name in KINDS} == files()
+    copy(own, source)
+    assert content(own, KINDS) == files()
     assert source.suspected == []
 
 
@@ -85,10 +86,8 @@ def test_a_file_is_synced_and_checked_while_the_next_one_is_read() -> None:
 
         return wait
 
-    copy_from_leader(
-        own, ["r0"], Reads(disk_with(files()), KINDS, told), lambda s: None, 0.0, lambda text: None, begin
-    )
-    assert {name: own.read_all(name) for name in KINDS} == files()
+    copy(own, Reads(disk_with(files()), KINDS, told), begin=begin)
+    assert content(own, KINDS) == files()
     assert len(KINDS) == 3
     steps = [step for step in told if not step.startswith("read")]
     assert steps == ["begin", "end 0", "begin", "end 1", "begin", "end 2"], "one look at a time"
@@ -98,9 +97,9 @@ def test_a_file_is_synced_and_checked_while_the_next_one_is_read() -> None:
 @pytest.mark.parametrize("begin", [at_once, in_a_thread, lambda look: look])
 @pytest.mark.parametrize("name", KINDS)
 def test_a_damaged_file_ends_the_copy_whenever_it_is_looked_at(name: str, begin: Begin) -> None:
-    content = files()
-    content[name] = content[name][:-1] + bytes([content[name][-1] ^ 1])
-    source, reports = refused_copy(content, KINDS, begin)
+    damaged = files()[name]
+    damaged = damaged[:-1] + bytes([damaged[-1] ^ 1])
+    source, reports = refused_copy({**files(), name: damaged}, KINDS, begin)
     assert source == [name] and "offers a damaged file" in reports[0]
 
 
@@ -117,8 +116,8 @@ class Supersedes(Offering):
 def test_a_snapshot_that_is_superseded_meanwhile_does_not_break_the_copy_off() -> None:
     """With a large log under load each copy was aborted, and so was the next one, without end."""
     own, source = sim_disk(), Supersedes(disk_with(files()), KINDS)
-    copy_from_leader(own, ["r0"], source, lambda s: None, 0.0, lambda text: None)
-    assert {name: own.read_all(name) for name in KINDS} == files()
+    copy(own, source)
+    assert content(own, KINDS) == files()
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -163,13 +162,13 @@ def test_a_copy_reads_no_file_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(damage, "PIECE_BYTES", 64)
     monkeypatch.setattr(repair, "READ_BYTES", 64)
     monkeypatch.setattr(entry_walk.walk, "__defaults__", (64,))
-    content = files()
-    assert all(len(data) > 64 for data in content.values())
+    good = files()
+    assert all(len(data) > 64 for data in good.values())
     own = Measured(random.Random(0))
-    copy_from_leader(own, ["r0"], Offering(disk_with(content), KINDS), lambda s: None, 0.0, lambda text: None)
-    assert {name: SimDisk.read_all(own, name) for name in KINDS} == content
+    copy(own, Offering(disk_with(good), KINDS))
+    assert {name: SimDisk.read_all(own, name) for name in KINDS} == good
     own.most = 0
-    assert all(damage_offered(own, name, len(content[name])) is None for name in KINDS)
+    assert all(damage_offered(own, name, len(good[name])) is None for name in KINDS)
     assert 0 < own.most <= 64
 
 
@@ -219,26 +218,15 @@ class Breaks(Offering):
 
 def test_a_copy_that_was_decided_is_finished_before_another_begins() -> None:
     """Otherwise the next copy overwrites its staged files, while the old marker still calls them complete."""
-    content, decided = files(), 0
-    for operations in range(40):
-        own = disk_with(dict.fromkeys(KINDS, b"older"))
-        VoteFile(own).close()
-        for name, data in content.items():
-            own.write_atomic(staged_name(name), [data])
-        own.stop_after(operations)
-        with contextlib.suppress(PowerCut):
-            switch_files(own, KINDS, remove=[])
-        own.kill()
-        if not own.exists(MARKER):
-            continue
+    decided = 0
+    for own in decided_switches(remove=[]):
         decided += 1
+        VoteFile(own).close()
         assert has_history(own)
         with pytest.raises(Unavailable):
-            copy_from_leader(
-                own, ["r0"], Breaks(disk_with(content), KINDS), lambda s: None, 0.0, lambda text: None
-            )
+            copy(own, Breaks(disk_with(files()), KINDS))
         assert indexes(SegmentJournal(own)) == [1, 2, 3, 4, 5]
-        assert {name: own.read_all(name) for name in KINDS} == content
+        assert content(own, KINDS) == files()
     assert decided > 3
 
 

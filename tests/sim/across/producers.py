@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.producer.blocks import Outcome
+from escrowmq.actors.producer.compression import Compression
 from escrowmq.actors.producer.config import ProducerConfig
 from escrowmq.actors.producer.core import ProducerCore
 from escrowmq.actors.producer.encoder import Encoder, TxPlan
@@ -99,10 +99,10 @@ class AcrossProducer:
         places = scene.topics.__getitem__, scene.group_of
         if luck.random() >= COMPRESSING:
             return Encoder(config, *places)
-        chosen = replace(config, compression=luck.choice(tuple(METHODS)), compress_from=luck.choice((1, 200)))
-        packer = _Packer(chosen, self._turns, lambda: self._world.now)
+        how = Compression(luck.choice(tuple(METHODS)), least=luck.choice((1, 200)))
+        packer = _Packer(how, self._turns, lambda: self._world.now)
         packer.did = self._clients.did
-        encoder = ValueEncoder(chosen, *places, None, packer)
+        encoder = ValueEncoder(config, *places, None, packer)
         encoder.partitions = places[0]  # nobody waits for the first answer, since nothing blocks here
         return encoder
 

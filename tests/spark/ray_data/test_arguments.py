@@ -55,6 +55,9 @@ def test_read(arguments: dict[str, Any], why: str) -> None:
         ({"message_bytes_max": 5 << 20}, "message_bytes_max must be a whole number, 1 to 4194304"),
         ({"transaction_timeout_s": 0}, "transaction_timeout_s must be"),
         ({"concurrency": 0}, "concurrency must be"),
+        ({"compression": "gzip"}, "compression must be 'zstd', 'lz4' or None"),
+        ({"compression": "lz4", "compression_level": 3}, "for compression='zstd' only"),
+        ({"compression": "lz4", "compress_from": 0}, "compress_from must be"),
         ({"dataset": [1, 2]}, "needs a ray.data.Dataset"),
     ],
 )

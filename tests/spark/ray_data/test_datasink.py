@@ -12,6 +12,8 @@ import pytest
 from ray.data.datasource import WriteResult
 
 from escrowmq.actors.client.router import Router
+from escrowmq.actors.producer import value_packer
+from escrowmq.actors.producer.compression import Compression
 from escrowmq.replication.errors import ConfigError, MessageTooLarge, OutcomeUnknown, Unavailable
 from escrowmq.spark_integration.ray_data import datasink
 from escrowmq.spark_integration.ray_data.arguments import ColumnNames
@@ -21,7 +23,8 @@ from escrowmq.spark_integration.sink.batch import commit_batch, settle_batch
 from escrowmq.spark_integration.sink.intents import Attempt
 from escrowmq.spark_integration.sink.link import SinkLink
 from tests.support.brokers import Brokers, ClientCalls
-from tests.support.producing import open_transactions
+from tests.support.packed import METHOD_NAMES, is_packed, stored_at
+from tests.support.producing import open_transactions, rows
 from tests.support.sinking import PARTITIONS, readable
 from tests.support.waiting import wait_until
 
@@ -33,8 +36,10 @@ class Write(EscrowMQDatasink):
 
     quiet_s = 0.1
 
-    def __init__(self, brokers: Brokers, topic: str, names: ColumnNames = NAMES) -> None:
-        super().__init__(brokers.info, topic, names, 1 << 20, 60_000)
+    def __init__(
+        self, brokers: Brokers, topic: str, names: ColumnNames = NAMES, compression: Compression | None = None
+    ) -> None:
+        super().__init__(brokers.info, topic, names, 1 << 20, 60_000, compression)
         self.brokers = brokers
 
     def new_router(self) -> Router:
@@ -178,6 +183,32 @@ def test_blocks_of_pandas_and_columns_of_other_names(brokers: Brokers, topic: st
     frame = pd.DataFrame({"body": ["c"], "tags": [None], "place": [1]})
     write.complete(write.task(0, arrow, frame))
     assert [value for value, _ in readable(brokers, topic)] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("method", METHOD_NAMES)
+def test_values_are_compressed_where_all_replicas_know_how(brokers: Brokers, topic: str, method: str) -> None:
+    brokers.at_highest_level()
+    values = ["teapot " * (300 if n % 3 else 3) + str(n) for n in range(60)]
+    write = Write(brokers, topic, compression=Compression(method))
+    write.complete(write.task(0, block(*values[:30]), block(*values[30:])), write.task(1))
+    assert [value for value, _ in readable(brokers, topic)] == sorted(values)
+    packed = [
+        is_packed(row)
+        for partition in range(PARTITIONS)
+        for row in stored_at(brokers.leader_of(topic, partition).parts.running.replica, topic, partition)
+    ]
+    assert sorted(packed) == [False] * 20 + [True] * 40
+
+
+def test_below_that_level_values_are_written_as_they_are(
+    brokers: Brokers, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(value_packer, "LEVEL_OF_PACKED", 1_000)
+    write = Write(brokers, topic, compression=Compression("zstd"))
+    write.complete(write.task(0, block("teapot " * 300)))
+    (partition,) = [p for p, _, _ in rows(brokers, topic, PARTITIONS)]
+    (row,) = stored_at(brokers.leader_of(topic, partition).parts.running.replica, topic, partition)
+    assert row.value == b"teapot " * 300
 
 
 @pytest.mark.parametrize(

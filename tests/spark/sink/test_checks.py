@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from escrowmq.actors.producer.compression import Compression
 from escrowmq.replication.errors import ConfigError
 from escrowmq.spark_integration.sink.options import parse_sink_options
 from escrowmq.spark_integration.sink.schema import check_columns
@@ -70,11 +71,27 @@ def test_options_have_defaults_and_any_case() -> None:
         ),
         ({**GIVEN, "transactionTimeoutMs": "0"}, "'transactionTimeoutMs'"),
         ({**GIVEN, "epoch": "3"}, "'epoch' is for writes in foreachBatch"),
+        ({**GIVEN, "compression": "gzip"}, "'compression'.*must be 'zstd', 'lz4' or None, not 'gzip'"),
+        ({**GIVEN, "compressionLevel": "3"}, "'compressionLevel': .*for compression='zstd' only"),
+        ({**GIVEN, "compression": "zstd", "compressionLevel": "23"}, "a whole number from 1 to 22"),
     ],
 )
 def test_a_wrong_option_is_named(given: dict[str, str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         parse_sink_options(given, streaming=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ({}, None),
+        ({"compression": "none"}, None),
+        ({"compression": "LZ4"}, Compression("lz4", None, 1_024)),
+        ({"compression": "zstd", "compressionLevel": "3", "compressfrom": "9"}, Compression("zstd", 3, 9)),
+    ],
+)
+def test_values_are_compressed_if_an_option_says_so(given: dict[str, str], meant: Compression | None) -> None:
+    assert parse_sink_options({**GIVEN, **given}, streaming=True).compression == meant
 
 
 def test_a_write_in_foreach_batch_says_which_batch_and_which_write() -> None:

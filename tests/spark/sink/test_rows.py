@@ -11,8 +11,10 @@ import pytest
 
 from escrowmq.actors.producer.config import ProducerConfig
 from escrowmq.actors.producer.encoder import Encoder
+from escrowmq.actors.producer.packed_column import packed_column
 from escrowmq.replication.errors import InvalidMessage, MessageTooLarge, UnknownTopic
 from escrowmq.replication.format.codec import decode_rows
+from escrowmq.replication.format.packing import PACKED, pack_row
 from escrowmq.replication.model import Message
 from escrowmq.spark_integration.sink.rows import RowEncoder
 
@@ -165,3 +167,21 @@ def test_sliced_and_empty_batches() -> None:
     found = encode(encoder(), key=key, value=value)
     assert sorted(row[1] for rows in found.values() for row in rows) == [b"3", b"4", b"5", b"6"]
     assert encode(encoder(), value=pa.array([], pa.string())) == {}
+
+
+def test_compressed_rows_are_in_the_same_places_and_smaller() -> None:
+    columns = {
+        "key": pa.array([b"%d" % (n % 9) for n in range(200)]),
+        "value": pa.array([b"teapot " * n for n in range(200)]),
+        "headers": pa.array([[{"key": "h", "value": b"1"}]] * 200, HEADERS),
+    }
+    packing = encoder(
+        pack=lambda rows: packed_column(rows, lambda row: pack_row(row, "zstd", None, 500), 500)
+    )
+    assert encode(packing, **columns) == encode(encoder(), **columns)
+    batch = pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+    ((*runs,),) = packing.encode(batch)
+    assert sum(len(run.body) for run in runs) < batch.nbytes / 4
+    assert all(run.body[0] in (0x94, PACKED) for run in runs)
+    with pytest.raises(MessageTooLarge):
+        encode(encoder(message_bytes_max=1_000, pack=packing.pack), **columns)

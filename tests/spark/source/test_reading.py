@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 
 pytest.importorskip("pyspark")
 
-from escrowmq.actors.client.replica_calls import OnAnswer
 from escrowmq.replication.errors import DataLoss, Unavailable
 from escrowmq.spark_integration.decode.records import RowFormat
 from escrowmq.spark_integration.source import ranges
 from escrowmq.spark_integration.source.planning import OffsetRange
 from escrowmq.spark_integration.source.reading import TaskReader
-from tests.support.brokers import Brokers
+from tests.support.brokers import BehindCalls, Brokers
 
 Clusters = tuple[Brokers, Brokers]
 
@@ -37,19 +35,6 @@ def topic(request: pytest.FixtureRequest, clusters: Clusters) -> str:
     return name
 
 
-class Behind:
-    """Fetches are answered by replicas that have only what they recovered, the rest by the leader."""
-
-    def __init__(self, now: Brokers, before: Brokers) -> None:
-        self._now, self._before = now, before
-
-    def call(self, gid: int, rid: int, method: str, args: tuple[Any, ...], done: OnAnswer) -> None:
-        (self._before if method == "fetch" else self._now).call(gid, rid, method, args, done)
-
-    def close(self) -> None:
-        """The brokers stay."""
-
-
 @pytest.fixture
 def read(clusters: Clusters, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     """``read(topic, end, fails, behind=True)``: how many messages of [0, end) a task gets."""
@@ -57,7 +42,7 @@ def read(clusters: Clusters, monkeypatch: pytest.MonkeyPatch) -> Callable[..., i
     now, before = clusters
 
     def read(topic: str, end: int, fails: bool, behind: bool = True) -> int:
-        calls = Behind(now, before if behind else now)
+        calls = BehindCalls(now, before if behind else now)
         task = TaskReader("127.0.0.1:1", "test", RowFormat(), fails)
         found = task.stretches(now.info, OffsetRange(topic, 0, 0, end), calls=calls, lag_patience_s=0.3)
         return sum(run[1] for stretch in found for run in stretch.runs)

@@ -13,7 +13,6 @@ import pytest
 pytest.importorskip("pyspark")
 
 from escrowmq.actors.admin.admin import Admin
-from escrowmq.actors.client.replica_calls import OnAnswer
 from escrowmq.actors.client.router import Router
 from escrowmq.replication.errors import DataLoss, Unavailable
 from escrowmq.replication.model import NO_ID
@@ -24,7 +23,7 @@ from escrowmq.spark_integration.source.heads import LeaderCatalog
 from escrowmq.spark_integration.source.options import Use, parse_options
 from escrowmq.spark_integration.source.planning import plan
 from escrowmq.spark_integration.source.reading import Split, TaskReader, splits
-from tests.support.brokers import Brokers, ClientCalls
+from tests.support.brokers import BehindCalls, Brokers, ClientCalls
 
 OLD, NEW = [b"old %d" % n for n in range(10)], [b"new %d" % n for n in range(25)]
 
@@ -129,19 +128,6 @@ def test_a_topic_replaced_while_the_read_is_planned(
         list(found)
 
 
-class Behind:
-    """Fetches are answered by a replica that has not heard of the new topic yet."""
-
-    def __init__(self, now: Brokers, before: Brokers) -> None:
-        self._now, self._before = now, before
-
-    def call(self, gid: int, rid: int, method: str, args: tuple[Any, ...], done: OnAnswer) -> None:
-        (self._before if method == "fetch" else self._now).call(gid, rid, method, args, done)
-
-    def close(self) -> None:
-        """The brokers stay."""
-
-
 def test_a_replica_that_still_has_the_old_topic_loses_nothing(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,7 +155,7 @@ def test_a_replica_that_still_has_the_old_topic_loses_nothing(
             return sum(run[1] for stretch in found for run in stretch.runs)
 
         with pytest.raises(Unavailable, match="replicas lag behind offset 0"):
-            read(Behind(now, before))
+            read(BehindCalls(now, before))
         assert read(ClientCalls(now)) == 25
     finally:
         router.close()

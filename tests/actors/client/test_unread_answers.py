@@ -1,0 +1,166 @@
+"""Clients that send requests and do not read the answers: what a broker keeps for all of them is bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import uvloop
+
+from escrowmq.replication.net import unread_answers
+from escrowmq.replication.net.client_door import Door
+from escrowmq.replication.net.client_frames import ClientGreeting, FrameBuffer, frame
+from escrowmq.replication.net.unread_answers import UnreadAnswers
+
+MIB = 1 << 20
+#: Of all clients, and of one; what one answer has.
+ALL, ONE, ANSWER = 4 * MIB, MIB, 100_000
+
+
+class House:
+    """A door in a thread of its own, whose answers are large."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop, self.highest = loop, 0
+        self.guests: list[RawClient] = []
+        self.door = Door(self.begin, time.monotonic, clients_max=100)
+        self.thread = threading.Thread(target=loop.run_forever, daemon=True)
+        self.thread.start()
+        asyncio.run_coroutine_threadsafe(self.door.start("127.0.0.1"), loop).result(10.0)
+
+    def begin(self, request: bytes, done: Callable[[tuple[Any, ...]], None]) -> None:
+        done(("ok", [bytes(int(request))]))
+        self.highest = max(self.highest, self.unread())
+
+    def unread(self) -> int:
+        """What is kept for all clients, as the event loop knows it."""
+        transports = [connection._transport for connection in self.door._clients]
+        return sum(transport.get_write_buffer_size() for transport in transports if transport is not None)
+
+    def guest(self) -> RawClient:
+        self.guests.append(RawClient(self))
+        return self.guests[-1]
+
+    def close(self) -> None:
+        for guest in self.guests:
+            guest.socket.close()
+        self.loop.call_soon_threadsafe(self.door.stop)
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join(10.0)
+        self.loop.close()
+
+
+class RawClient:
+    """A client that reads when it is told to."""
+
+    def __init__(self, house: House) -> None:
+        assert house.door.address is not None
+        self.socket = socket.socket()
+        self.socket.settimeout(10.0)
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+        self.socket.connect(house.door.address)
+        greeting = ClientGreeting(house.door.key, bytes(32))
+        self.socket.sendall(frame(0, greeting.hello()))
+        self.frames = FrameBuffer(64 * MIB)
+        self.socket.sendall(frame(0, greeting.receive(self.answer())))
+
+    def ask(self, count: int, size: int = ANSWER) -> None:
+        self.socket.sendall(b"".join(frame(1, b"%d" % size) for _ in range(count)))
+
+    def answer(self) -> bytes:
+        while (found := self.frames.next()) is None:
+            data = self.socket.recv(1 << 16)
+            assert data, "the broker has closed the connection"
+            self.frames.feed(data)
+        return found[1]
+
+    def is_cut(self) -> bool:
+        """Reads all there is."""
+        self.socket.settimeout(0.5)
+        try:
+            while self.socket.recv(1 << 16):
+                pass
+        except TimeoutError:
+            return False
+        except ConnectionResetError:
+            pass
+        return True
+
+
+@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def house(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
+    monkeypatch.setattr(unread_answers, "UNREAD_BYTES_MAX", ALL)
+    monkeypatch.setattr(unread_answers, "PILE_BYTES_MAX", ONE)
+    made = House(request.param())
+    yield made
+    made.close()
+
+
+def neglected(house: House) -> list[RawClient]:
+    """Twelve clients that do not read fall behind together, beside one that reads."""
+    clients, reader = [house.guest() for _ in range(12)], house.guest()
+    # The sockets of this machine hold some megabytes, too, before a broker has to keep anything.
+    for count in range(200):
+        if house.door.clients < 5:
+            break
+        for client in clients:
+            with contextlib.suppress(OSError):  # it was cut
+                client.ask(1)
+        time.sleep(0.005)
+        if count % 10 == 0:
+            reader.ask(1)
+            assert len(reader.answer()) > ANSWER, "who reads is served"
+    reader.ask(1)
+    assert reader.answer()
+    return clients
+
+
+def test_answers_that_many_clients_do_not_read_stay_within_a_bound(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    clients = neglected(house)
+    assert ALL / 2 < house.highest <= ALL + ANSWER + 100
+    assert house.door.unread.cut == sum(client.is_cut() for client in clients) >= 8
+    assert "answers that clients have not read" in caplog.text
+    assert {record.levelno for record in caplog.records} == {logging.WARNING}
+
+
+def test_with_the_bound_taken_away_they_do_not(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unread_answers, "UNREAD_BYTES_MAX", 1 << 40)
+    neglected(house)
+    assert house.highest > 2 * ALL, "12 MiB, each client having less than it may"
+
+
+def test_what_clients_have_read_meanwhile_does_not_count() -> None:
+    class Behind:
+        def __init__(self) -> None:
+            self.size, self.open = 0, True
+
+        def unread(self) -> int:
+            return self.size
+
+        def abort(self) -> None:
+            self.open = False
+
+    answers, clients = UnreadAnswers(), [Behind() for _ in range(20)]
+    for _ in range(100):
+        for client in clients:
+            client.size = 7 << 20
+            answers.grown(client)
+            client.size = 1 << 20
+    assert answers.cut == 0 and answers.bytes <= unread_answers.UNREAD_BYTES_MAX
+    for client in clients:
+        client.size = 7 << 20
+        answers.grown(client)
+    kept = sum(client.open for client in clients)
+    assert answers.cut == 20 - kept and 6 <= kept <= 9
+    for client in clients:
+        answers.gone(client)
+    assert answers.bytes == 0
