@@ -250,22 +250,28 @@ def lone_messages(group: GroupUnderTest, producer: Producer, topic: str, seconds
     return timed(group, lambda latency: one_by_one(call, seconds, latency))
 
 
-def reading(group: GroupUnderTest, topic: str, limit_s: float) -> Traffic:
-    """One consumer in a group reads the topic from its start and commits once per second."""
+def reading(group: GroupUnderTest, topic: str, limit_s: float, *, tables: bool = False) -> Traffic:
+    """One consumer in a group reads the topic from its start and commits once per second. ``tables``: with
+    ``poll_arrow``."""
     with group.cluster.consumer(
         group=f"reading-{time.time_ns()}", topics=[topic], auto_offset_reset="earliest"
     ) as consumer:
         while not (first := consumer.poll(max_records=1, timeout_s=10.0)):
             pass
 
+        def poll() -> int:
+            if tables:
+                return int(consumer.poll_arrow(timeout_s=1.0).num_rows)
+            return len(consumer.poll(max_records=5000, timeout_s=1.0))
+
         def work() -> tuple[int, float]:
             count, begin = len(first), time.perf_counter()
             committed = begin
             while (now := time.perf_counter()) - begin < limit_s:
-                records = consumer.poll(max_records=5000, timeout_s=1.0)
-                if not records:
+                found = poll()
+                if not found:
                     break
-                count += len(records)
+                count += found
                 if now - committed > 1:
                     consumer.commit()
                     committed = now

@@ -15,6 +15,9 @@ from benchmarks.peers.rows import (
     PLAIN_1K,
     PLAIN_256,
     READING,
+    READING_TABLES,
+    TABLE_1K,
+    TABLE_256,
     TX_64,
     TX_64_ONE_WAY,
     TX_BULK,
@@ -32,7 +35,10 @@ class Ours(System):
     """With the defaults. Lone plain messages do not linger; one-way commit is a row of its own."""
 
     name = "escrowmq"
-    rows = (PLAIN_256, PLAIN_1K, READING, LONE_PLAIN, LONE_TX, TX_64, TX_64_ONE_WAY, TX_TASKS, TX_BULK)
+    rows = (
+        *(PLAIN_256, TABLE_256, PLAIN_1K, TABLE_1K, READING, READING_TABLES),
+        *(LONE_PLAIN, LONE_TX, TX_64, TX_64_ONE_WAY, TX_TASKS, TX_BULK),
+    )
 
     def __init__(self) -> None:
         self._cluster: escrowmq.Cluster | None = None
@@ -42,7 +48,7 @@ class Ours(System):
     def start(self, folder: Path) -> None:
         """Start Ray, the group and the producers."""
         self._cluster = cluster = escrowmq.start_local(groups=1, replicas=3, data_dir=folder)
-        for topic in (PLAIN_256, PLAIN_1K, TRANSACTIONS):
+        for topic in (PLAIN_256, TABLE_256, PLAIN_1K, TABLE_1K, TRANSACTIONS):
             cluster.admin.create_topic(topic, partitions=workload.PARTITIONS)
         group = GroupUnderTest(cluster)
         usual, one_way = (
@@ -58,7 +64,10 @@ class Ours(System):
         self._run = {
             PLAIN_256: timed(workload.plain_messages, usual, PLAIN_256, 256),
             PLAIN_1K: timed(workload.plain_messages, usual, PLAIN_1K, 1024),
+            TABLE_256: timed(workload.plain_table, usual, TABLE_256, 256),
+            TABLE_1K: timed(workload.plain_table, usual, TABLE_1K, 1024),
             READING: partial(_reading, group),
+            READING_TABLES: partial(_reading, group, tables=True),
             LONE_PLAIN: timed(workload.lone_messages, at_once, PLAIN_256),
             LONE_TX: timed(workload.lone_transactions, usual, TRANSACTIONS),
             TX_64: timed(workload.tasks, usual, TRANSACTIONS, 64),
@@ -81,8 +90,8 @@ class Ours(System):
         self._producers, self._cluster = [], None
 
 
-def _reading(group: GroupUnderTest, seconds: float) -> Figure:
-    return figure(workload.reading(group, PLAIN_256, seconds))
+def _reading(group: GroupUnderTest, seconds: float, *, tables: bool = False) -> Figure:
+    return figure(workload.reading(group, PLAIN_256, seconds, tables=tables))
 
 
 def figure(measured: workload.Timed | Traffic) -> Figure:

@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 PLAIN_256, PLAIN_1K, READING = "plain-256", "plain-1024", "reading"
+#: The same with columns, which only EscrowMQ has.
+TABLE_256, TABLE_1K, READING_TABLES = "table-256", "table-1024", "reading-tables"
 LONE_PLAIN, LONE_TX = "lone-plain", "lone-tx"
 TX_64, TX_64_ONE_WAY = "tx-64", "tx-64-one-way"
 #: The most that a peer reaches, if that is not with 64 in flight.
@@ -69,8 +71,11 @@ class Comparison:
 
 COMPARISONS = (
     Comparison("plain messages of 256 B", PLAIN_256, (PLAIN_256,)),
+    Comparison("messages of 256 B, EscrowMQ from Arrow tables", TABLE_256, (PLAIN_256,)),
     Comparison("plain messages of 1 KB", PLAIN_1K, (PLAIN_1K,)),
+    Comparison("messages of 1 KB, EscrowMQ from Arrow tables", TABLE_1K, (PLAIN_1K,)),
     Comparison("one consumer, messages of 256 B", READING, (READING,)),
+    Comparison("one consumer, EscrowMQ into Arrow tables", READING_TABLES, (READING,)),
     Comparison("a lone plain message", LONE_PLAIN, (LONE_PLAIN,), "p50_ms"),
     Comparison("a lone transaction", LONE_TX, (LONE_TX,), "p50_ms"),
     Comparison("transactions, 64 in flight", TX_64, (TX_64,)),
