@@ -18,6 +18,7 @@ from escrowmq.replication.net import unread_answers
 from escrowmq.replication.net.client_door import Door
 from escrowmq.replication.net.client_frames import ClientGreeting, FrameBuffer, frame
 from escrowmq.replication.net.unread_answers import UnreadAnswers
+from tests.support.waiting import wait_until
 
 MIB = 1 << 20
 #: Of all clients, and of one; what one answer has.
@@ -130,6 +131,15 @@ def test_answers_that_many_clients_do_not_read_stay_within_a_bound(
     assert house.door.unread.cut == sum(client.is_cut() for client in clients) >= 8
     assert "answers that clients have not read" in caplog.text
     assert {record.levelno for record in caplog.records} == {logging.WARNING}
+
+
+def test_a_client_that_catches_up_does_not_count(house: House) -> None:
+    client = house.guest()
+    client.ask(9)
+    for _ in range(9):
+        assert len(client.answer()) > ANSWER
+    wait_until(lambda: house.door.unread.bytes == 0, what="nothing unread")
+    assert house.door.unread.cut == 0 and not house.door.unread._behind
 
 
 def test_with_the_bound_taken_away_they_do_not(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
