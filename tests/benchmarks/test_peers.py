@@ -180,16 +180,19 @@ def _turns(fails_at: int = -1) -> tuple[Run, list[str], list[int]]:
 
 def test_compared_rows_stand_side_by_side_and_every_second_round_is_reversed() -> None:
     run, order, saved = _turns()
-    first = ["escrowmq plain-256", "peer plain-256", "escrowmq reading", "peer reading"]
+    first = [
+        *("escrowmq plain-256", "escrowmq table-256", "peer plain-256"),
+        *("escrowmq reading", "escrowmq reading-tables", "peer reading"),
+    ]
     assert order[2:-2] == first + first[::-1]
     assert order[:2] + order[-2:] == ["start peer", "start escrowmq", "stop escrowmq", "stop peer"]
-    assert saved == [1, 1, 1, 1, 2, 2, 2, 2]  # after each row: a run that is cut short keeps what it has
+    assert saved == [1] * 6 + [2] * 6  # after each row: a run that is cut short keeps what it has
     assert run.ended is None
 
 
 def test_a_server_that_ends_leaves_the_figures_before_it() -> None:
-    run, order, _ = _turns(fails_at=7)
-    assert [sum(len(rows) for rows in one.values()) for one in run.rounds] == [4, 2]
+    run, order, _ = _turns(fails_at=11)
+    assert [sum(len(rows) for rows in one.values()) for one in run.rounds] == [6, 3]
     assert run.ended == "gone"
     assert order[-2:] == ["stop escrowmq", "stop peer"]
 
@@ -395,4 +398,4 @@ def test_the_loop_ends_with_its_input(
 def test_the_steps_of_a_peer_are_as_many_as_the_progress_bar_counts() -> None:
     order: list[str] = []
     peer, ours = Fake("peer", Nats.rows, order), Fake("escrowmq", (), order)
-    assert len(steps(peer, ours, 0)) == len(steps(peer, ours, 1)) == 8  # type: ignore[arg-type]
+    assert len(steps(peer, ours, 0)) == len(steps(peer, ours, 1)) == 11  # type: ignore[arg-type]
