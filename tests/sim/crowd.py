@@ -59,6 +59,7 @@ class Crowd:
         self.places = [(topic, 0) for topic in topics]
         self.busy = 0
         self.heard_ms = -1
+        self.speaks_version_2 = False
         self._add, self._number, self._gid = add, number, gid
         self._missing = 0
         self._next_s = 0.0
@@ -80,6 +81,8 @@ class Crowd:
         if self._missing or now_s < self._next_s or self.busy >= AT_ONCE or self.desk.cluster.calm:
             return
         self._next_s = now_s + self.rng.expovariate(1 / PAUSE_S)
+        if not self._knows_version():
+            return
         count = min(self.rng.choice(COUNTS), len(self.places))
         once = self.rng.random() < 0.5
         begun: list[tuple[ClientTx, bytes]] = []
@@ -92,6 +95,14 @@ class Crowd:
             begun.append((tx, encode_row(None, body(sent[0].id, self.rng.choice((1, 30, 60))), None, tx_id)))
         _Round(self, begun)
 
+    def _knows_version(self) -> bool:
+        """Whether it knows in which version to prepare: a producer tries version 2, and keeps it once it was
+        taken. A late copy of version 1 would open a forgotten transaction again."""
+        found = self.desk.any_leader()
+        if found is not None and found[1].replica.state.level > 1:
+            self.speaks_version_2 = True
+        return found is not None or self.speaks_version_2
+
 
 class _Round:
     """Some transactions, prepared with one request and decided with another."""
@@ -102,9 +113,7 @@ class _Round:
         self._ops = [
             self._recorder.invoke("prepare", app=tx.app, tx=tx.tx, messages=tx.sent) for tx in self._begun
         ]
-        found = crowd.desk.any_leader()
-        level_2 = found is not None and found[1].replica.state.level > 1
-        extra = PrepareExtra(heard_ms=crowd.heard_ms) if level_2 else None
+        extra = PrepareExtra(heard_ms=crowd.heard_ms) if crowd.speaks_version_2 else None
         frames = []
         for tx, row in begun:
             place = tx.sent[0].topic, 0
