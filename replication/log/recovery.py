@@ -146,7 +146,8 @@ def _add(log: RecoveredLog, first: int, found: Scan) -> Segment:
                 f"{log_name(first)} begins where entry {previous.last + 1} belongs: a segment is missing; "
                 "repair this replica from a peer"
             )
-        if found.terms and found.terms[0][1] < log.terms.at(previous.last):
+        # No term is known yet where all entries before this segment are damaged.
+        if found.terms and log.terms and found.terms[0][1] < log.terms.at(previous.last):
             raise CorruptLog(
                 f"{log_name(first)} begins with a lower term than {log_name(previous.first)} ends with"
             )

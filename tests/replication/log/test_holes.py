@@ -126,6 +126,20 @@ def test_a_running_log_is_opened_with_what_is_damaged_and_mended(sidecars: bool)
     assert commands(disk) == commands(log())
 
 
+@pytest.mark.parametrize("size", [0, 32, 60])
+def test_a_first_segment_without_a_sound_entry_is_mended_from_a_peer(size: int) -> None:
+    """Found by the simulator (seed 2710659): no term was known before the second segment, and the replica
+    ended with an IndexError at each start, so nothing mended it."""
+    disk = log()
+    set_content(disk, log_name(1), disk.read_all(log_name(1))[:size])
+    drop_sidecars(disk)
+    with pytest.raises(CorruptLog, match="from a peer"):
+        SegmentJournal(disk, segment_bytes=SEGMENT_BYTES, mendable=True)
+    assert mend(disk, log())
+    SegmentJournal(disk, segment_bytes=SEGMENT_BYTES, mendable=True).close()
+    assert commands(disk) == commands(log())
+
+
 def test_an_entry_of_another_term_is_not_taken() -> None:
     """A acknowledged entry 10 of term 5, and its copy is damaged; B was cut off and holds another entry 10,
     of term 4, which was never committed. If A took B's, A would lose an acknowledged entry."""
