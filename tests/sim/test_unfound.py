@@ -14,7 +14,7 @@ from escrowmq.replication.raft.members import Goal
 from tests.sim.broker_workload import BrokerWorkload
 from tests.sim.members import Change, Operators
 from tests.sim.replica import SimReplica
-from tests.sim.schedules import carry_out
+from tests.sim.schedules import carry_out, made
 from tests.sim.simulation import Plan, Simulation
 from tests.sim.unfound import has_damaged_state, has_damaged_vote
 from tests.sim.workload import RawWorkload
@@ -78,6 +78,13 @@ def test_otherwise_the_group_would_be_stuck(monkeypatch: pytest.MonkeyPatch) -> 
     simulation = a_voter_goes_beside_a_damaged_one()
     broken = carry_out(simulation)
     assert broken == "no leader after the calm: the group is stuck", "without its vote it elects nobody"
+
+
+def test_a_damaged_run_file_of_both_snapshots_is_found_before_a_voter_goes() -> None:
+    """A leader's run file was damaged, a voter was removed, and the power failed everywhere: of the two
+    voters that stayed, one waited for a leader's copy, and the other for a vote."""
+    broken = carry_out(made(2710557, groups=3))
+    assert broken is None, broken
 
 
 def test_none_votes_either_whose_damage_would_make_a_majority(monkeypatch: pytest.MonkeyPatch) -> None:
