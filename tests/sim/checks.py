@@ -281,8 +281,8 @@ class Checker:
     ) -> None:
         """Check the end, after the calm, with every replica up: nothing acknowledged is missing, one leads.
 
-        ``missing``: what the group still lacked although there was time. ``all_sound``: whether each
-        acknowledged entry is sound on a majority of disks, whatever their replicas do.
+        ``missing``: what the group still lacked although there was time. ``all_sound``: whether a
+        majority of voters keeps each acknowledged entry on their disks, whatever their processes do.
         """
         if not any(r.up and r.node.ready for r in replicas):
             if all_sound():

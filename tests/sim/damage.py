@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING
 
 from escrowmq.replication.errors import OffsetGone
@@ -28,12 +29,16 @@ from escrowmq.replication.format.segment_format import (
 from escrowmq.replication.log.vote import NAME as VOTE_FILE
 from escrowmq.replication.log.vote import SLOT_POSITIONS
 from tests.sim.disk import SECTOR
+from tests.sim.unfound import has_damaged_state, has_damaged_vote
 
 if TYPE_CHECKING:
     from tests.sim.replica import SimReplica
     from tests.sim.simulation import Simulation
 
 SLOT_BYTES = 132
+#: Entries (index, term) of a log, and the entry before which a state has everything.
+Kept = tuple[AbstractSet[tuple[int, int]], int]
+NOTHING: Kept = (frozenset(), 0)
 
 
 def flip_in_log(sim: Simulation, victim: SimReplica, rng: random.Random) -> bool:
@@ -143,14 +148,31 @@ def sound_on_disk(replica: SimReplica) -> set[tuple[int, int]]:
 
 
 def a_majority_holds(sim: Simulation, entries: dict[int, int]) -> bool:
-    """Whether each of the entries (index: term) is sound on a majority of disks, or gone by retention."""
-    held = [sound_on_disk(replica) for replica in sim.replicas]
-    firsts = [min((index for index, _ in found), default=1 << 60) for found in held]
+    """Whether each of the entries (index: term) is kept by a majority of voters, by their disks, whichever
+    configuration is in force. Then the group needs no more than that its replicas start.
+
+    A voter keeps an entry that is sound in its log, and one that retention removed if its state is sound.
+    Without its vote it elects nobody, whatever it has.
+    """
+    kept = {replica.name: _kept(replica) for replica in (*sim.retired, *sim.replicas)}
+
+    def keeps(voter: str, item: tuple[int, int]) -> bool:
+        found, first = kept.get(voter, NOTHING)
+        return item in found or item[0] < first
+
     return all(
-        2 * sum(item in found or item[0] < first for found, first in zip(held, firsts, strict=True))
-        > len(held)
+        2 * sum(keeps(voter, item) for voter in members.voters) > len(members.voters)
+        for members in sim.configurations()
         for item in entries.items()
     )
+
+
+def _kept(replica: SimReplica) -> Kept:
+    """What the replica has, by its disk, for a group that it takes part in."""
+    if has_damaged_vote(replica):
+        return NOTHING
+    found = sound_on_disk(replica)
+    return found, 0 if has_damaged_state(replica) else min((index for index, _ in found), default=0)
 
 
 def others_have_all(sim: Simulation, victim: SimReplica) -> bool:

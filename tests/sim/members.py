@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from escrowmq.replication.errors import ChangeNotYet, ChangeRefused
 from escrowmq.replication.format.membership import Members, in_order
-from escrowmq.replication.raft.members import Act, Goal, Step, next_step
+from escrowmq.replication.raft.members import Act, Goal, Step, after, next_step
 from tests.sim.damage import knows_less, others_have_all
+from tests.sim.unfound import has_damaged_state, has_damaged_vote
 
 if TYPE_CHECKING:
     from tests.sim.replica import SimReplica
@@ -58,7 +59,7 @@ class Operators:
         self.wanted = set(simulation.names)  # voters once everything is done
         self._next = len(simulation.names)
         self.begun = 0
-        self.misled = 0  # removals that were not asked for: the leader counted on a replaced process
+        self.misled = 0  # steps that were not asked for: the leader counted on what nobody should rely on
         self._removed: list[str] = []
         self._asking = False
 
@@ -118,24 +119,43 @@ class Operators:
         return self._rng.choice(leaders) if leaders else None
 
     def _ask_unless_misled(self, change: Change, leader: SimReplica, version: int) -> None:
-        """Ask for the next step, unless it removes a voter for which the leader counts on a replaced process.
+        """Ask for the next step, unless it leaves no majority of voters that know what they promised, and the
+        leader cannot know that. What the leader knows, it has to judge itself."""
+        node = leader.node
+        step = next_step(node.members, change.goal, leader.name, node.caught_up)
+        if step.act in (Act.REMOVE, Act.PROMOTE):
+            voters = set(after(node.members, step, change.goal.id).voters)
+            lost = [r for r in self._sim.replicas if r.name in voters and knows_less(r)]
+            if 2 * len(lost) >= len(voters) and (
+                (step.act is Act.REMOVE and self._counts_on_ghosts(leader, voters))
+                or any(self._is_damaged_unseen(replica) for replica in lost)
+            ):
+                self.misled += 1
+                return
+        self._ask_leader(change, leader, version)
+
+    def _counts_on_ghosts(self, leader: SimReplica, voters: set[str]) -> bool:
+        """Whether the leader counts on a replaced process, since it has not heard of the successor yet.
 
         The product's supervisor has itself replaced that process, so it does not count it, and does not ask
         (cluster/member_steps.py, ``_may_go``). Operators know nothing of the supervisor, and the leader has
         not heard of the successor yet: nobody else could prevent that an empty replica is needed for a
-        majority. What the leader knows, it has to judge itself.
+        majority.
         """
-        node, replicas = leader.node, self._sim.replicas
-        step = next_step(node.members, change.goal, leader.name, node.caught_up)
-        if step.act is Act.REMOVE:
-            staying = set(node.members.voters) - {step.replica}
-            replaced = {ghost.name for ghost in self._sim.ghosts} & staying - {leader.name}
-            unheard = any(r.name in replaced and leader.marks.of(r.name) != r.own for r in replicas)
-            lost = {r.name for r in replicas if knows_less(r)} & staying
-            if unheard and 2 * len(lost) >= len(staying):
-                self.misled += 1
-                return
-        self._ask_leader(change, leader, version)
+        replaced = {ghost.name for ghost in self._sim.ghosts} & voters - {leader.name}
+        return any(r.name in replaced and leader.marks.of(r.name) != r.own for r in self._sim.replicas)
+
+    def _is_damaged_unseen(self, replica: SimReplica) -> bool:
+        """Whether the replica will need a leader's copy once somebody reads its files.
+
+        State and vote are damaged on a minority at a time (damage.py), and that holds for the voters after a
+        step as well. The operator waits until a scrub has found a damaged state and the replica has its copy.
+        A damaged vote is found by a restart only, and there is none in the calm. A learner does not count,
+        and the leader knows that.
+        """
+        if not replica.spoilt or replica.learner:
+            return False
+        return has_damaged_state(replica) or (not self._sim.calm and has_damaged_vote(replica))
 
     def _ask_leader(self, change: Change, leader: SimReplica, version: int) -> None:
         """Ask for the next step. ``version``: that of the members that the operator has seen."""

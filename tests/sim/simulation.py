@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from escrowmq.replication.format.membership import Members
 from escrowmq.replication.format.segment_format import FILE_HEADER_SIZE
 from escrowmq.replication.format.wire import RaftMessage
 from escrowmq.replication.raft.node import RaftConfig, RaftNode
@@ -284,13 +285,20 @@ class Simulation:
         if not self.operators.begun:
             return True
         lost = {r.name for r in self.replicas if knows_less(r) or r is victim}
-        counting = [r for r in (*self.replicas, *self.retired) if r.began]
         return all(
             2 * len(lost.intersection(members.voters)) < len(members.voters)
-            for replica in counting
+            for members in self.configurations()
+        )
+
+    def configurations(self) -> list[Members]:
+        """Each configuration that may be in force, by any replica's log."""
+        return [
+            members
+            for replica in (*self.replicas, *self.retired)
+            if replica.began
             for members in replica.journal.members.since(replica.node.applied_index)
             if members.voters
-        )
+        ]
 
     def retire(self, replica: SimReplica) -> None:
         """Retire a replica that is no longer a member."""

@@ -1,11 +1,20 @@
-"""Retention in the simulator leaves the copies that a group needs; otherwise its majority would be lost."""
+"""Retention in the simulator leaves the copies that a group needs; otherwise its majority would be lost.
+
+When a group has no leader in the end, the simulator says rightly whether its disks are enough for one.
+"""
 
 from __future__ import annotations
 
+import random
+from dataclasses import replace
+
 import pytest
 
+from escrowmq.replication.format.membership import Members, encode_members
 from escrowmq.replication.log.journal import SegmentJournal
-from tests.sim.damage import may_drop, sound_on_disk
+from tests.sim import damage as damages
+from tests.sim.damage import a_majority_holds, may_drop, sound_on_disk
+from tests.sim.disk import SimDisk
 from tests.sim.replica import SimReplica
 from tests.sim.simulation import Plan, Simulation
 from tests.sim.workload import RawWorkload
@@ -72,3 +81,57 @@ def test_the_journals_ask(group: Simulation) -> None:
     journal.end_sync(job)
     assert journal.drop_before(journal.last_index) == 1
     assert SegmentJournal.drop_before(journal, journal.last_index) > DAMAGED, "without the question"
+
+
+# ------------------------------------------------------------------ what a majority keeps
+@pytest.fixture
+def retained() -> Simulation:
+    """Three replicas whose logs have lost their beginnings to retention."""
+    plan = replace(Plan.of(SEED, size=3, kind="fifo"), segment_bytes=1000)
+    simulation = Simulation(SEED, plan, chaos_s=4.0, faults=[])
+    simulation.run()
+    first = min(simulation.checker.acknowledged)
+    assert all(replica.journal.first_index > first for replica in simulation.replicas)
+    return simulation
+
+
+def keeps_all(group: Simulation) -> bool:
+    return a_majority_holds(group, group.checker.acknowledged)
+
+
+def test_two_of_three_sound_copies_are_a_majority(group: Simulation) -> None:
+    damage(group.replicas[1], DAMAGED + 1)
+    assert keeps_all(group), "each entry has two"
+    damage(group.replicas[1], DAMAGED)
+    assert not keeps_all(group)
+
+
+def test_only_voters_count(group: Simulation) -> None:
+    """The others have removed one of them, and its own log does not say so."""
+    assert keeps_all(group)
+    for replica in group.replicas[:2]:
+        two = Members(2, ("r0", "r1"), (), "change-1", 2)
+        replica.journal.members.note(replica.journal.last_index + 1, encode_members(two))
+    assert not keeps_all(group), "one of the two has a damaged entry"
+
+
+def test_an_empty_disk_keeps_nothing(group: Simulation) -> None:
+    group.replicas[1].disk = SimDisk(random.Random(0))
+    assert not keeps_all(group)
+
+
+def test_what_retention_removed_is_kept_by_the_state(
+    retained: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broker seed 2710557 over three groups: a log without its beginning counted as a copy of everything,
+    although the run file of the snapshots was damaged."""
+    for spoilt in (0, 1, 2):
+        unsound = retained.replicas[:spoilt]
+        monkeypatch.setattr(damages, "has_damaged_state", unsound.__contains__)
+        assert keeps_all(retained) == (spoilt < 2)
+
+
+def test_who_has_lost_its_vote_elects_nobody(group: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert keeps_all(group)
+    monkeypatch.setattr(damages, "has_damaged_vote", group.replicas[1:2].__contains__)
+    assert not keeps_all(group), "the first one has a damaged entry"
