@@ -26,6 +26,7 @@ _PLACE: Final = struct.Struct(">QII")
 #: Of a tombstone.
 _NO_BYTES: Final = b"\0\0\0\0"
 _INDEX: Final = slice(KEY_BYTES, KEY_BYTES + 8)
+_COPIES: Final = slice(KEY_BYTES + 8, KEY_BYTES + 12)
 
 
 class Timer(NamedTuple):
@@ -72,6 +73,33 @@ def living(ordered: list[bytes]) -> list[bytes]:
     return [
         r for r in ordered if not r.endswith(_NO_BYTES) and r[_INDEX] >= newest.get(r[:KEY_BYTES], _NO_BYTES)
     ]
+
+
+def settled(ordered: list[bytes]) -> list[bytes]:
+    """As ``living``, with the newest tombstone of each key, since it also kills copies that are stored
+    elsewhere. It counts for all tombstones of the key, less the copies that are left out here."""
+    newest = {r[:KEY_BYTES]: r[_INDEX] for r in ordered if r.endswith(_NO_BYTES)}
+    if not newest:
+        return ordered
+    copies = dict.fromkeys(newest, 0)
+    kept: list[bytes] = []
+    for record in ordered:
+        key = record[:KEY_BYTES]
+        if record.endswith(_NO_BYTES):
+            copies[key] += int.from_bytes(record[_COPIES], "big")
+        elif record[_INDEX] >= newest.get(key, _NO_BYTES):
+            kept.append(record)
+        else:
+            copies[key] -= 1
+    kept += (key + _PLACE.pack(int.from_bytes(newest[key], "big"), max(n, 0), 0) for key, n in copies.items())
+    kept.sort()
+    return kept
+
+
+def living_count(records: Sequence[bytes]) -> int:
+    """How many of these live, if they are all that there is: tombstones count for what they kill."""
+    dead = [record for record in records if record.endswith(_NO_BYTES)]
+    return len(records) - len(dead) - sum(int.from_bytes(record[_COPIES], "big") for record in dead)
 
 
 def split(data: bytes | bytearray | memoryview) -> list[bytes]:

@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
+from escrowmq.replication.errors import CorruptLog
 from escrowmq.replication.timers.record import KEY_BYTES, RECORD_BYTES, living, split
 
 #: Greater than the rest of any record: ``key + _BEHIND`` is behind all copies of the key.
@@ -24,7 +25,8 @@ class Run(Protocol):
     def __len__(self) -> int: ...
 
     def row_at(self, bound: bytes) -> int:
-        """How many records are lower than these bytes."""
+        """How many records are lower than these bytes: a key, its beginning, or ``behind`` of it. Raises
+        CorruptLog."""
 
     def rows(self, begin: int, count: int) -> list[bytes]:
         """Up to ``count`` records from this row on. Raises CorruptLog."""
@@ -82,7 +84,8 @@ def records_of(run: Run, key: bytes) -> list[bytes]:
 
 def read_on(runs: Sequence[Run], after: bytes, before: bytes, count: int) -> tuple[list[bytes], bytes | None]:
     """About ``count`` records of keys higher than ``after`` and lower than ``before``, in order, with all
-    copies of each key, also the killed ones; and the last of these keys if more may follow, else None."""
+    copies of each key, also the killed ones; and the last of these keys if more may follow, else None.
+    Raises CorruptLog."""
     starts = [(run, row) for run in runs if (row := run.row_at(behind(after))) < len(run)]
     each = max(2 * count // max(len(starts), 1), _SLICE_MIN)
     while True:
@@ -94,6 +97,8 @@ def read_on(runs: Sequence[Run], after: bytes, before: bytes, count: int) -> tup
             if row + len(part) < len(run):
                 stop = min(stop, part[-1][:KEY_BYTES])
         found.sort()
+        if found and found[0] <= behind(after):  # or readers would go round in circles
+            raise CorruptLog(f"timers are not in order behind {after.hex()}")
         del found[bisect_left(found, stop) :]
         if stop == before:
             return found, None

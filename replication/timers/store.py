@@ -6,23 +6,29 @@ look keys up. Writing and merging files happens in jobs, whose results the apply
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from threading import Lock
 from typing import Final, NamedTuple
 
 from escrowmq.replication.timers.record import (
     FIRST_KEY,
+    KEY_BYTES,
     deliver_ms_of,
     is_tombstone,
     last_key,
     living,
+    settled,
 )
 from escrowmq.replication.timers.runs import Run, behind, living_after, records_of
-from escrowmq.replication.timers.young import CHUNK, Bucket, Young
+from escrowmq.replication.timers.sealed_file import SealedFile
+from escrowmq.replication.timers.young import CHUNK, Bucket, Young, records_in_order
 
 #: Records in memory at which a checkpoint is due: 40 MB.
 YOUNG_MAX: Final = 1_000_000
 #: Records that one call sorts before it reads: 15 ms.
-SORTED_PER_CALL: Final = 5 * CHUNK
+SORTED_PER_CALL: Final = 10 * CHUNK
+#: Behind every key.
+NO_KEY: Final = b"\xff" * (KEY_BYTES + 1)
 
 
 class Found(NamedTuple):
@@ -30,6 +36,14 @@ class Found(NamedTuple):
 
     living: list[bytes]  # records; one, or several if the same key was given several times
     cancelled: bool  # there is a tombstone
+
+
+class Frozen(NamedTuple):
+    """The store at one moment, for a checkpoint."""
+
+    cursor: bytes
+    files: list[SealedFile]
+    young: list[Young]  # what is not in these files
 
 
 class TimerStore:
@@ -41,7 +55,10 @@ class TimerStore:
         self._lock = Lock()  # held by whoever sorts or reads the lists below, for some ms at most
         self._young = Young()
         self._sealing: list[Young] = []  # of checkpoints that are not written yet
-        self._files: list[Run] = []
+        self._files: list[SealedFile] = []
+        self._passed_at = NO_KEY  # the lowest last key of a file
+        #: Files that are no longer read. To forget the last reference to a large one takes the kernel long.
+        self.retired: list[SealedFile] = []
 
     # -------------------------------------------------------------- the applying thread
 
@@ -61,16 +78,47 @@ class TimerStore:
         self.cursor = cursor
         with self._lock:
             self._young.forget_before(deliver_ms_of(cursor))
+            if cursor >= self._passed_at:
+                self._set_files(self._files)
 
-    def freeze(self) -> list[Young]:
-        """A checkpoint begins: what is in memory now, to be written by it, and read from there until then."""
+    def freeze(self) -> Frozen:
+        """A checkpoint begins: what is to be written by it, and is read from memory until then."""
         with self._lock:
             if self._young.records:
                 self._sealing.append(self._young)
                 self._young = Young()
-            return self._sealing.copy()
+            return Frozen(self.cursor, self._files.copy(), self._sealing.copy())
+
+    def sealed(self, frozen: Frozen, file: SealedFile | None) -> None:
+        """The checkpoint is written: this file has all that was in memory; None: nothing was left of it."""
+        with self._lock:
+            self._sealing = [young for young in self._sealing if young not in frozen.young]
+            self._set_files([*self._files, file] if file else self._files)
+
+    def merged(self, files: Sequence[SealedFile], into: SealedFile | None) -> None:
+        """One file has what is left of these; None: nothing is."""
+        with self._lock:
+            self.retired += [file for file in self._files if file in files]
+            left = [file for file in self._files if file not in files]
+            self._set_files([*left, into] if into else left)
+
+    def restore(self, files: Sequence[SealedFile]) -> None:
+        """The files of the snapshot that this store begins with."""
+        with self._lock:
+            self._set_files([*files])
+
+    @property
+    def files(self) -> list[SealedFile]:
+        """The files that are read."""
+        with self._lock:
+            return self._files.copy()
 
     # -------------------------------------------------------------- any thread
+
+    def to_write(self, frozen: Frozen, rest: Callable[[], None] = lambda: None) -> Iterator[list[bytes]]:
+        """All that is in memory for this checkpoint and not yet released at it, in order."""
+        for records in records_in_order(frozen.young, frozen.cursor, self._lock, rest):
+            yield settled(records)
 
     def next_ms(self, after: bytes) -> int | None:
         """The time of the next delivery after a key; None: there is none. It may be too early, when records
@@ -141,6 +189,11 @@ class TimerStore:
                     return None
                 unsorted.sort_one()
             records -= CHUNK
+
+    def _set_files(self, files: list[SealedFile]) -> None:
+        self.retired += [file for file in files if file.last_key <= self.cursor]
+        self._files = [file for file in files if file.last_key > self.cursor]
+        self._passed_at = min((file.last_key for file in self._files), default=NO_KEY)
 
     def _generations(self) -> list[Young]:
         return [*self._sealing, self._young]

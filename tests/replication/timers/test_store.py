@@ -102,13 +102,13 @@ def test_the_store_reads_as_a_sorted_list(
         copies = [r for r in every if r.startswith(key)]
         assert store.find(key) == (copies, any(is_tombstone(r) for r in model if r.startswith(key)))
     assert store.find(key_of(NOW_MS, 9, 9, 9)) == ([], False)
-    written = [r for part in records_in_order(store.freeze(), FIRST_KEY, store._lock) for r in part]
+    written = [r for part in records_in_order(store.freeze().young, FIRST_KEY, store._lock) for r in part]
     assert written == sorted(model)
 
 
 def test_many_in_one_bucket_are_put_in_order_a_bounded_number_at_a_time() -> None:
     drawn = random.Random(1)
-    records = [record(9_000_000 + drawn.randrange(3_000), owner=n) for n in range(12 * CHUNK)]
+    records = [record(9_000_000 + drawn.randrange(3_000), owner=n) for n in range(20 * CHUNK)]
     store = TimerStore()
     store.add(b"".join(records), NOW_MS)
     until = NOW_MS + 9_010_000
@@ -117,7 +117,7 @@ def test_many_in_one_bucket_are_put_in_order_a_bounded_number_at_a_time() -> Non
     calls = 0
     while not store.arrange(FIRST_KEY, until):
         calls += 1
-    assert 2 <= calls <= 12
+    assert 2 <= calls <= 20
     assert read_all(store, until, 1_000) == sorted(records)
 
 
