@@ -190,12 +190,11 @@ class RunningReplica:
 
     def replace_file(self, name: str, error: CorruptLog) -> None:
         """A file is damaged that cannot be mended entry by entry ("": the log). The state in memory is
-        sound, so a damaged snapshot is taken again; for any other file the replica must leave. Not for the
-        driver's thread."""
+        sound, so a damaged snapshot is taken again, and a run file that the state does not read goes; for any
+        other file the replica must leave. Not for the driver's thread."""
         self.setup.report(f"{self.setup}: {error}")
-        if name.endswith(".snap"):
-            self.driver.call(lambda: self.checkpoints.drop_damaged(name))
-        else:
+        is_of_a_snapshot = name.endswith((".snap", ".runs"))
+        if not (is_of_a_snapshot and self.driver.call(lambda: self.checkpoints.drop_damaged(name))):
             self.leave(error)
 
     # -------------------------------------------------------------- for the parts

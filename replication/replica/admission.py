@@ -12,7 +12,7 @@ qualify are answered after the entry was applied, when the state holds their out
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
@@ -65,6 +65,7 @@ class ComposedEntry:
     submissions: list[Submission]
     deciding: list[tuple[str, Sequence[str]]]
     opening: list[tuple[tuple[str, str], int]]
+    growing: list[tuple[str, Sequence[str]]]  # transactions that get a further part
     deleting: list[int | Topic]  # topics, and slots of their partitions
     creating: list[tuple[str, int]]  # topics: name and id
 
@@ -79,8 +80,9 @@ class Admission:
         self._open_max, self._queue_bytes_max, self._copy_bytes = open_max, queue_bytes_max, copy_bytes
         self._queue: deque[Submission] = deque()
         self._queued_bytes = 0
-        # Both hold only what is under way: apps and topics come and go.
+        # All three hold only what is under way: apps and topics come and go.
         self._deciding: dict[str, set[str]] = {}  # app -> ids
+        self._growing: dict[str, Counter[str]] = {}  # app -> parts of an id, in entries not yet applied
         self._opening: dict[tuple[str, str], int] = {}  # (app, topic) -> in entries not yet applied
         self._topics = TopicsUnderWay(state)
         #: Entries that were given up, in the order of the log: each is applied, or the leadership ends.
@@ -146,6 +148,8 @@ class Admission:
         """Whether the limit admits this PREPARE, counting all that are about to be open."""
         app, topic, tx_ids, part = op.meta[0], op.meta[1], op.meta[2], op.meta[5]
         if part:  # opens nothing
+            self._growing.setdefault(app, Counter()).update(tx_ids)
+            writer.growing.append((app, tx_ids))
             return True
         table = self._state.transactions.look(app)
         opened, opening = table.open_by_topic.get(topic, 0), self._opening.get((app, topic), 0)
@@ -181,6 +185,8 @@ class Admission:
                 and any(record.home_index >= 0 for run in runs for record in run.records)
             )
         ):
+            if outcome == COMMITTED and by != build.BY_PRODUCER:
+                deciding = deciding | self._growing_of(app, tx_ids)
             valid, refused = sift(table, meta, outcome, deciding)
             together = outcome == COMMITTED and meta[3] == build.TOGETHER
             if together and (refused or self._hindered(app, tx_ids, deciding)):
@@ -188,14 +194,19 @@ class Admission:
             runs = table.open.runs_of(valid) if outcome == COMMITTED else []
             submission.left_out[number] = LeftOut(app, outcome, tx_ids, set(valid), refused, len(meta) > 4)
         if valid:
-            deciding.update(valid)
-            self._deciding[app] = deciding
+            self._deciding.setdefault(app, set()).update(valid)
             writer.deciding.append((app, valid))
         if outcome == ROLLED_BACK:
             writer.own(submission, number, _rollback_frame(meta, valid))
             return
         assert runs is not None, "a leader commits what is open"
         writer.commit(submission, number, self._references(runs, writer), app, valid, by)
+
+    def _growing_of(self, app: str, tx_ids: Sequence[str]) -> Set[str]:
+        """Those of which a further part is written and not applied yet. A commit of somebody who does not
+        know of that part would leave it out, and its sender would be told that it was prepared."""
+        growing = self._growing.get(app, ())
+        return {tx_id for tx_id in tx_ids if tx_id in growing}
 
     def _hindered(self, app: str, tx_ids: Sequence[str], deciding: set[str]) -> bool:
         """Whether one of these can never be committed, or is about to be decided by another request."""
@@ -256,6 +267,7 @@ class Admission:
         """Leadership is lost. Not to be called before: an entry whose proposal timed out may still be applied
         in this term, and until then its transactions must not get a second decision."""
         self._deciding.clear()
+        self._growing.clear()
         self._topics.forget()
         self._unsure.clear()
 
@@ -271,7 +283,7 @@ class Admission:
                 del self._opening[key]
         if decided:
             self._let_go(entry)
-        elif entry.deciding or entry.deleting or entry.creating:
+        elif entry.deciding or entry.growing or entry.deleting or entry.creating:
             self._unsure.append(entry)
 
     def applied_late(self, command: bytes) -> None:
@@ -287,6 +299,13 @@ class Admission:
                 deciding.difference_update(tx_ids)
                 if not deciding:
                     del self._deciding[app]
+        for app, tx_ids in entry.growing:
+            growing = self._growing.get(app)
+            if growing is not None:
+                growing.subtract(tx_ids)
+                self._growing[app] = growing = +growing
+                if not growing:
+                    del self._growing[app]
         if entry.creating:
             self._topics.created(entry.creating)
         if entry.deleting:
@@ -396,6 +415,7 @@ class _EntryWriter:
         self.submissions: list[Submission] = []
         self.deciding: list[tuple[str, Sequence[str]]] = []
         self.opening: list[tuple[tuple[str, str], int]] = []
+        self.growing: list[tuple[str, Sequence[str]]] = []
         self.deleting: list[int | Topic] = []
         self.creating: list[tuple[str, int]] = []
 
@@ -450,6 +470,7 @@ class _EntryWriter:
             self.submissions,
             self.deciding,
             self.opening,
+            self.growing,
             self.deleting,
             self.creating,
         )
