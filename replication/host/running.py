@@ -363,8 +363,9 @@ class RunningReplica:
         if unheard:
             self.driver.call(tell)
 
-    def _after_tick(self) -> None:
-        """Called after every tick, perhaps before the constructor has returned."""
+    def _after_tick(self) -> float | None:
+        """Called after every tick, perhaps before the constructor has returned. Returns in how many
+        seconds it should be called again at the latest."""
         now_ms = self.now_ms()
         now = self.setup.monotonic()
         if now >= self._next_timer:
@@ -388,6 +389,8 @@ class RunningReplica:
             self._last_applied = applied
             self.news.announce()
         self.replica.pump(now_ms)
+        wake_ms = self.replica.wake_in_ms()
+        return None if wake_ms is None else wake_ms / 1000
 
     def _note_leading(self, node: RaftNode, now: float) -> None:
         if node.ready and node.term != self._led[0]:
