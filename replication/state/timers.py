@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
-from escrowmq.replication.timers.record import KEY, KEY_BYTES, RECORD, deliver_ms_of, split, tombstone
+from escrowmq.replication.timers.record import KEY, RECORD, deliver_ms_of, tombstone
 from escrowmq.replication.timers.store import TimerStore
 
 #: Log indexes of one block.
@@ -155,11 +155,6 @@ class Timers:
         """From a snapshot."""
         self.store.cursor = released
         self._add(counts, 1)
-
-    def restore_records(self, records: bytes, now_ms: int) -> None:
-        """The same, after ``restore``."""
-        left = [record for record in split(records) if record[:KEY_BYTES] > self.released]
-        self.store.add(b"".join(left), now_ms)
 
 
 def counts_of(records: Iterable[bytes]) -> list[int]:
