@@ -22,7 +22,7 @@ from escrowmq.replication.format import timer_ops as build
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.open_tx import OpenTx
-from escrowmq.replication.state.timers import counts_of, due_ms, records_of
+from escrowmq.replication.state.timers import due_ms, records_of
 from escrowmq.replication.state.topics import Partition
 from escrowmq.replication.timers.record import KEY_BYTES, RECORD, key_of
 
@@ -98,7 +98,7 @@ class Releases:
         """The RELEASE of these, behind so many references."""
         key = records[-1][:KEY_BYTES]
         self._releasing = key
-        return build.release(key, references, counts_of(records)), Timing(released=key)
+        return build.release(key, references, self._timers.counts.of(records)), Timing(released=key)
 
     # -------------------------------------------------------------- what is scheduled
 
@@ -142,14 +142,16 @@ class Releases:
             if found.living and key > max(self._timers.released, self._releasing):
                 keys[key] = len(found.living)
                 records += found.living
-            elif found.living or not found.cancelled:
+            elif found.living or not (found.cancelled or self._timers.cancelled.get(key)):
                 problems.append([place, int(ResultCode.UNKNOWN_TIMER), None])
         answer = [int(ResultCode.PARTIAL), problems] if problems else [int(ResultCode.OK)]
         if not keys:
             return None, answer
         self._cancelling.update(keys.keys())
         timing.cancelling += keys
-        return build.decided_cancel(b"".join(keys), list(keys.values()), counts_of(records)), answer
+        return build.decided_cancel(
+            b"".join(keys), list(keys.values()), self._timers.counts.of(records)
+        ), answer
 
     # -------------------------------------------------------------- what became of it
 

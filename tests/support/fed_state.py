@@ -10,7 +10,6 @@ from escrowmq.replication.format.codec import PrepareExtra, decode_ops, encode_c
 from escrowmq.replication.state.lives import to_snapshot
 from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.snapshot import Snapshot
-from escrowmq.replication.state.timers import counts_of
 from escrowmq.replication.timers.record import KEY_BYTES, RECORD, TIME_MAX
 from escrowmq.replication.timers.sealed_file import SealedFile, encode
 
@@ -150,8 +149,8 @@ def state_with_timers() -> FedState:
     *_, index, pos, size = RECORD.unpack(first)
     log.add(
         ops.reference("t", 0, [index, pos, size, 1]),
-        timer_ops.release(first[:KEY_BYTES], 1, counts_of([first])),
-        timer_ops.decided_cancel(last[:KEY_BYTES], [1], counts_of([last])),
+        timer_ops.release(first[:KEY_BYTES], 1, log.state.timers.counts.of([first])),
+        timer_ops.decided_cancel(last[:KEY_BYTES], [1], log.state.timers.counts.of([last])),
     )
     return log
 
@@ -188,7 +187,7 @@ def dump(state: StateMachine) -> dict[str, Any]:
         "producers": (state.producers.copy(), state.producers.forgotten_ms, state.producers.turned_ms),
         "groups": state.group_offsets,
         "level": (state.level, state.settings, state.forgotten_ms, state.turned_ms),
-        "timers": (state.timers.released, state.timers.counts.flat()),
+        "timers": (state.timers.released, state.timers.counts.flat(), state.timers.cancelled.copy()),
         "waiting": waiting(state),
         "given since": [
             state.transactions.given.turned_ms,

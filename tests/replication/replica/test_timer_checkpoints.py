@@ -12,7 +12,6 @@ from escrowmq.replication.replica import timer_files
 from escrowmq.replication.replica.checkpoints import CheckpointJob, Checkpoints, snapshot_name
 from escrowmq.replication.replica.timer_files import MergeJob, timers_name
 from escrowmq.replication.state.machine import StateMachine
-from escrowmq.replication.state.timers import counts_of
 from escrowmq.replication.timers import merging, young
 from escrowmq.replication.timers.merging import FAN_IN
 from escrowmq.replication.timers.record import KEY_BYTES, RECORD, deliver_ms_of, last_key
@@ -46,19 +45,21 @@ class Kept:
         records = [
             RECORD.pack(NOW_MS + delay, 0, index, row, index, 30, 100) for row, delay in enumerate(delays)
         ]
-        self.state.timers.keep(records, counts_of(records), NOW_MS)
+        self.state.timers.keep(records, self.state.timers.counts.of(records), NOW_MS)
         self.expected = sorted([*self.expected, *records])
 
     def cancel(self, record: bytes) -> None:
         self.state.applied_index += 1
         index = self.state.applied_index
-        self.state.timers.cancel(index, NOW_MS, record[:KEY_BYTES], [1], counts_of([record]))
+        self.state.timers.cancel(
+            index, NOW_MS, record[:KEY_BYTES], [1], self.state.timers.counts.of([record])
+        )
         self.expected.remove(record)
 
     def release(self, until_ms: int) -> None:
         self.state.applied_index += 1
         gone = [record for record in self.expected if deliver_ms_of(record) <= until_ms]
-        self.state.timers.release(last_key(until_ms), counts_of(gone))
+        self.state.timers.release(last_key(until_ms), self.state.timers.counts.of(gone))
         self.expected = [record for record in self.expected if record not in gone]
 
     def names(self) -> list[str]:
@@ -356,7 +357,7 @@ def lost(kept: Kept) -> None:
     """A defect: what was added is not in memory."""
     kept.state.applied_index += 1
     record = RECORD.pack(NOW_MS + 9, 0, 5, 0, kept.state.applied_index, 30, 100)
-    kept.state.timers._add(counts_of([record]), 1)
+    kept.state.timers._add(kept.state.timers.counts.of([record]), 1)
 
 
 def test_a_checkpoint_of_fewer_timers_than_the_log_has_is_damage() -> None:
