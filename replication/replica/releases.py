@@ -24,7 +24,7 @@ from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.open_tx import OpenTx
 from escrowmq.replication.state.timers import due_ms, records_of
 from escrowmq.replication.state.topics import Partition
-from escrowmq.replication.timers.record import KEY_BYTES, RECORD, key_of
+from escrowmq.replication.timers.record import KEY_BYTES, RECORD, key_of, last_key
 
 #: Messages of one release, if nothing else waits and if something does: some 15 ms of the leader's thread.
 RELEASED_MAX, RELEASED_BESIDE = 1_024, 512
@@ -54,12 +54,15 @@ class Releases:
         self._releasing = b""  # the key of the release under way
         self._cancelling: Counter[bytes] = Counter()
         self._coming: Counter[int] = Counter()  # earliest times of entries under way
+        #: Nothing waits up to this key: all of it is cancelled. What is still to be applied is due later.
+        self._cancelled_to = b""
         #: Nothing is due before this time; early rather than late.
         self.next_ms = 0
 
     def forget(self) -> None:
         """Leadership is lost."""
-        self._releasing, self.next_ms = b"", 0
+        self._releasing = self._cancelled_to = b""
+        self.next_ms = 0
         self._cancelling.clear()
         self._coming.clear()
 
@@ -77,8 +80,10 @@ class Releases:
         until = min(now_ms, min(self._coming, default=NEVER) - 1)
         timers = self._timers
         most = RELEASED_BESIDE if beside else RELEASED_MAX
-        found, reached = timers.store.due(timers.released, until, most)
+        found, reached = timers.store.due(max(timers.released, self._cancelled_to), until, most)
         if not found:
+            # Entries of the same millisecond may still bring messages of that millisecond.
+            self._cancelled_to = min(reached, last_key(max(until - 1, 0)))
             if until == now_ms and reached > timers.released:  # otherwise it is to be called again
                 self.next_ms = self._next_after(reached)
             return []

@@ -15,6 +15,7 @@ from escrowmq.replication.model import ResultCode
 from escrowmq.replication.replica import releases
 from escrowmq.replication.replica.replica import Limits
 from escrowmq.replication.state.timers import TimerCounts
+from escrowmq.replication.timers import runs, store
 from tests.support.requests import message
 from tests.support.single import Single
 
@@ -85,6 +86,22 @@ def test_a_message_is_readable_at_its_time_and_not_before(single: Single) -> Non
             seen.setdefault(name, single.now_ms)
     assert seen == {"first": at - 9 + 3, "second": at - 2, "last": at}
     assert single.texts() == ["first", "second", "last"] and waiting(single) == 0
+
+
+def test_what_is_behind_many_cancelled_ones_is_released(
+    single: Single, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The leader asked again from the cursor, met the same cancelled ones, and released nothing any more."""
+    monkeypatch.setattr(runs, "_SLICE_MIN", 2)
+    monkeypatch.setattr(store, "LOOKS_PER_CALL", 1)
+    monkeypatch.setattr(releases, "RELEASED_MAX", 2)
+    at = single.now_ms + 50
+    single.submit(scheduled([at + n // 3 for n in range(40)], ["gone"] * 40))
+    single.submit(scheduled([at + 12, at + 14], ["behind", "last"], first=40))
+    single.submit(cancel(*((at + n // 3, OWNER, n) for n in range(40))))
+    assert waiting(single) == 2
+    pass_ms(single, 90)
+    assert single.texts() == ["behind", "last"] and waiting(single) == 0
 
 
 def test_a_time_that_is_past_is_readable_at_once(single: Single) -> None:

@@ -138,7 +138,7 @@ def test_what_is_cancelled_in_a_row_does_not_hide_what_is_behind_it(monkeypatch:
     store.add(b"".join((*many, last)), NOW_MS)
     store.add(b"".join(tombstone(r[:KEY_BYTES], 9) for r in many), NOW_MS)
     until = NOW_MS + 300
-    assert store.due(FIRST_KEY, until, 50) == ([last], last_key(until))
+    assert store.due(FIRST_KEY, until, 500) == ([last], last_key(until))
     monkeypatch.setattr(under_test, "LOOKS_PER_CALL", 2)
     found, reached = store.due(FIRST_KEY, until, 50)
     assert found == [] and FIRST_KEY < reached < last[:KEY_BYTES]
