@@ -20,8 +20,9 @@ from escrowmq.replication.format.codec import Op, decode_ops
 from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.metrics import Counts
 from escrowmq.replication.replica import fetching, retention
-from escrowmq.replication.replica.admission import Admission, ComposedEntry
+from escrowmq.replication.replica.admission import Admission
 from escrowmq.replication.replica.checkpoints import Checkpoints, Job
+from escrowmq.replication.replica.entry_writing import ComposedEntry
 from escrowmq.replication.replica.levels import next_level
 from escrowmq.replication.replica.submission import AboutTopics, Submission
 from escrowmq.replication.replica.validation import level_needed
@@ -43,6 +44,7 @@ class Limits:
     queue_bytes_max: int = 64 << 20  # requests waiting for an entry: 0.2 s of work at full speed
     entries_in_flight: int = 4  # more adds latency, not throughput: waiting requests go into bigger entries
     copy_bytes: int = 0  # messages of at most this many bytes are copied at commit even within the segment
+    timers_max: int = 100_000_000  # delayed messages of the group: 4 to 5 GB of files, more are refused
     retention_interval_ms: int = 10_000
     #: A new leader has more urgent work, and its predecessor may have run retention just before.
     retention_pause_ms: int = 5_000
@@ -89,6 +91,7 @@ class Replica:
             open_max=limits.open_transactions_max,
             queue_bytes_max=limits.queue_bytes_max,
             copy_bytes=limits.copy_bytes,
+            timers_max=limits.timers_max,
         )
         self._start_job, self._on_due = start_job, on_due
         self._number_of = number_of
@@ -227,6 +230,12 @@ class Replica:
                 return
             self._propose(raft, entry)
 
+    def wake_in_ms(self) -> int | None:
+        """In how many milliseconds ``pump`` has something to do, if nothing happens until then: a delayed
+        message becomes due. None: never, or it waits for something else."""
+        due_ms = self.admission.releases.wake_ms() if self._leads else None
+        return due_ms - self._group_ms if due_ms is not None and due_ms > self._group_ms else None
+
     def _propose(self, raft: Raft, entry: ComposedEntry) -> None:
         self._own.append(entry)
         self._in_flight += 1
@@ -239,6 +248,8 @@ class Replica:
                 self.admission.applied(entry, results)
                 return
             self.admission.ended(entry, decided=outcome is False)
+            if outcome is False and entry.timing is not None:
+                self.admission.releases.pause(entry.now_ms)
             if not raft.ready:
                 self.admission.forget_decisions()
             sent = entry.submissions
@@ -307,7 +318,7 @@ class Replica:
             self.admission.offer(AboutTopics(frame, ops, {name: self.state.topics.topics[name]}))
         if look.done:
             self._retention = None
-            first = look.first_needed_index
+            first = max(look.first_needed_index, self.journal.first_index)  # a block may begin before the log
             if self.journal.segment_start(first) > self.journal.first_index:
                 frame = build.retain(first)
                 self.admission.offer(Submission(frame, decode_ops(frame), lambda status: None))

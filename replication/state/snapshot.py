@@ -3,7 +3,7 @@
 Taken after a segment roll (capture.py). ``encode`` may run in any thread. It calls ``rest`` after every half
 millisecond or so, for its caller to sleep a moment: a thread that never waits gives the interpreter lock up
 only every 5 ms, and a commit needs the lock many times in the other threads. Runs of partition indexes go to
-separate run files, one per interval, and are not written again.
+separate run files, one per interval, and are not written again; so do messages that wait for their time.
 
 File: magic and version, then chunks of u32 length, u32 CRC32C, msgpack; the last chunk is ``["end", n]``.
 
@@ -27,6 +27,7 @@ from google_crc32c import value as crc32c
 from escrowmq.replication.errors import CorruptLog, UnknownVersion
 from escrowmq.replication.format.codec import pack, unpack
 from escrowmq.replication.format.membership import decode_members
+from escrowmq.replication.format.timer_ops import LEVEL_OF_TIMERS
 from escrowmq.replication.model import BY_NAME, NO_ID, TopicInfo
 from escrowmq.replication.state.decided import Decided
 from escrowmq.replication.state.group_offsets import ByTopic
@@ -36,6 +37,7 @@ from escrowmq.replication.state.machine import LEVEL_MAX, StateMachine
 from escrowmq.replication.state.open_table import OpenTx, View
 from escrowmq.replication.state.run_table import RunTable
 from escrowmq.replication.state.topics import Topic
+from escrowmq.replication.timers.store import Frozen
 
 _MAGIC = b"EMQS"
 _VERSION = struct.Struct("<I")
@@ -45,6 +47,8 @@ VERSION_MAX = 2
 _FIELDS_1 = OpenTx._fields.index("newest_index")
 #: And the first ones below level 5.
 _FIELDS_2 = OpenTx._fields.index("checked_ms")
+#: And below level 8.
+_FIELDS_5 = OpenTx._fields.index("timers")
 _DIGESTS, _REFS, _PARTICIPANTS = map(OpenTx._fields.index, ("digests", "refs", "participants"))
 _CHUNK = struct.Struct("<II")
 ITEMS_PER_CHUNK = 2_000
@@ -80,6 +84,7 @@ class Snapshot:
     producers: list[tuple[int, dict[Any, Any]]]
     tables: dict[int, Columns]
     lives: Copy
+    timers: Frozen
 
     @property
     def version(self) -> int:
@@ -90,7 +95,9 @@ class Snapshot:
     def open_fields(self) -> int:
         """How many fields of an open transaction it holds."""
         level = self.meta.get("level", 1)
-        return _FIELDS_1 if level < 2 else _FIELDS_2 if level < 5 else len(OpenTx._fields)
+        if level < 5:
+            return _FIELDS_1 if level < 2 else _FIELDS_2
+        return _FIELDS_5 if level < LEVEL_OF_TIMERS else len(OpenTx._fields)
 
 
 def encode(snapshot: Snapshot, rest: Callable[[], None] = lambda: None) -> Iterator[bytes]:
@@ -252,8 +259,20 @@ def verify(name: str, read: Callable[[int, int], bytes], size: int, piece_bytes:
     yield at - told
 
 
+def named_files(meta: Mapping[str, Any]) -> list[str]:
+    """The files that a snapshot needs, from its first chunk."""
+    return [name + "" for name in (*meta["run_files"], *meta.get("timer_files", ()))]
+
+
+def timers_alive(meta: Mapping[str, Any]) -> int:
+    """How many messages wait for their time, by a snapshot's first chunk."""
+    _, counts = meta.get("timers", (b"", ()))
+    return sum(counts[2::4])
+
+
 def restore(state: StateMachine, name: str, data: bytes | memoryview) -> tuple[int, list[str]]:
-    """Fill an empty state from a snapshot; returns (term of the last entry in it, run files to map).
+    """Fill an empty state from a snapshot; returns (term of the last entry in it, names of the run files and
+    files of timers to map).
 
     Raises CorruptLog, UnknownVersion or NewerLevel; the state is then unusable.
     """
@@ -264,17 +283,18 @@ def restore(state: StateMachine, name: str, data: bytes | memoryview) -> tuple[i
 
 
 def _restore(state: StateMachine, name: str, data: bytes | memoryview) -> tuple[int, list[str]]:
-    term, run_files = 0, []
+    term, files = 0, list[str]()
     for chunk in decode(name, data):
         kind = chunk[0]
         if kind == "meta":
             _, state.applied_index, term, meta = chunk
             _restore_meta(state, name, meta)
-            run_files = meta["run_files"]
+            files = named_files(meta)
         elif kind == "open":
             table = state.transactions.app(chunk[1])
             for tx_id, fields in chunk[2]:
-                table.insert(tx_id, _open_record(fields))
+                table.insert(tx_id, record := _open_record(fields))
+                state.timers.in_transactions |= bool(record.timers)
         elif kind in ("settled", "given"):
             table = state.transactions.app(chunk[1])
             remembered = table.settled if kind == "settled" else table.given
@@ -291,7 +311,7 @@ def _restore(state: StateMachine, name: str, data: bytes | memoryview) -> tuple[
             state.transactions.lives.restore(chunk[1], map(from_snapshot, chunk[2]))
     state.transactions.count()
     state.due.rebuild()
-    return term, run_files
+    return term, files
 
 
 def _open_record(fields: list[Any]) -> OpenTx:
@@ -300,6 +320,8 @@ def _open_record(fields: list[Any]) -> OpenTx:
         fields.append(fields[0])  # newest_index: the only PREPARE that is known
         return OpenTx(*fields)
     fields[_PARTICIPANTS] = tuple(fields[_PARTICIPANTS])
+    if len(fields) > _FIELDS_5:
+        fields[_FIELDS_5] = tuple(fields[_FIELDS_5])
     return OpenTx(*fields)
 
 
@@ -345,6 +367,9 @@ def _restore_meta(state: StateMachine, name: str, meta: dict[str, Any]) -> None:
         state.forgotten_ms, state.turned_ms = meta["forgotten_ms"], meta["turned_ms"]
         given = state.transactions.given
         given.turned_ms, given.forgotten_ms, given.age_ms = meta["given"]
+        if "timers" in meta:
+            state.timers.restore(*meta["timers"])
+            state.timers.restore_cancelled(*meta["cancelled"])
         if "producers" in meta:
             state.producers.turned_ms, state.producers.forgotten_ms = meta["producers"]
         try:

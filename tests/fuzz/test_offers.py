@@ -20,11 +20,12 @@ from escrowmq.replication.log.marks import LEARNER, PORT_FILE, WANTS_COPY, Marks
 from escrowmq.replication.log.vote import VoteFile
 from tests.fuzz.engine import EXAMPLES, Target, examine, fuzz
 from tests.sim.disk import SimDisk
-from tests.support.golden_files import mend_runs, mend_segment, mend_snapshot
+from tests.support.golden_files import mend_runs, mend_segment, mend_snapshot, mend_timers
 from tests.support.offered_files import (
     KINDS,
     RUNS_NAME,
     SNAP_NAME,
+    TIMERS_NAME,
     Offering,
     content,
     copy,
@@ -35,7 +36,7 @@ from tests.support.offered_files import (
 )
 from tests.support.storage import NEWEST, indexes
 
-MENDS = {NEWEST: mend_segment, SNAP_NAME: mend_snapshot, RUNS_NAME: mend_runs}
+MENDS = {NEWEST: mend_segment, SNAP_NAME: mend_snapshot, RUNS_NAME: mend_runs, TIMERS_NAME: mend_timers}
 GOOD = files()
 
 

@@ -114,6 +114,10 @@ def _partitions(found: Counter[str], replica: SimReplica, broker: Any) -> int:
     return found["TopicTable.slots"] + PARTITIONS * sum(found[name] for name in gone)
 
 
+def _timers(found: Counter[str], replica: SimReplica, broker: Any) -> int:
+    return int(broker.state.timers.counts.total)
+
+
 def _due(found: Counter[str], replica: SimReplica, broker: Any) -> int:
     slack: int = broker.state.due._slack
     return 2 * _opened(found, replica, broker) + 2 * slack + 2_000
@@ -141,6 +145,10 @@ BOUNDS: dict[str, int | Most] = {
     "ComposedEntry.ops": REQUESTS,
     "ComposedEntry.slots": REQUESTS,
     "ComposedEntry.submissions": REQUESTS,
+    "Releases._cancelling": REQUESTS,
+    "Releases._coming": REQUESTS,
+    "Timing.answers": REQUESTS,
+    "Timing.cancelling": REQUESTS,
     "Replica._own": _entries,
     "Branches._asking": GROUPS,
     "Branches._failures": GROUPS,
@@ -156,6 +164,9 @@ BOUNDS: dict[str, int | Most] = {
     "AboutTopics.units": REQUESTS,
     "Submission.left_out": REQUESTS,
     "Submission.results": REQUESTS,
+    # Answers to CANCELs that are under way.
+    **{"Submission.results" + "[]" * depth: REQUESTS for depth in range(1, 4)},
+    **{"Timing.answers" + "[]" * depth: REQUESTS for depth in range(1, 5)},
     "Submission.units": REQUESTS,
     "Unit.ops": REQUESTS,
     # Members of consumer groups, in the memory of their coordinator.
@@ -215,6 +226,20 @@ BOUNDS: dict[str, int | Most] = {
     "TransactionTable.audit": AUDIT_KEPT,
     "TwoGenerations.old": _settled,
     "TwoGenerations.young": _settled,
+    # Delayed messages: those that wait, and what a store keeps of the others until their bucket has passed.
+    "Bucket.chunks": FILES,
+    "Bucket.parts": FILES,
+    "TimerCounts._blocks": _of("TimerCounts._blocks[]"),
+    "TimerCounts._blocks idle": 0,
+    "TimerCounts._blocks[]": _timers,
+    "Timers.pending": 0,  # cancelled ones: TwoGenerations
+    "TimerStore._files": FILES,
+    "TimerStore._sealing": FILES,
+    "TimerStore.retired": FILES,
+    "Young._buckets": OF_THE_PROGRAM,
+    "Young._buckets[]": _of("Young._numbers[]"),
+    "Young._numbers": OF_THE_PROGRAM,
+    "Young._numbers[]": FILES,
     # Checks that will be due.
     "DueQueue._buckets": _due,
     "DueQueue._buckets[]": _due,
@@ -240,7 +265,12 @@ BOUNDS: dict[str, int | Most] = {
     "Checkpoints._named[]": FILES,
     "Checkpoints._run_files": FILES,
     "Checkpoints._unneeded": FILES,
+    "RemovalJob.mapped": FILES,
     "RemovalJob.names": FILES,
+    "MergeJob.files": FILES,
+    "_Foot.crcs": FILES,
+    "_Foot.first_keys": FILES,
+    "_Foot.living": FILES,
     "Checkpoints.indexes": 10,
     **{
         f"Snapshot.{name}": FILES
