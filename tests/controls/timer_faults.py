@@ -19,7 +19,7 @@ from escrowmq.replication.timers.record import FIRST_KEY
 from tests.controls.planting import plant
 from tests.sim import broker_workload, delayed
 
-LOST = ("schedule-lost", "timers-differ")
+LOST = ("schedule-lost", "timers-differ", "CorruptLog")
 
 
 def timed(patch: pytest.MonkeyPatch) -> None:
@@ -36,7 +36,7 @@ def released_early(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Releases, "due", lambda self, now_ms, **how: due(self, now_ms + 50, **how))
 
 
-@plant("delay-from-prepare", "early", conditions=timed, start=8)
+@plant("delay-from-prepare", "early", "cancel-lied", conditions=timed, start=8)
 def delay_from_prepare(patch: pytest.MonkeyPatch) -> None:
     """A delay in a transaction is counted from its PREPARE and not from its COMMIT."""
 
@@ -52,7 +52,7 @@ def released_past_the_coming(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Releases, "coming", lambda self, timing, earliest_ms: None)
 
 
-@plant("released-again", "schedule-duplicate", *LOST, conditions=timed, start=8)
+@plant("released-again", "schedule-duplicate", "unbounded", *LOST, conditions=timed, start=8)
 def released_again(patch: pytest.MonkeyPatch) -> None:
     """A leader begins the next release before the one before it is applied."""
     due = Releases.due
@@ -64,7 +64,14 @@ def released_again(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Releases, "due", again)
 
 
-@plant("cancelled-while-released", "cancelled-delivered", "timers-differ", conditions=timed, start=8)
+@plant(
+    "cancelled-while-released",
+    "cancelled-delivered",
+    "timers-differ",
+    "CorruptLog",
+    conditions=timed,
+    start=8,
+)
 def cancelled_while_released(patch: pytest.MonkeyPatch) -> None:
     """A message can be cancelled while its release is under way."""
     cancel = Releases.cancel
@@ -79,7 +86,14 @@ def cancelled_while_released(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Releases, "cancel", careless)
 
 
-@plant("released-while-cancelled", "cancelled-delivered", "timers-differ", conditions=timed, start=8)
+@plant(
+    "released-while-cancelled",
+    "cancelled-delivered",
+    "timers-differ",
+    "CorruptLog",
+    conditions=timed,
+    start=8,
+)
 def released_while_cancelled(patch: pytest.MonkeyPatch) -> None:
     """A release contains messages whose CANCEL is under way."""
     due = Releases.due
@@ -116,7 +130,7 @@ def cursor_not_in_the_snapshot(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Timers, "restore", lambda self, released, counts: restore(self, FIRST_KEY, counts))
 
 
-@plant("schedules-repeated", "schedule-duplicate", conditions=timed)
+@plant("schedules-repeated", "schedule-duplicate", "early", "unbounded", conditions=timed)
 def schedules_repeated(patch: pytest.MonkeyPatch) -> None:
     """A batch of scheduled messages that is sent again is stored again."""
     scheduled = TimerOperations.scheduled
