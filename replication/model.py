@@ -50,7 +50,9 @@ class ResultCode(enum.IntEnum):
     TOO_MANY_IDS = 16  # of PREPARE: no more ids given by applications can be remembered; info = the limit
     NOT_PREPARED = 17  # of a COMMIT not by the producer: parts are not prepared, or that was not checked
     OTHER_TOPIC = 18  # the name now belongs to another topic than the one meant; info ends with its id
+    UNKNOWN_TIMER = 19  # of CANCEL: never scheduled, or already readable, or about to be
     OUT_OF_RANGE = 20  # of fetch: the offset is before the log's start or after its end
+    TOO_MANY_SCHEDULED = 21  # no more messages can wait for their time in this group; info = the limit
 
 
 @dataclass(frozen=True, slots=True)

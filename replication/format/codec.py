@@ -44,6 +44,11 @@ class OpType(enum.IntEnum):
     TX_MESSAGE = 5
     COMMIT = 6
     ROLLBACK = 7
+    SCHEDULED = 8
+    PRE_SCHEDULED = 9
+    TIMER = 10
+    RELEASE = 11
+    CANCEL = 12
     CREATE_TOPIC = 16
     DELETE_TOPIC = 17
     GROUP_OFFSETS = 18
@@ -104,6 +109,11 @@ META_TYPES: dict[int, Any] = {
     OpType.TX_MESSAGE: tuple[str, int, int],
     OpType.COMMIT: tuple[str, list[str], str, int],
     OpType.ROLLBACK: tuple[str, list[str], str],
+    OpType.SCHEDULED: tuple[str, int, str, int, int, list[int], list[int], int, int, int, int],
+    OpType.PRE_SCHEDULED: tuple[str, int, list[int], list[int], list[int], list[int], int],
+    OpType.TIMER: tuple[int],
+    OpType.RELEASE: tuple[bytes, int, list[int]],
+    OpType.CANCEL: tuple[str, int, list[int], int],
     OpType.CREATE_TOPIC: tuple[str, dict[str, int | str]],
     OpType.DELETE_TOPIC: tuple[str],
     OpType.GROUP_OFFSETS: tuple[str, str, list[int]],
@@ -129,6 +139,7 @@ META_TYPES_2: dict[int, Any] = {
     OpType.DELETE_TOPIC: tuple[str, int],
     OpType.TRIM: tuple[str, list[int], int],
     OpType.PRE_MESSAGE: tuple[str, int, list[int], list[int], int],
+    OpType.CANCEL: tuple[list[int]],
 }
 #: And of version 3.
 META_TYPES_3: dict[int, Any] = {

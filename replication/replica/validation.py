@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from escrowmq.replication.errors import CorruptLog, InvalidMessage, UnknownVersion
 from escrowmq.replication.format.codec import Op, OpType, PrepareExtra, decode_ops
 from escrowmq.replication.format.ops import ANY_ID
+from escrowmq.replication.format.timer_ops import LEVEL_OF_TIMERS, ORDINALS, OWNER_MAX
 from escrowmq.replication.model import BY_NAME, NO_ID
 from escrowmq.replication.state.settings import setting_problem
 from escrowmq.replication.state.topics import alter_problem, settings_problem
@@ -35,6 +36,9 @@ _FROM_CLIENTS = frozenset(
         OpType.TX_DONE,
         OpType.INQUIRE,
         OpType.DELETE_GROUP,
+        OpType.SCHEDULED,
+        OpType.PRE_SCHEDULED,
+        OpType.CANCEL,
     )
 )
 #: Types of operations that were added with level 2; two older ones have had a second version since then.
@@ -57,13 +61,15 @@ _WITH_ID: Mapping[int, int] = {
 #: The column with the topic's id in these operations, if they have it. (PRE_MESSAGE's is checked with its
 #: PREPARE.)
 _ID_AT: Mapping[int, int] = {kind: columns - 1 for kind, columns in _WITH_ID.items()}
+#: What clients send about delayed messages: added with level 8.
+_TIMERS = frozenset((OpType.SCHEDULED, OpType.PRE_SCHEDULED, OpType.CANCEL))
 NAME_BYTES_MAX = 512
 IDS_PER_OPERATION_MAX = 20_000
 #: Clients' numbers are later added to others: sums must stay within what snapshots can hold.
 NUMBER_MAX = (1 << 53) - 1
 #: Term and counter of a coordinator, 32 bits each at most.
 GENERATION_MAX = (1 << 63) - 1
-#: A transaction may wait for ten years.
+#: A transaction, or a message with a delay, may wait for ten years.
 TIMEOUT_MS_MAX = 10 * 366 * 86_400_000
 GROUPS_MAX = 1 << 16
 #: Branch groups of one transaction.
@@ -78,7 +84,7 @@ def has_control_characters(name: str) -> bool:
 
 
 #: What is refused when only the disk reserve is left. All else settles existing work, or makes room.
-_NEW_WORK = frozenset((OpType.MESSAGE, OpType.PREPARE, OpType.CREATE_TOPIC))
+_NEW_WORK = frozenset((OpType.MESSAGE, OpType.SCHEDULED, OpType.PREPARE, OpType.CREATE_TOPIC))
 
 
 def brings_new_work(ops: Sequence[Op]) -> bool:
@@ -91,8 +97,11 @@ def level_needed(ops: Sequence[Op]) -> int:
     needed = 1
     for op in ops:
         kind, columns = op.type, len(op.meta)
+        if kind in _TIMERS:
+            return LEVEL_OF_TIMERS
         if kind in _LEVEL_6 or columns >= _WITH_ID.get(kind, columns + 1):
-            return 6
+            needed = 6
+            continue
         if kind == OpType.MESSAGE:
             if columns > 6:
                 needed = max(needed, 3)
@@ -136,8 +145,8 @@ def parse_request(
             lowest = BY_NAME if len(op.meta) > _PLACED else 0
             if not lowest <= op.meta[2] < (place[1] if place else GROUPS_MAX):
                 problem = f"there is no broker group {op.meta[2]} for a topic to begin at"
-        elif op.type == OpType.PRE_MESSAGE:
-            problem = "PRE_MESSAGE without its PREPARE before it"
+        elif op.type in (OpType.PRE_MESSAGE, OpType.PRE_SCHEDULED):
+            problem = f"{OpType(op.type).name} without its PREPARE before it"
         elif op.type == OpType.DELETE_TOPIC and any(_creates(o, op.meta[0]) for o in ops[:at]):
             # A leader writes no deletion while a creation of that name is under way (admission.py).
             problem = f"it creates topic {op.meta[0]!r} and deletes it again; send the deletion by itself"
@@ -159,6 +168,8 @@ def _problem(op: Op) -> str | None:
         if len(meta) > 6 and not -1 <= meta[6] <= NUMBER_MAX:
             return f"MESSAGE's heard_ms must be -1 to {NUMBER_MAX}"
         return _name_problem("producer", meta[2])
+    if op.type in _TIMERS:
+        return _timer_problem(op)
     if op.type in (OpType.COMMIT, OpType.ROLLBACK, OpType.CHECKED):
         if len(meta) > 2 and (problem := _name_problem("by or reason", meta[2])) is not None:
             return problem
@@ -193,6 +204,42 @@ def _problem(op: Op) -> str | None:
         return _name_problem("group", meta[0])
     if op.type == OpType.TRIM and (len(meta[1]) % 2 or not all(0 <= n <= NUMBER_MAX for n in meta[1])):
         return "TRIM needs pairs of partition and offset, both 0 or more"
+    return None
+
+
+def _timer_problem(op: Op) -> str | None:
+    """What is wrong with an operation about delayed messages, apart from a PRE_SCHEDULED's rows, which are
+    checked with its PREPARE."""
+    if len(op.meta) == 1:
+        return "CANCEL version 2 is written by leaders only"
+    meta, topic_id = op.meta, op.meta[-1]
+    if meta[1] < 0 or not NO_ID <= topic_id <= NUMBER_MAX:
+        return f"a partition is 0 or more, and a topic's id {NO_ID} to {NUMBER_MAX}"
+    if op.type == OpType.CANCEL:
+        times, owners, ordinals = (meta[2][n::3] for n in range(3))
+        if not meta[2] or len(meta[2]) % 3 or len(times) > IDS_PER_OPERATION_MAX:
+            return f"CANCEL needs 1 to {IDS_PER_OPERATION_MAX} triples of time, owner and ordinal"
+        if not (min(times) >= 0 and max(times) <= NUMBER_MAX and all(0 <= o <= OWNER_MAX for o in owners)):
+            return f"CANCEL's times must be 0 to {NUMBER_MAX}, and its owners 64 bits"
+    elif op.type == OpType.PRE_SCHEDULED:
+        _, _, txs, _, times, ordinals, _ = meta
+        if not len(txs) == len(times) == len(ordinals):
+            return "PRE_SCHEDULED's columns differ in length"
+    else:
+        _, _, producer, epoch, seq, times, sizes, owner, first, heard_ms, _ = meta
+        ordinals = (first, first + len(times) - 1)
+        if not times or len(times) != len(sizes) or min(sizes) < 1 or sum(sizes) != op.body_size:
+            return "SCHEDULED's columns do not fit its body"
+        if not (0 <= epoch <= NUMBER_MAX and -1 <= seq <= NUMBER_MAX and -1 <= heard_ms <= NUMBER_MAX):
+            return f"SCHEDULED's epoch, sequence number and heard_ms must be at most {NUMBER_MAX}"
+        if not 0 <= owner <= OWNER_MAX:
+            return "an owner has 64 bits"
+        if (problem := _name_problem("producer", producer)) is not None:
+            return problem
+    if times and not (min(times) >= -TIMEOUT_MS_MAX and max(times) <= NUMBER_MAX):
+        return f"a time must be at most {NUMBER_MAX}, and a delay at most {TIMEOUT_MS_MAX} ms"
+    if ordinals and not (min(ordinals) >= 0 and max(ordinals) < ORDINALS):
+        return f"an ordinal must be 0 to {ORDINALS - 1}"
     return None
 
 
@@ -239,15 +286,18 @@ def _prepare_problem(op: Op, attached: Sequence[Op]) -> str | None:
     if len(op.meta) > 9 and (problem := _extra_problem(op.meta[9], len(tx_ids), home_group)) is not None:
         return problem
     for pre in attached:
-        if pre.type != OpType.PRE_MESSAGE:
+        if pre.type == OpType.PRE_SCHEDULED:
+            if (problem := _timer_problem(pre)) is not None:
+                return problem
+        elif pre.type != OpType.PRE_MESSAGE:
             return f"PREPARE is followed by an operation of type {pre.type} instead of PRE_MESSAGE"
         _, number, txs, sizes = pre.meta[:4]
-        if len(pre.meta) > 4 and not NO_ID <= pre.meta[4] <= NUMBER_MAX:
+        if len(pre.meta) > 4 and not NO_ID <= pre.meta[-1] <= NUMBER_MAX:
             return f"a topic's id must be {NO_ID} to {NUMBER_MAX}"
         if number < 0 or not txs or len(txs) != len(sizes) or sum(sizes) != pre.body_size:
-            return "PRE_MESSAGE's columns do not fit its body"
+            return f"{OpType(pre.type).name}'s columns do not fit its body"
         if min(txs) < 0 or max(txs) >= len(tx_ids) or min(sizes) < 1:
-            return "PRE_MESSAGE refers to a transaction that its PREPARE does not name"
+            return f"{OpType(pre.type).name} refers to a transaction that its PREPARE does not name"
     return _ids_problem(app, tx_ids)
 
 

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from escrowmq.replication.errors import CorruptLog, UnknownVersion
-from escrowmq.replication.format import ops
+from escrowmq.replication.format import ops, timer_ops
 from escrowmq.replication.format.codec import (
     META_TYPES,
     META_TYPES_2,
@@ -64,6 +64,12 @@ DAMAGED = [
     "ALTER_TOPIC version 3",
     "TRIM version 2",
     "DELETE_GROUP",
+    "SCHEDULED",
+    "PRE_SCHEDULED",
+    "TIMER",
+    "RELEASE",
+    "CANCEL",
+    "CANCEL version 2",
 ]
 ROWS = [encode_row(b"k", b"v", {"h": b"1"}, None), encode_row(None, b"", None, "tx")]
 
@@ -112,6 +118,7 @@ def samples() -> dict[str, str]:
     frames["ALTER_TOPIC version 3"] = ops.alter_topic("orders", {"check_max": 3}, 1_000, 9)
     frames["TRIM version 2"] = ops.trim("orders", {0: 12}, 9)
     frames["DELETE_GROUP"] = ops.delete_group("billing", 3 << 32 | 1)
+    frames |= timers()
     frames["command"] = encode_command([frames["MESSAGE"], frames["COMMIT"]], 2, 1_700_000_000_123)
     frames["snapshot"] = b"".join(encode(capture(busy_state().state, 3, ["a.runs"])))
     frames["snapshot version 2"] = b"".join(encode(capture(busy_state_of_level_2().state, 3, ["a.runs"])))
@@ -125,6 +132,24 @@ def samples() -> dict[str, str]:
     columns = tuple(array("Q", [i, i + 1]) for i in range(6))
     frames["run file"] = b"".join(encode_runs({7: columns}))
     return {name: data.hex() for name, data in frames.items()}
+
+
+def timers() -> dict[str, bytes]:
+    """What came with delayed messages."""
+    sizes, when = [len(row) for row in ROWS], 1_700_000_000_123
+    key = timer_ops.KEY.pack(when, 7, (1 << 64) - 1, 5)
+    return {
+        "SCHEDULED": timer_ops.scheduled(
+            "orders", 3, "producer-1", 2, 7, [when, -60_000], ROWS, 1 << 63, 5, -1, 9
+        ),
+        "PRE_SCHEDULED": timer_ops.pre_scheduled("orders", 1, [0, 1], sizes, [when, -1], [0, 3], ROWS, 9),
+        "TIMER": timer_ops.timer(
+            [timer_ops.RECORD.pack(when, 7, timer_ops.owner_of("shop", "a"), 0, 12, 90, 14)]
+        ),
+        "RELEASE": timer_ops.release(key, 2, [7, 3, 2, 28]),
+        "CANCEL": timer_ops.cancel("orders", 3, [(when, (1 << 64) - 1, 5)], 9),
+        "CANCEL version 2": timer_ops.decided_cancel(key, [7, 3, 1, 14]),
+    }
 
 
 @pytest.mark.parametrize("name", samples())

@@ -1,0 +1,112 @@
+"""Builders of the operations of delayed and scheduled messages, all of format level 8.
+
+A *time* is when a message becomes readable, in ms since the epoch. A negative one is a delay in ms, counted
+from the entry that makes it effective: the SCHEDULED itself, or the COMMIT of its transaction. A *timer* is
+a message that waits; its *key* is ``(time, slot of its partition, owner, ordinal)``. ``owner`` stands for
+whoever scheduled it, and ``ordinal`` counts what that one scheduled: so messages of one owner for one
+millisecond keep their order, and a client knows a timer's key without asking.
+
+Clients build SCHEDULED, PRE_SCHEDULED (behind their PREPARE, as PRE_MESSAGEs) and CANCEL. Leaders build
+TIMER, RELEASE, and the second version of CANCEL."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Sequence
+from typing import Final
+
+from escrowmq.replication.format.codec import OpType, encode_op
+
+#: The format level of a group whose log may have these operations.
+LEVEL_OF_TIMERS: Final = 8
+#: A key, so that the order of bytes is that of keys: time in ms, slot, owner, ordinal.
+KEY: Final = struct.Struct(">QIQI")
+#: A timer's record: its key, and the place of its row: log index, position in the command, bytes.
+RECORD: Final = struct.Struct(">QIQIQII")
+#: One above the highest ordinal, and the highest owner.
+ORDINALS: Final = 1 << 32
+OWNER_MAX: Final = (1 << 64) - 1
+
+
+def owner_of(name: str, tx_id: str = "") -> int:
+    """The owner of what the transaction ``tx_id`` of the app ``name`` schedules; or, without an id, that of a
+    producer instance's name. Part of the format: clients and leaders compute it."""
+    text = b"\0".join((name.encode(), tx_id.encode()))
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
+
+
+def scheduled(
+    topic: str,
+    partition: int,
+    producer: str,
+    epoch: int,
+    seq: int,
+    times: Sequence[int],
+    rows: Sequence[bytes],
+    owner: int,
+    first_ordinal: int,
+    heard_ms: int,
+    topic_id: int,
+) -> bytes:
+    """SCHEDULED ``[topic, partition, producer, epoch, seq, times, sizes, owner, first_ordinal, heard_ms,
+    topic_id]`` + rows: plain messages of one partition, each readable from its time on.
+
+    Row ``i`` has the ordinal ``first_ordinal + i``. The other columns are those of MESSAGE version 3, and
+    the sequence numbers are counted together with those of MESSAGEs. Result info: ``[-1, timestamp_ms]``,
+    also for a repetition (DUPLICATE); a delay is counted from that timestamp."""
+    sizes = [len(row) for row in rows]
+    meta = (topic, partition, producer, epoch, seq, times, sizes, owner, first_ordinal, heard_ms, topic_id)
+    return encode_op(OpType.SCHEDULED, meta, rows)
+
+
+def pre_scheduled(
+    topic: str,
+    partition: int,
+    txs: Sequence[int],
+    sizes: Sequence[int],
+    times: Sequence[int],
+    ordinals: Sequence[int],
+    rows: Sequence[bytes],
+    topic_id: int,
+) -> bytes:
+    """PRE_SCHEDULED ``[topic, partition, txs, sizes, times, ordinals, topic_id]``: as PRE_MESSAGE version 2,
+    but a message is readable from its time on, and not before its transaction is committed.
+
+    ``ordinals`` count within a transaction, over all its parts. Its owner is ``owner_of(app, tx_id)``.
+    """
+    meta = (topic, partition, txs, sizes, times, ordinals, topic_id)
+    return encode_op(OpType.PRE_SCHEDULED, meta, rows)
+
+
+def cancel(topic: str, partition: int, keys: Sequence[tuple[int, int, int]], topic_id: int) -> bytes:
+    """CANCEL as clients send it ``[topic, partition, [time, owner, ordinal, ...], topic_id]``: these messages
+    shall not become readable. Of each the log decides, once, whether it was cancelled or released.
+
+    Result: OK if all are cancelled; otherwise PARTIAL with ``[place, UNKNOWN_TIMER, None]`` for those that
+    are not: never scheduled, readable already, or about to be. Cancelling again is no error."""
+    flat = [n for key in keys for n in key]
+    return encode_op(OpType.CANCEL, (topic, partition, flat, topic_id))
+
+
+# ------------------------------------------------------------------ written by leaders only
+
+
+def timer(records: Sequence[bytes]) -> bytes:
+    """TIMER ``[count]`` + records: the timers that the COMMIT behind it makes effective. See ``RECORD``."""
+    return encode_op(OpType.TIMER, (len(records),), records)
+
+
+def release(key: bytes, references: int, counts: Sequence[int]) -> bytes:
+    """RELEASE ``[key, references, [slot, block, timers, bytes, ...]]``: all timers up to this key, apart from
+    cancelled ones, are in the ``references`` REF_MESSAGEs and TX_MESSAGEs before it.
+
+    ``counts``: how many waited, by slot and block of 4,096 log indexes; cancelled ones were counted before.
+    """
+    return encode_op(OpType.RELEASE, (key, references, counts))
+
+
+def decided_cancel(keys: bytes, counts: Sequence[int]) -> bytes:
+    """CANCEL version 2 ``[[slot, block, timers, bytes, ...]]`` + keys: as it is in the log. The leader has
+    found all of these timers, and none of them is in a RELEASE before it."""
+    return encode_op(OpType.CANCEL, (counts,), (keys,), version=2)
