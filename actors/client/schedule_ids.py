@@ -1,8 +1,8 @@
 """The id of a delayed message, by which it can be cancelled: its place among all that wait, as text.
 
-``topic/partition/time/owner/ordinal/check``. The first five name the message; a client knows them without asking.
-The check is over them and the cluster's id, so an id that was mistyped, or comes from another cluster, is told
-from one whose message can be read already.
+``topic/partition/time/owner/ordinal/check``. The first five name the message; a client knows them without
+asking. The check is over them and the cluster's id, so an id that was mistyped, or comes from another
+cluster, is told from one whose message can be read already.
 """
 
 from __future__ import annotations
@@ -14,12 +14,16 @@ import google_crc32c
 from escrowmq.replication.errors import InvalidMessage
 
 #: Limits of the numbers in a request.
-_PARTITION_MAX, _TIME_MAX, _OWNER_MAX, _ORDINAL_MAX = (1 << 31) - 1, (1 << 53) - 1, (1 << 64) - 1, (1 << 32) - 1
+_PARTITION_MAX, _TIME_MAX = (1 << 31) - 1, (1 << 53) - 1
+_OWNER_MAX, _ORDINAL_MAX = (1 << 64) - 1, (1 << 32) - 1
 
 
 class ScheduleId(NamedTuple):
-    """What an id says. ``time_ms``: from when on the message can be read, in ms since the epoch. ``owner`` stands
-    for the transaction or the producer, ``ordinal`` counts what that one scheduled."""
+    """What an id says.
+
+    ``time_ms``: from when on the message can be read, in ms since the epoch. ``owner`` stands for the
+    transaction or the producer, ``ordinal`` counts what that one scheduled.
+    """
 
     topic: str
     partition: int
