@@ -105,7 +105,12 @@ class Leader(OneReplica):
         super().__init__(folder)
         self.commands: list[bytes] = []
         self.admission = Admission(
-            self.state, self.journal, open_max=2_000_000, queue_bytes_max=64 << 20, copy_bytes=0
+            self.state,
+            self.journal,
+            open_max=2_000_000,
+            queue_bytes_max=64 << 20,
+            copy_bytes=0,
+            timers_max=1_000_000,
         )
 
     def carry_out(self, requests: Sequence[bytes], now_ms: int) -> None:

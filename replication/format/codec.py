@@ -111,7 +111,7 @@ META_TYPES: dict[int, Any] = {
     OpType.ROLLBACK: tuple[str, list[str], str],
     OpType.SCHEDULED: tuple[str, int, str, int, int, list[int], list[int], int, int, int, int],
     OpType.PRE_SCHEDULED: tuple[str, int, list[int], list[int], list[int], list[int], int],
-    OpType.TIMER: tuple[int],
+    OpType.TIMER: tuple[bytes],
     OpType.RELEASE: tuple[bytes, int, list[int]],
     OpType.CANCEL: tuple[str, int, list[int], int],
     OpType.CREATE_TOPIC: tuple[str, dict[str, int | str]],
@@ -139,7 +139,7 @@ META_TYPES_2: dict[int, Any] = {
     OpType.DELETE_TOPIC: tuple[str, int],
     OpType.TRIM: tuple[str, list[int], int],
     OpType.PRE_MESSAGE: tuple[str, int, list[int], list[int], int],
-    OpType.CANCEL: tuple[list[int]],
+    OpType.CANCEL: tuple[bytes, list[int], list[int]],
 }
 #: And of version 3.
 META_TYPES_3: dict[int, Any] = {

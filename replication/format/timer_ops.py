@@ -12,7 +12,6 @@ TIMER, RELEASE, and the second version of CANCEL."""
 from __future__ import annotations
 
 import hashlib
-import struct
 from collections.abc import Sequence
 from typing import Final
 
@@ -20,10 +19,6 @@ from escrowmq.replication.format.codec import OpType, encode_op
 
 #: The format level of a group whose log may have these operations.
 LEVEL_OF_TIMERS: Final = 8
-#: A key, so that the order of bytes is that of keys: time in ms, slot, owner, ordinal.
-KEY: Final = struct.Struct(">QIQI")
-#: A timer's record: its key, and the place of its row: log index, position in the command, bytes.
-RECORD: Final = struct.Struct(">QIQIQII")
 #: One above the highest ordinal, and the highest owner.
 ORDINALS: Final = 1 << 32
 OWNER_MAX: Final = (1 << 64) - 1
@@ -92,9 +87,9 @@ def cancel(topic: str, partition: int, keys: Sequence[tuple[int, int, int]], top
 # ------------------------------------------------------------------ written by leaders only
 
 
-def timer(records: Sequence[bytes]) -> bytes:
-    """TIMER ``[count]`` + records: the timers that the COMMIT behind it makes effective. See ``RECORD``."""
-    return encode_op(OpType.TIMER, (len(records),), records)
+def timer(records: bytes) -> bytes:
+    """TIMER ``[records]``: what the COMMIT behind it makes effective, 40 bytes each (timers/record.py)."""
+    return encode_op(OpType.TIMER, (records,))
 
 
 def release(key: bytes, references: int, counts: Sequence[int]) -> bytes:
@@ -106,7 +101,8 @@ def release(key: bytes, references: int, counts: Sequence[int]) -> bytes:
     return encode_op(OpType.RELEASE, (key, references, counts))
 
 
-def decided_cancel(keys: bytes, counts: Sequence[int]) -> bytes:
-    """CANCEL version 2 ``[[slot, block, timers, bytes, ...]]`` + keys: as it is in the log. The leader has
-    found all of these timers, and none of them is in a RELEASE before it."""
-    return encode_op(OpType.CANCEL, (counts,), (keys,), version=2)
+def decided_cancel(keys: bytes, copies: Sequence[int], counts: Sequence[int]) -> bytes:
+    """CANCEL version 2 ``[keys, copies, [slot, block, timers, bytes, ...]]``: as it is in the log. The
+    leader has found all of these timers, and none of them is in a RELEASE before it. ``copies``: how often
+    each key is there; once, unless an application has used a transaction's id again."""
+    return encode_op(OpType.CANCEL, (keys, copies, counts), version=2)

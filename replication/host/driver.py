@@ -71,13 +71,14 @@ class Driver:
         secret: bytes,
         resolve: Resolve,
         fatal: Callable[[BaseException], None],
-        after_tick: Callable[[], None] | None = None,
+        after_tick: Callable[[], float | None] | None = None,
         use_uvloop: bool = True,
         tls: TlsFiles | None = None,
         marks: Incarnations | None = None,
         old_peers: bool = True,
     ) -> None:
-        """``fatal(error)`` must end the process; ``after_tick`` runs in the loop after every tick.
+        """``fatal(error)`` must end the process; ``after_tick`` runs in the loop after every tick; it
+        returns in how many seconds it wants the next one at the latest, None: it does not care.
         ``marks``: the incarnations of the peers (None: kept in memory). ``old_peers``: see TcpTransport.
 
         Raises ConfigError for ``tls`` files that cannot be used.
@@ -109,6 +110,7 @@ class Driver:
         self._calls: deque[Callable[[], None]] = deque()
         self._woken = self._tick_queued = self._syncing = self._failed = self._stopped = False
         self._wake: asyncio.TimerHandle | None = None
+        self._alarm_set = False
         self.place = SyncPlace()
         self._jobs: queue.SimpleQueue[SyncJob | None] = queue.SimpleQueue()
         self._removals: queue.SimpleQueue[SyncJob | None] = queue.SimpleQueue()
@@ -289,7 +291,7 @@ class Driver:
         node = self.node
         node.tick()
         if self._after_tick is not None:
-            self._after_tick()
+            self._tick_within(self._after_tick())
             node.flush()
         self._begin_sync()
         self._begin_removal()
@@ -299,6 +301,17 @@ class Driver:
         if delay is not None and self._wake is None:
             assert self._loop is not None
             self._wake = self._loop.call_later(delay, self._woken_up)
+
+    def _tick_within(self, delay_s: float | None) -> None:
+        """The next tick in so many seconds, unless there is one before anyway."""
+        if delay_s is not None and delay_s < TICK_S and not self._alarm_set:
+            assert self._loop is not None
+            self._alarm_set = True
+            self._loop.call_later(delay_s, self._alarm)
+
+    def _alarm(self) -> None:
+        self._alarm_set = False
+        self.kick()
 
     def _woken_up(self) -> None:
         self._wake = None

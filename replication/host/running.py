@@ -190,12 +190,11 @@ class RunningReplica:
 
     def replace_file(self, name: str, error: CorruptLog) -> None:
         """A file is damaged that cannot be mended entry by entry ("": the log). The state in memory is
-        sound, so a damaged snapshot is taken again; for any other file the replica must leave. Not for the
-        driver's thread."""
+        sound, so a damaged snapshot is taken again, and a run file that the state does not read goes; for any
+        other file the replica must leave. Not for the driver's thread."""
         self.setup.report(f"{self.setup}: {error}")
-        if name.endswith(".snap"):
-            self.driver.call(lambda: self.checkpoints.drop_damaged(name))
-        else:
+        is_of_a_snapshot = name.endswith((".snap", ".runs"))
+        if not (is_of_a_snapshot and self.driver.call(lambda: self.checkpoints.drop_damaged(name))):
             self.leave(error)
 
     # -------------------------------------------------------------- for the parts
@@ -364,8 +363,9 @@ class RunningReplica:
         if unheard:
             self.driver.call(tell)
 
-    def _after_tick(self) -> None:
-        """Called after every tick, perhaps before the constructor has returned."""
+    def _after_tick(self) -> float | None:
+        """Called after every tick, perhaps before the constructor has returned. Returns in how many
+        seconds it should be called again at the latest."""
         now_ms = self.now_ms()
         now = self.setup.monotonic()
         if now >= self._next_timer:
@@ -389,6 +389,8 @@ class RunningReplica:
             self._last_applied = applied
             self.news.announce()
         self.replica.pump(now_ms)
+        wake_ms = self.replica.wake_in_ms()
+        return None if wake_ms is None else wake_ms / 1000
 
     def _note_leading(self, node: RaftNode, now: float) -> None:
         if node.ready and node.term != self._led[0]:

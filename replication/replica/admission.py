@@ -12,21 +12,22 @@ qualify are answered after the entry was applied, when the state holds their out
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence, Set
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import Any, Protocol
 
 from escrowmq.replication.format import ops as build
-from escrowmq.replication.format.codec import ENVELOPE, Op, OpType, decode_ops, encode_command
+from escrowmq.replication.format.codec import Op, OpType
+from escrowmq.replication.format.timer_ops import timer as build_timer
 from escrowmq.replication.model import ResultCode
-from escrowmq.replication.replica.submission import LeftOut, Submission, Unit
+from escrowmq.replication.replica.entry_writing import COPY_BYTES_MAX, ComposedEntry, EntryWriter
+from escrowmq.replication.replica.releases import Releases, references_of
+from escrowmq.replication.replica.submission import LeftOut, Submission
 from escrowmq.replication.replica.topics_under_way import TopicsUnderWay
 from escrowmq.replication.state.machine import Result, StateMachine
-from escrowmq.replication.state.open_tx import Run
-from escrowmq.replication.state.topics import Topic
+from escrowmq.replication.state.open_tx import TIMER_FIELDS, Run
 from escrowmq.replication.state.transactions import (
     BY_HOME,
     COMMITTED,
@@ -38,11 +39,6 @@ from escrowmq.replication.state.transactions import (
 #: Maximum bytes of requests in one entry: beyond it latency grows and throughput does not
 #: (measured: 256 KB to 1 MB per entry is the plateau).
 ENTRY_BYTES_MAX = 1 << 20
-#: Maximum bytes of bodies copied into one entry. Copying only serves locality and early retention, so bodies
-#: beyond this are referred to across segments instead; an entry stays far below what Raft accepts. It limits
-#: the whole entry, not each COMMIT in it: a request of 468 bytes with nine COMMITs made an entry of 35 MiB,
-#: which is refused.
-COPY_BYTES_MAX = 4 << 20
 
 
 class LogReader(Protocol):
@@ -54,35 +50,29 @@ class LogReader(Protocol):
     def read_range(self, index: int, pos: int, size: int) -> bytes: ...
 
 
-@dataclass(slots=True, eq=False)
-class ComposedEntry:
-    """A composed entry and its answers: ``slots`` has (submission, unit) per result, in order."""
-
-    command: bytes
-    now_ms: int
-    ops: list[Op]
-    slots: list[tuple[Submission, int]]
-    submissions: list[Submission]
-    deciding: list[tuple[str, Sequence[str]]]
-    opening: list[tuple[tuple[str, str], int]]
-    deleting: list[int | Topic]  # topics, and slots of their partitions
-    creating: list[tuple[str, int]]  # topics: name and id
-
-
 class Admission:
     """The leader's queue and its decisions. One thread."""
 
     def __init__(
-        self, state: StateMachine, log: LogReader, *, open_max: int, queue_bytes_max: int, copy_bytes: int
+        self,
+        state: StateMachine,
+        log: LogReader,
+        *,
+        open_max: int,
+        queue_bytes_max: int,
+        copy_bytes: int,
+        timers_max: int,
     ) -> None:
         self._state, self._log = state, log
         self._open_max, self._queue_bytes_max, self._copy_bytes = open_max, queue_bytes_max, copy_bytes
         self._queue: deque[Submission] = deque()
         self._queued_bytes = 0
-        # Both hold only what is under way: apps and topics come and go.
+        # All three hold only what is under way: apps and topics come and go.
         self._deciding: dict[str, set[str]] = {}  # app -> ids
+        self._growing: dict[str, Counter[str]] = {}  # app -> parts of an id, in entries not yet applied
         self._opening: dict[tuple[str, str], int] = {}  # (app, topic) -> in entries not yet applied
         self._topics = TopicsUnderWay(state)
+        self.releases = Releases(state, timers_max)
         #: Entries that were given up, in the order of the log: each is applied, or the leadership ends.
         self._unsure: deque[ComposedEntry] = deque()
         self._last_ms = 0
@@ -110,10 +100,13 @@ class Admission:
 
     def compose(self, now_ms: int) -> ComposedEntry | None:
         """The next entry, from as many waiting requests as fit; None when nothing waits."""
-        if not self._queue:
+        due = now_ms >= self.releases.next_ms
+        if not self._queue and not due:
             return None
         self._last_ms = now_ms = max(now_ms, self._last_ms, self._state.now_ms)
-        writer, topics = _EntryWriter(now_ms), self._topics
+        writer, topics = EntryWriter(now_ms), self._topics
+        if due:
+            self._write_release(writer)
         while self._queue and (
             not writer.submissions or writer.size + self._queue[0].size <= ENTRY_BYTES_MAX
         ):
@@ -134,18 +127,60 @@ class Admission:
                     submission.results[number] = [int(ResultCode.UNKNOWN_TOPIC)]
                 elif kind == OpType.GROUP_OFFSETS and topics.is_another(unit.ops[0].meta[1], submission):
                     submission.results[number] = [int(ResultCode.UNKNOWN_TOPIC), [unit.ops[0].meta[1]]]
+                elif kind == OpType.CANCEL:
+                    self._write_cancel(writer, submission, number)
+                elif self.releases.is_full() and schedules(unit.ops):
+                    submission.results[number] = [
+                        int(ResultCode.TOO_MANY_SCHEDULED),
+                        self.releases.timers_max,
+                    ]
                 else:
-                    if kind == OpType.DELETE_TOPIC:
+                    if kind == OpType.SCHEDULED:
+                        writer.schedule(self.releases, unit.ops[0].meta[5])
+                    elif kind == OpType.DELETE_TOPIC:
                         writer.deleting += topics.note_deletion(unit.ops[0].meta)
                     elif kind == OpType.CREATE_TOPIC:
                         writer.note_creation(*topics.note_creation(unit.ops[0].meta))
                     writer.verbatim(submission, number, unit)
-        return writer.finish() if writer.submissions else None
+        return writer.finish() if writer.submissions or writer.frames else None
 
-    def _room_for(self, op: Op, writer: _EntryWriter) -> bool:
+    def _write_release(self, writer: EntryWriter) -> None:
+        """What is due, before everything else in the entry: what that schedules or cancels comes later."""
+        budget = COPY_BYTES_MAX // 2 if self._queue else COPY_BYTES_MAX
+        segment = self._log.segment_start(self._log.last_index)
+        records = self.releases.due(writer.now_ms, beside=bool(self._queue), copied=budget, segment=segment)
+        if records:
+            frames = self._frames(references_of(records), segment, writer)
+            for frame in frames:
+                writer.leaders(frame)
+            frame, writer.timing = self.releases.written(records, len(frames))
+            writer.leaders(frame)
+
+    def _write_cancel(self, writer: EntryWriter, submission: Submission, number: int) -> None:
+        timing = writer.timed()
+        meta = submission.units[number].ops[0].meta
+        frame, answer = self.releases.cancel(meta, self._topics.deleting, timing)
+        submission.results[number] = answer
+        if frame is not None:
+            timing.answers.append((submission, number, answer))
+            writer.own(submission, number, frame)
+
+    def _timers(self, runs: Sequence[Run], app: str, writer: EntryWriter) -> list[bytes]:
+        """The TIMER of what these transactions have scheduled, if any."""
+        records: list[bytes] = []
+        for run in runs:
+            for tx_id, record in zip(run.tx_ids, run.records, strict=False):  # none in a block has any
+                if record.timers:
+                    writer.schedule(self.releases, record.timers[4::TIMER_FIELDS])
+                    records += self.releases.records(app, tx_id, record, writer.now_ms)
+        return [build_timer(b"".join(records))] if records else []
+
+    def _room_for(self, op: Op, writer: EntryWriter) -> bool:
         """Whether the limit admits this PREPARE, counting all that are about to be open."""
         app, topic, tx_ids, part = op.meta[0], op.meta[1], op.meta[2], op.meta[5]
         if part:  # opens nothing
+            self._growing.setdefault(app, Counter()).update(tx_ids)
+            writer.growing.append((app, tx_ids))
             return True
         table = self._state.transactions.look(app)
         opened, opening = table.open_by_topic.get(topic, 0), self._opening.get((app, topic), 0)
@@ -160,9 +195,7 @@ class Admission:
             writer.opening.append(((app, topic), new))
         return True
 
-    def _write_decision(
-        self, writer: _EntryWriter, submission: Submission, number: int, outcome: int
-    ) -> None:
+    def _write_decision(self, writer: EntryWriter, submission: Submission, number: int, outcome: int) -> None:
         meta = submission.units[number].ops[0].meta
         app, tx_ids, by = meta[0], meta[1], meta[2]
         table = self._state.transactions.look(app)
@@ -181,6 +214,8 @@ class Admission:
                 and any(record.home_index >= 0 for run in runs for record in run.records)
             )
         ):
+            if outcome == COMMITTED and by != build.BY_PRODUCER:
+                deciding = deciding | self._growing_of(app, tx_ids)
             valid, refused = sift(table, meta, outcome, deciding)
             together = outcome == COMMITTED and meta[3] == build.TOGETHER
             if together and (refused or self._hindered(app, tx_ids, deciding)):
@@ -188,28 +223,40 @@ class Admission:
             runs = table.open.runs_of(valid) if outcome == COMMITTED else []
             submission.left_out[number] = LeftOut(app, outcome, tx_ids, set(valid), refused, len(meta) > 4)
         if valid:
-            deciding.update(valid)
-            self._deciding[app] = deciding
+            self._deciding.setdefault(app, set()).update(valid)
             writer.deciding.append((app, valid))
         if outcome == ROLLED_BACK:
             writer.own(submission, number, _rollback_frame(meta, valid))
             return
         assert runs is not None, "a leader commits what is open"
-        writer.commit(submission, number, self._references(runs, writer), app, valid, by)
+        references = self._references(runs, writer)
+        if self._state.timers.in_transactions:
+            references += self._timers(runs, app, writer)
+        writer.commit(submission, number, references, app, valid, by)
+
+    def _growing_of(self, app: str, tx_ids: Sequence[str]) -> Set[str]:
+        """Those of which a further part is written and not applied yet. A commit of somebody who does not
+        know of that part would leave it out, and its sender would be told that it was prepared."""
+        growing = self._growing.get(app, ())
+        return {tx_id for tx_id in tx_ids if tx_id in growing}
 
     def _hindered(self, app: str, tx_ids: Sequence[str], deciding: set[str]) -> bool:
         """Whether one of these can never be committed, or is about to be decided by another request."""
         table = self._state.transactions.look(app)
         return any(t in deciding or (t not in table.open and table.outcome(t) != COMMITTED) for t in tx_ids)
 
-    def _references(self, runs: Sequence[Run], writer: _EntryWriter) -> list[bytes]:
+    def _references(self, runs: Sequence[Run], writer: EntryWriter) -> list[bytes]:
         """REF_MESSAGE and TX_MESSAGE frames: as few as preserve the order within each partition, with
         adjacent messages joined. Both kinds alternate within a partition only where copied and referenced
         messages do."""
         segment = self._log.segment_start(self._log.last_index)
+        return self._frames(chain.from_iterable(map(partial(self._places, segment), runs)), segment, writer)
+
+    def _frames(self, places: Iterable[Sequence[int]], segment: int, writer: EntryWriter) -> list[bytes]:
+        """See ``_references``. ``places``: each flat as ``OpenTx.refs``."""
         budget = writer.copy_budget
         by_slot: dict[int, list[tuple[bool, list[int]]]] = {}  # copied?, quadruples as in ``reference``
-        for refs in chain.from_iterable(map(partial(self._places, segment), runs)):
+        for refs in places:
             for at in range(0, len(refs), 5):
                 slot, entry, pos, size, count = refs[at : at + 5]
                 copy = (entry < segment or size <= self._copy_bytes) and size <= budget
@@ -256,7 +303,9 @@ class Admission:
         """Leadership is lost. Not to be called before: an entry whose proposal timed out may still be applied
         in this term, and until then its transactions must not get a second decision."""
         self._deciding.clear()
+        self._growing.clear()
         self._topics.forget()
+        self.releases.forget()
         self._unsure.clear()
 
     def ended(self, entry: ComposedEntry, *, decided: bool) -> None:
@@ -271,7 +320,7 @@ class Admission:
                 del self._opening[key]
         if decided:
             self._let_go(entry)
-        elif entry.deciding or entry.deleting or entry.creating:
+        elif entry.deciding or entry.growing or entry.deleting or entry.creating or entry.timing:
             self._unsure.append(entry)
 
     def applied_late(self, command: bytes) -> None:
@@ -281,12 +330,21 @@ class Admission:
             self._let_go(self._unsure.popleft())
 
     def _let_go(self, entry: ComposedEntry) -> None:
+        if entry.timing is not None:
+            self.releases.ended(entry.timing)
         for app, tx_ids in entry.deciding:
             deciding = self._deciding.get(app)
             if deciding is not None:
                 deciding.difference_update(tx_ids)
                 if not deciding:
                     del self._deciding[app]
+        for app, tx_ids in entry.growing:
+            growing = self._growing.get(app)
+            if growing is not None:
+                growing.subtract(tx_ids)
+                self._growing[app] = growing = +growing
+                if not growing:
+                    del self._growing[app]
         if entry.creating:
             self._topics.created(entry.creating)
         if entry.deleting:
@@ -299,6 +357,9 @@ class Admission:
             if number in submission.left_out:
                 result = self._with_left_out(submission, number, result)
             submission.results[number] = result
+        if entry.timing is not None:
+            for submission, number, answer in entry.timing.answers:
+                submission.results[number] = answer
         for submission in entry.submissions:
             if submission.tells_time:
                 submission.done(("ok", submission.results, self._state.now_ms))
@@ -363,6 +424,11 @@ def sift(
     return list(valid), refused
 
 
+def schedules(ops: Sequence[Op]) -> bool:
+    """Whether a SCHEDULED, or a PREPARE with a PRE_SCHEDULED."""
+    return ops[0].type == OpType.SCHEDULED or any(op.type == OpType.PRE_SCHEDULED for op in ops[1:])
+
+
 def _rollback_frame(meta: Sequence[Any], valid: Sequence[str]) -> bytes:
     """A client's ROLLBACK as it is in the log: of these transactions only."""
     app, tx_ids, by = meta[:3]
@@ -382,74 +448,3 @@ def _newest_of(tx_ids: Sequence[str], newest: Sequence[int], valid: Sequence[str
         return newest
     index_of = dict(zip(tx_ids, newest, strict=True))
     return [index_of[tx_id] for tx_id in valid]
-
-
-class _EntryWriter:
-    """Collects frames and, in parallel, the decoded operations that ``apply`` will be given."""
-
-    def __init__(self, now_ms: int) -> None:
-        self.now_ms, self.size = now_ms, ENVELOPE.size
-        self.copy_budget = COPY_BYTES_MAX
-        self.frames: list[bytes] = []
-        self.ops: list[Op] = []
-        self.slots: list[tuple[Submission, int]] = []
-        self.submissions: list[Submission] = []
-        self.deciding: list[tuple[str, Sequence[str]]] = []
-        self.opening: list[tuple[tuple[str, str], int]] = []
-        self.deleting: list[int | Topic] = []
-        self.creating: list[tuple[str, int]] = []
-
-    def note_creation(self, created: tuple[str, int], deleted: Sequence[int | Topic]) -> None:
-        self.creating.append(created)
-        self.deleting += deleted
-
-    def verbatim(self, submission: Submission, number: int, unit: Unit) -> None:
-        shift = self.size - unit.start
-        self.ops.extend([Op(o.type, o.meta, o.body_pos + shift, o.body_size) for o in unit.ops])
-        self.frames.append(submission.view[unit.start : unit.end])  # type: ignore[arg-type]
-        self.size += unit.end - unit.start
-        self.slots.append((submission, number))
-
-    def own(self, submission: Submission, number: int, frame: bytes) -> None:
-        self._decoded(frame)
-        self.slots.append((submission, number))
-
-    def commit(
-        self,
-        submission: Submission,
-        number: int,
-        references: Sequence[bytes],
-        app: str,
-        tx_ids: Sequence[str],
-        by: str,
-    ) -> None:
-        """A COMMIT, after its references. It is not decoded again, since its ids are known: by the strings
-        that the tables have, whose hashes need not be computed."""
-        for frame in references:
-            self._decoded(frame)
-        frame = build.decided_commit(app, tx_ids, by, len(references))
-        self._write(frame, Op(OpType.COMMIT, (app, tx_ids, by, len(references)), len(frame), 0))
-        self.slots.append((submission, number))
-
-    def _decoded(self, frame: bytes) -> None:
-        (op,) = decode_ops(frame)
-        self._write(frame, op)
-
-    def _write(self, frame: bytes, op: Op) -> None:
-        self.ops.append(Op(op.type, op.meta, op.body_pos + self.size, op.body_size))
-        self.frames.append(frame)
-        self.size += len(frame)
-
-    def finish(self) -> ComposedEntry:
-        command = encode_command(self.frames, len(self.ops), self.now_ms)
-        return ComposedEntry(
-            command,
-            self.now_ms,
-            self.ops,
-            self.slots,
-            self.submissions,
-            self.deciding,
-            self.opening,
-            self.deleting,
-            self.creating,
-        )

@@ -240,8 +240,11 @@ class Checkpoints:
             found += runs
         return found
 
-    def drop_damaged(self, name: str) -> None:
-        """A snapshot's file proved damaged: remove it in a later step, and take another one then."""
+    def drop_damaged(self, name: str) -> bool:
+        """A snapshot or a run file proved damaged: remove it in a later step, and take another snapshot then.
+        False: the state in memory reads this run file, so it cannot be relied on either."""
+        if name.endswith(".runs"):
+            return self._drop_damaged_runs(name)
         index = int(name.removesuffix(".snap"), 16)
         if isinstance(self._running, CheckpointJob) and self._running.snapshot.index == index:
             self._running.damaged = True
@@ -250,6 +253,22 @@ class Checkpoints:
         self._named.pop(index, None)
         self._unneeded = [*(self._unneeded or ()), name]
         self._wanted_at = self._wait_bytes = 0
+        return True
+
+    def _drop_damaged_runs(self, name: str) -> bool:
+        """A start that finds it damaged uses an older snapshot and redoes the log, so it may belong to a
+        snapshot that is not used. Of a snapshot whose run files are not known, it may be one."""
+        if name in self._run_files:
+            return False
+        using = [index for index in self.indexes if name in self._named.get(index, (name,))]
+        for index in using:
+            self.indexes.remove(index)
+            self._named.pop(index, None)
+        self._ends.pop(name, None)
+        self._unneeded = [*(self._unneeded or ()), name]
+        if using:
+            self._wanted_at = self._wait_bytes = 0
+        return True
 
     def oldest_needed_index(self) -> int | None:
         """Log entries after this one are needed to recover from the older of the kept snapshots."""

@@ -17,16 +17,16 @@ from escrowmq.replication.calling.answers import Leadership, LevelReport, Reply
 from escrowmq.replication.errors import DiskFull, EscrowMQError, MessageTooLarge, Overloaded
 from escrowmq.replication.format import ops as build
 from escrowmq.replication.format.codec import Op, decode_ops
-from escrowmq.replication.format.timer_ops import LEVEL_OF_TIMERS
 from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.metrics import Counts
 from escrowmq.replication.replica import fetching, retention
-from escrowmq.replication.replica.admission import Admission, ComposedEntry
+from escrowmq.replication.replica.admission import Admission
 from escrowmq.replication.replica.checkpoints import Checkpoints, Job
+from escrowmq.replication.replica.entry_writing import ComposedEntry
 from escrowmq.replication.replica.levels import next_level
 from escrowmq.replication.replica.submission import AboutTopics, Submission
 from escrowmq.replication.replica.validation import level_needed
-from escrowmq.replication.state.machine import Result, StateMachine
+from escrowmq.replication.state.machine import LEVEL_MAX, Result, StateMachine
 from escrowmq.replication.state.topics import Topic
 
 #: When a client asks again if the leader's disk is full: people or retention have to free space first.
@@ -44,6 +44,7 @@ class Limits:
     queue_bytes_max: int = 64 << 20  # requests waiting for an entry: 0.2 s of work at full speed
     entries_in_flight: int = 4  # more adds latency, not throughput: waiting requests go into bigger entries
     copy_bytes: int = 0  # messages of at most this many bytes are copied at commit even within the segment
+    timers_max: int = 100_000_000  # delayed messages of the group: 4 to 5 GB of files, more are refused
     retention_interval_ms: int = 10_000
     #: A new leader has more urgent work, and its predecessor may have run retention just before.
     retention_pause_ms: int = 5_000
@@ -90,6 +91,7 @@ class Replica:
             open_max=limits.open_transactions_max,
             queue_bytes_max=limits.queue_bytes_max,
             copy_bytes=limits.copy_bytes,
+            timers_max=limits.timers_max,
         )
         self._start_job, self._on_due = start_job, on_due
         self._number_of = number_of
@@ -167,7 +169,7 @@ class Replica:
             done(self.not_leader())
             return
         # Levels only rise, so what is admitted here may be in an entry that is written later.
-        if self.state.level < LEVEL_OF_TIMERS and (needed := level_needed(ops)) > self.state.level:
+        if self.state.level < LEVEL_MAX and (needed := level_needed(ops)) > self.state.level:
             done(("unsupported", needed))
             return
         submission = (
@@ -228,6 +230,12 @@ class Replica:
                 return
             self._propose(raft, entry)
 
+    def wake_in_ms(self) -> int | None:
+        """In how many milliseconds ``pump`` has something to do, if nothing happens until then: a delayed
+        message becomes due. None: never, or it waits for something else."""
+        due_ms = self.admission.releases.wake_ms() if self._leads else None
+        return due_ms - self._group_ms if due_ms is not None and due_ms > self._group_ms else None
+
     def _propose(self, raft: Raft, entry: ComposedEntry) -> None:
         self._own.append(entry)
         self._in_flight += 1
@@ -240,6 +248,8 @@ class Replica:
                 self.admission.applied(entry, results)
                 return
             self.admission.ended(entry, decided=outcome is False)
+            if outcome is False and entry.timing is not None:
+                self.admission.releases.pause(entry.now_ms)
             if not raft.ready:
                 self.admission.forget_decisions()
             sent = entry.submissions

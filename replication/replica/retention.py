@@ -35,6 +35,8 @@ class RetentionRound:
         if snapshot_index is not None:
             oldest_open = state.transactions.oldest_index()
             self._needed = snapshot_index if oldest_open is None else min(snapshot_index, oldest_open)
+            waiting = state.timers.counts.oldest_index()
+            self._needed = self._needed if waiting is None else min(self._needed, waiting)
         self._visits = self._visit(list(state.topics.topics.values()))
         self.done = False
 

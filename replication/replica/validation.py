@@ -210,7 +210,7 @@ def _problem(op: Op) -> str | None:
 def _timer_problem(op: Op) -> str | None:
     """What is wrong with an operation about delayed messages, apart from a PRE_SCHEDULED's rows, which are
     checked with its PREPARE."""
-    if len(op.meta) == 1:
+    if len(op.meta) == 3:
         return "CANCEL version 2 is written by leaders only"
     meta, topic_id = op.meta, op.meta[-1]
     if meta[1] < 0 or not NO_ID <= topic_id <= NUMBER_MAX:

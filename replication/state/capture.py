@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
 
+from escrowmq.replication.format.timer_ops import LEVEL_OF_TIMERS
 from escrowmq.replication.state.index import Columns
 from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.snapshot import BOUNDS, Snapshot
@@ -56,6 +57,7 @@ class Capture:
             list(enumerate(state.producers.copy())),
             self._tables,
             state.transactions.lives.copy(),
+            state.timers.store.in_memory(),
         )
         state.topics.cuts.cut()
 
@@ -135,6 +137,8 @@ def _meta(state: StateMachine, run_files: Iterable[str]) -> dict[str, Any]:
         meta["topic_ids"], meta["last_topic_id"] = {}, state.topics.last_id
         deleted = state.deleted_groups
         meta["deleted_groups"] = [deleted.floor, dict(deleted.generations)]
+    if state.level >= LEVEL_OF_TIMERS:
+        meta["timers"] = [state.timers.released, state.timers.counts.flat()]
     if state.members is not None:
         meta["members"] = list(state.members)
     return meta

@@ -128,7 +128,7 @@ def life_of(record: OpenTx | Life) -> Life:
     return Life(
         record.topic,
         record.query_id,
-        sum(record.refs[4::5]),
+        record.messages,
         record.prepared_ms,
         record.checks,
         record.checked_ms,

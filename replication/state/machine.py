@@ -19,9 +19,10 @@ from escrowmq.replication.format.codec import NO_EXTRA, Op, OpType, PrepareExtra
 from escrowmq.replication.metrics import Counts
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.state.branch_identity import another, standing, with_home_indexes
+from escrowmq.replication.state.checking import count_check
 from escrowmq.replication.state.decided import ACROSS_MAX
 from escrowmq.replication.state.deleted_groups import DeletedGroups
-from escrowmq.replication.state.due_queue import DueQueue, next_due_ms
+from escrowmq.replication.state.due_queue import DueQueue
 from escrowmq.replication.state.group_offsets import GroupOffsets
 from escrowmq.replication.state.open_tx import Block, Entry, OpenTx, refs_of
 from escrowmq.replication.state.preparing import (
@@ -32,6 +33,8 @@ from escrowmq.replication.state.preparing import (
 )
 from escrowmq.replication.state.producer_memory import SEQUENCES_KEPT, ProducerMemory
 from escrowmq.replication.state.settings import Settings
+from escrowmq.replication.state.timer_operations import TimerOperations
+from escrowmq.replication.state.timers import Timers
 from escrowmq.replication.state.topic_operations import TopicOperations
 from escrowmq.replication.state.topics import Partition, TopicTable
 from escrowmq.replication.state.transactions import (
@@ -49,7 +52,7 @@ OK: Result = [int(ResultCode.OK)]
 #: Fewer transactions of one PREPARE get a record each: a block has no fewer objects.
 BLOCK_MIN = 2
 #: The highest format level whose log entries this software can read.
-LEVEL_MAX = 7
+LEVEL_MAX = 8
 
 
 class StateMachine:
@@ -79,7 +82,9 @@ class StateMachine:
         self.first_index = 1  # oldest entry that retention has left
         self.members: tuple[int, bytes] | None = None  # in snapshots: the configuration's entry and its index
         self._pending_refs: list[tuple[int, int, int, int, int]] = []
-        operations = TopicOperations(self.topics, self.producers, self.group_offsets)
+        self.timers = Timers()
+        operations = TopicOperations(self.topics, self.producers, self.group_offsets, self.timers)
+        timed = TimerOperations(self.topics, self.producers, self.timers, self.cut)
         self._handlers: dict[int, Callable[[int, Op], Result | None]] = {
             OpType.MESSAGE: self._message,
             OpType.REF_MESSAGE: self._ref_message,
@@ -98,6 +103,10 @@ class StateMachine:
             OpType.TX_DONE: self._done,
             OpType.INQUIRE: self._inquire,
             OpType.DELETE_GROUP: self._delete_group,
+            OpType.SCHEDULED: lambda index, op: timed.scheduled(index, self.now_ms, op),
+            OpType.TIMER: timed.timer,
+            OpType.CANCEL: lambda index, op: timed.cancel(index, self.now_ms, op),
+            OpType.RELEASE: lambda index, op: timed.release(self.now_ms, op, self._take_pending()),
         }
 
     # -------------------------------------------------------------- entries
@@ -178,7 +187,7 @@ class StateMachine:
     def _prepare(self, index: int, op: Op, attached: Sequence[Op]) -> Result:
         app, topic, tx_ids, query_ids, timeout_ms, part, digests, home_group = op.meta[:8]
         extra = op.meta[9] if len(op.meta) > 9 else NO_EXTRA
-        rows, nowhere = places(self.topics, attached)
+        rows, timed, nowhere = places(self.topics, attached)
         if nowhere is not None:
             return nowhere
         if (known := self.topics.topics.get(topic)) is None:
@@ -187,12 +196,13 @@ class StateMachine:
         refusal = self._refusal_of_new(home_group, extra, len(tx_ids))
         table = self.transactions.app(app)
         now, timeout = self.now_ms, timeout_ms or known.info.transaction_timeout_ms
-        if not part and refusal is None and len(tx_ids) >= BLOCK_MIN and is_simple(home_group, extra):
+        if not part and refusal is None and len(tx_ids) >= BLOCK_MIN and is_simple(home_group, extra, timed):
             block = Block(index, topic, tx_ids, query_ids, digests, rows, now, timeout, extra)
             if table.knows_none(tx_ids) and table.open.add(block):
                 self._opened(app, table, tx_ids, block)
                 return OK
         due, refs = now + timeout, refs_of(index, rows, len(tx_ids))
+        timers = self.timers.of_transactions(index, timed, len(tx_ids)) if timed else None
         opened, settled, decided = table.open, table.settled, table.decided
         open_young, open_old, gone = opened.young, opened.old, opened.gone
         old, young, given_old, given_young = settled.old, settled.young, table.given.old, table.given.young
@@ -216,13 +226,22 @@ class StateMachine:
                 open_young[tx_id] = record(OpenTx, (
                     index, topic, tx_id if query_ids is None else query_ids[i], now, timeout, home_group, 0,
                     due, (digests[i],), refs[i], index, instance, home_index[i] if home_index else -1,
-                    participants, parts, given, "", 0,
+                    participants, parts, given, "", 0, timers[i] if timers else (),
                 ))  # fmt: skip
                 fresh.append(tx_id)
             else:
                 home = home_group, home_index[i] if home_index else -1
                 problem = self._prepare_again(
-                    index, app, table, tx_id, part, digests[i], refs[i], extra, home
+                    index,
+                    app,
+                    table,
+                    tx_id,
+                    part,
+                    digests[i],
+                    refs[i],
+                    extra,
+                    home,
+                    timers[i] if timers else (),
                 )
                 if problem is not None:
                     problems.append([i, *problem])
@@ -268,6 +287,7 @@ class StateMachine:
         refs: tuple[int, ...],
         extra: PrepareExtra,
         home: tuple[int, int],
+        timers: tuple[int, ...],
     ) -> Result | None:
         """A part that is not the first of a new transaction: next part, repetition, or conflict.
 
@@ -294,6 +314,8 @@ class StateMachine:
             record = record._replace(newest_index=index, instance=extra.instance)
         if not again:
             record = record._replace(digests=(*record.digests, digest), refs=(*record.refs, *refs))
+            if timers:
+                record = record._replace(timers=(*record.timers, *timers))
         elif self.level > 1:
             table.parked.discard(tx_id)
             record = self._restart_checks(app, tx_id, record)
@@ -323,12 +345,18 @@ class StateMachine:
         slot = partition.slot if isinstance(partition, Partition) else -1
         self._pending_refs.append((slot, index, op.body_pos, op.body_size, count))
 
+    def _take_pending(self) -> list[tuple[int, int, int, int, int]]:
+        refs, self._pending_refs = self._pending_refs, []
+        return refs
+
     def _commit(self, index: int, op: Op) -> Result:
         """All or nothing: every id is open (the leader ensured that), or the whole entry is refused."""
         app, tx_ids, by = op.meta[:3]
         table = self.transactions.look(app)
         refs, self._pending_refs = self._pending_refs, []
         result = self._settle(table, app, tx_ids, by, COMMITTED)
+        if self.timers.pending:
+            self.timers.decided(self.topics.slots, self.now_ms, committed=result is OK)
         if result is OK:
             slots = self.topics.slots
             with self.cut:
@@ -424,26 +452,7 @@ class StateMachine:
             self.forgotten_ms, self.turned_ms = self.turned_ms, self.now_ms
 
     def _checked(self, index: int, op: Op) -> Result:
-        app, tx_ids = op.meta[:2]
-        reason = op.meta[2] if len(op.meta) > 2 else ""
-        table = self.transactions.look(app)
-        for tx_id in tx_ids:
-            record = table.open.get(tx_id)
-            if record is None:
-                continue  # settled meanwhile: nothing to count
-            record = record._replace(checked_ms=self.now_ms if self.level > 4 else 0)
-            if reason:
-                table.open.replace(tx_id, record._replace(due_ms=-1, parked_for=reason))
-                table.parked.add(tx_id)
-                self.due.forget(app, tx_id)
-                continue
-            topic = self.topics.topics.get(record.topic)
-            checks = record.checks + 1
-            due = next_due_ms(self.now_ms, checks, topic.info if topic else None)
-            table.open.replace(tx_id, record._replace(checks=checks, due_ms=due))
-            (table.parked.add if due < 0 else table.parked.discard)(tx_id)
-            self.due.forget(app, tx_id)
-            self.due.schedule(app, (tx_id,), due)
+        count_check(self.transactions, self.topics, self.due, self.now_ms, op.meta, tell=self.level > 4)
         return OK
 
     # -------------------------------------------------------------- the rest
@@ -482,7 +491,8 @@ class StateMachine:
     def _retain(self, index: int, op: Op) -> Result:
         (first,) = op.meta
         oldest = self.transactions.oldest_index()
-        bound = min(first, index, oldest if oldest is not None else index)
+        waiting = self.timers.counts.oldest_index()
+        bound = min(first, index, index if oldest is None else oldest, index if waiting is None else waiting)
         if bound > self.first_index:
             self.first_index = self.topics.cuts.floor = bound
         return [0, self.first_index]

@@ -14,6 +14,9 @@ from typing import ClassVar, NamedTuple, overload
 
 from escrowmq.replication.format.codec import PrepareExtra
 
+#: Numbers of each message in ``OpenTx.timers``.
+TIMER_FIELDS = 6
+
 
 class OpenTx(NamedTuple):
     """One open transaction. ``refs`` is flat: slot, log index, position, bytes, messages, and so on.
@@ -23,7 +26,8 @@ class OpenTx(NamedTuple):
     ones, and ``instance``: the sender of that one (kept from level 2 on; "": not known). ``home_index`` -1:
     not a branch, or not told. ``parked_for``: why a check parked it; "": none did, or it used up
     its checks. ``checked_ms``: when a check was last answered without a decision (kept from level 5 on; 0:
-    never). The rest is as ``PrepareExtra`` says.
+    never). ``timers``: the messages that it has scheduled, flat: slot, log index, position, bytes, time,
+    ordinal, and so on (kept from level 8 on). The rest is as ``PrepareExtra`` says.
     """
 
     log_index: int
@@ -44,6 +48,12 @@ class OpenTx(NamedTuple):
     given: bool = False
     parked_for: str = ""
     checked_ms: int = 0
+    timers: tuple[int, ...] = ()
+
+    @property
+    def messages(self) -> int:
+        """How many it holds."""
+        return sum(self.refs[4::5]) + len(self.timers) // TIMER_FIELDS
 
     @property
     def missing_parts(self) -> bool:
@@ -146,7 +156,7 @@ class Block:
         # The constructor of a named tuple costs another call: 0.3 us for each.
         return tuple.__new__(OpenTx, (
             self.log_index, self.topic, query_id, self.prepared_ms, self.timeout_ms, -1, 0, self.due_ms,
-            (digest,), refs, self.log_index, self.instance, -1, (), self.parts, self.given, "", 0,
+            (digest,), refs, self.log_index, self.instance, -1, (), self.parts, self.given, "", 0, (),
         ))  # fmt: skip
 
     def spans(self) -> list[tuple[int, int, int, int]] | None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from escrowmq.replication.format.codec import NO_EXTRA, Op, PrepareExtra
+from escrowmq.replication.format.codec import NO_EXTRA, Op, OpType, PrepareExtra
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.state.open_table import OpenTx
 from escrowmq.replication.state.open_tx import Rows
+from escrowmq.replication.state.timers import TimedRows
 from escrowmq.replication.state.topics import Partition, TopicTable
 
 UNTRACKED = "a transaction over several broker groups needs a producer that knows format level 2: upgrade it"
@@ -21,9 +22,10 @@ def untracked_branch(level: int, home_group: int, extra: PrepareExtra) -> list[o
     return None
 
 
-def is_simple(home_group: int, extra: PrepareExtra) -> bool:
-    """Whether a PREPARE is about transactions of this group alone, so that they may form a block."""
-    return home_group < 0 and not extra.participants and not extra.home_index
+def is_simple(home_group: int, extra: PrepareExtra, timed: Sequence[TimedRows]) -> bool:
+    """Whether a PREPARE is about transactions of this group alone, and schedules nothing: then they may form
+    a block."""
+    return not timed and home_group < 0 and not extra.participants and not extra.home_index
 
 
 def refusal_of_repeated(level: int, record: OpenTx, extra: PrepareExtra) -> list[object] | None:
@@ -46,15 +48,22 @@ def is_overtaken(record: OpenTx, extra: PrepareExtra) -> bool:
     )
 
 
-def places(topics: TopicTable, attached: Sequence[Op]) -> tuple[list[Rows], list[object] | None]:
-    """Where the messages that follow a PREPARE are, and the reason to refuse them, or None."""
+def places(
+    topics: TopicTable, attached: Sequence[Op]
+) -> tuple[list[Rows], list[TimedRows], list[object] | None]:
+    """Where the messages that follow a PREPARE are, those with a time apart, and the reason to refuse them,
+    or None."""
     found: list[Rows] = []
+    timed: list[TimedRows] = []
     for pre in attached:
         meta = pre.meta
         partition = topics.find(meta[0], meta[1])
         if not isinstance(partition, Partition):
-            return found, [int(partition), [meta[0], meta[1]]]
-        if len(meta) > 4 and meta[4] != partition.topic_id:
-            return found, [int(ResultCode.OTHER_TOPIC), [meta[0], meta[1], partition.topic_id]]
-        found.append((partition.slot, pre.body_pos, meta[2], meta[3]))
-    return found, None
+            return found, timed, [int(partition), [meta[0], meta[1]]]
+        if len(meta) > 4 and meta[-1] != partition.topic_id:
+            return found, timed, [int(ResultCode.OTHER_TOPIC), [meta[0], meta[1], partition.topic_id]]
+        if pre.type == OpType.PRE_SCHEDULED:
+            timed.append((partition.slot, pre.body_pos, *meta[2:6]))
+        else:
+            found.append((partition.slot, pre.body_pos, meta[2], meta[3]))
+    return found, timed, None

@@ -27,6 +27,7 @@ from google_crc32c import value as crc32c
 from escrowmq.replication.errors import CorruptLog, UnknownVersion
 from escrowmq.replication.format.codec import pack, unpack
 from escrowmq.replication.format.membership import decode_members
+from escrowmq.replication.format.timer_ops import LEVEL_OF_TIMERS
 from escrowmq.replication.model import BY_NAME, NO_ID, TopicInfo
 from escrowmq.replication.state.decided import Decided
 from escrowmq.replication.state.group_offsets import ByTopic
@@ -36,6 +37,7 @@ from escrowmq.replication.state.machine import LEVEL_MAX, StateMachine
 from escrowmq.replication.state.open_table import OpenTx, View
 from escrowmq.replication.state.run_table import RunTable
 from escrowmq.replication.state.topics import Topic
+from escrowmq.replication.timers.record import RECORD_BYTES
 
 _MAGIC = b"EMQS"
 _VERSION = struct.Struct("<I")
@@ -45,9 +47,12 @@ VERSION_MAX = 2
 _FIELDS_1 = OpenTx._fields.index("newest_index")
 #: And the first ones below level 5.
 _FIELDS_2 = OpenTx._fields.index("checked_ms")
+#: And below level 8.
+_FIELDS_5 = OpenTx._fields.index("timers")
 _DIGESTS, _REFS, _PARTICIPANTS = map(OpenTx._fields.index, ("digests", "refs", "participants"))
 _CHUNK = struct.Struct("<II")
 ITEMS_PER_CHUNK = 2_000
+TIMERS_PER_CHUNK = 10_000
 #: A settling has one transaction or many.
 SETTLINGS_PER_CHUNK = 200
 #: Partitions that are packed between two rests, if a topic has no more: 0.4 ms.
@@ -80,6 +85,7 @@ class Snapshot:
     producers: list[tuple[int, dict[Any, Any]]]
     tables: dict[int, Columns]
     lives: Copy
+    timers: bytes  # records of those that wait; some may be released
 
     @property
     def version(self) -> int:
@@ -90,7 +96,9 @@ class Snapshot:
     def open_fields(self) -> int:
         """How many fields of an open transaction it holds."""
         level = self.meta.get("level", 1)
-        return _FIELDS_1 if level < 2 else _FIELDS_2 if level < 5 else len(OpenTx._fields)
+        if level < 5:
+            return _FIELDS_1 if level < 2 else _FIELDS_2
+        return _FIELDS_5 if level < LEVEL_OF_TIMERS else len(OpenTx._fields)
 
 
 def encode(snapshot: Snapshot, rest: Callable[[], None] = lambda: None) -> Iterator[bytes]:
@@ -130,6 +138,8 @@ def _chunks_of_tables(snapshot: Snapshot) -> Iterator[list[Any]]:
     for which, ring in enumerate(snapshot.lives):
         for at in range(0, len(ring), SETTLINGS_PER_CHUNK):
             yield ["lives", which, list(map(to_snapshot, ring[at : at + SETTLINGS_PER_CHUNK]))]
+    for at in range(0, len(snapshot.timers), TIMERS_PER_CHUNK * RECORD_BYTES):
+        yield ["timers", snapshot.timers[at : at + TIMERS_PER_CHUNK * RECORD_BYTES]]
 
 
 def _packed_meta(snapshot: Snapshot, rest: Callable[[], None]) -> bytes:
@@ -274,7 +284,8 @@ def _restore(state: StateMachine, name: str, data: bytes | memoryview) -> tuple[
         elif kind == "open":
             table = state.transactions.app(chunk[1])
             for tx_id, fields in chunk[2]:
-                table.insert(tx_id, _open_record(fields))
+                table.insert(tx_id, record := _open_record(fields))
+                state.timers.in_transactions |= bool(record.timers)
         elif kind in ("settled", "given"):
             table = state.transactions.app(chunk[1])
             remembered = table.settled if kind == "settled" else table.given
@@ -289,6 +300,8 @@ def _restore(state: StateMachine, name: str, data: bytes | memoryview) -> tuple[
                 generation[producer, slot] = (epoch, seq, tuple(tuple(r) for r in recent))
         elif kind == "lives":
             state.transactions.lives.restore(chunk[1], map(from_snapshot, chunk[2]))
+        elif kind == "timers":
+            state.timers.restore_records(chunk[1], state.now_ms)
     state.transactions.count()
     state.due.rebuild()
     return term, run_files
@@ -300,6 +313,8 @@ def _open_record(fields: list[Any]) -> OpenTx:
         fields.append(fields[0])  # newest_index: the only PREPARE that is known
         return OpenTx(*fields)
     fields[_PARTICIPANTS] = tuple(fields[_PARTICIPANTS])
+    if len(fields) > _FIELDS_5:
+        fields[_FIELDS_5] = tuple(fields[_FIELDS_5])
     return OpenTx(*fields)
 
 
@@ -345,6 +360,8 @@ def _restore_meta(state: StateMachine, name: str, meta: dict[str, Any]) -> None:
         state.forgotten_ms, state.turned_ms = meta["forgotten_ms"], meta["turned_ms"]
         given = state.transactions.given
         given.turned_ms, given.forgotten_ms, given.age_ms = meta["given"]
+        if "timers" in meta:
+            state.timers.restore(*meta["timers"])
         if "producers" in meta:
             state.producers.turned_ms, state.producers.forgotten_ms = meta["producers"]
         try:

@@ -11,6 +11,7 @@ from escrowmq.replication.format.codec import Op
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.state.group_offsets import GroupOffsets
 from escrowmq.replication.state.producer_memory import ProducerMemory
+from escrowmq.replication.state.timers import Timers
 from escrowmq.replication.state.topics import Partition, TopicTable
 
 Result = list[Any]
@@ -19,8 +20,11 @@ Result = list[Any]
 class TopicOperations:
     """Changes the tables of one group's state."""
 
-    def __init__(self, topics: TopicTable, producers: ProducerMemory, group_offsets: GroupOffsets) -> None:
+    def __init__(
+        self, topics: TopicTable, producers: ProducerMemory, group_offsets: GroupOffsets, timers: Timers
+    ) -> None:
         self._topics, self._producers, self._group_offsets = topics, producers, group_offsets
+        self._timers = timers
 
     def create(self, index: int, op: Op) -> Result:
         """CREATE_TOPIC. Replaces an earlier topic whose deletion was interrupted in this group."""
@@ -45,6 +49,7 @@ class TopicOperations:
             dead = {p.slot for p in topic.partitions.values()}
             self._producers.discard_where(lambda key: key[1] in dead)
             self._group_offsets.drop_topic(name)
+            self._timers.counts.forget(dead)
         return self._topics.delete(name)
 
     def trim(self, index: int, op: Op) -> Result:

@@ -102,6 +102,12 @@ def two_decisions_in_flight(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(StateMachine, "_settle", settle)
 
 
+@plant("commits-what-grows", "lost-write", groups=3, start=2700087, rare=True)
+def commits_what_grows(patch: pytest.MonkeyPatch) -> None:
+    """An operator commits a transaction while a further part of it is written and not applied yet."""
+    patch.setattr(Admission, "_growing_of", lambda self, app, tx_ids: set())
+
+
 @plant("decisions-left-behind", "unbounded")
 def decisions_left_behind(patch: pytest.MonkeyPatch) -> None:
     """A leader keeps an empty set for every app for which it ever wrote a decision."""
@@ -193,7 +199,7 @@ def _split(entry: ComposedEntry) -> list[ComposedEntry]:
     others = [frame for op, frame in frames if op.type not in REFERENCES]
     first = encode_command(references, len(references), entry.now_ms)
     second = encode_command(others, len(others), entry.now_ms)
-    nobody: dict[str, Any] = {"slots": [], "submissions": [], "deciding": [], "opening": []}
+    nobody: dict[str, Any] = {"slots": [], "submissions": [], "deciding": [], "opening": [], "growing": []}
     return [
         replace(entry, command=first, ops=decode_command(first)[1], **nobody),
         replace(entry, command=second, ops=decode_command(second)[1]),

@@ -50,7 +50,8 @@ def everything(state: StateMachine) -> list[object]:
     ]
     producers = state.producers
     batches = [producers.copy(), producers.forgotten_ms, producers.turned_ms]
-    return [*parts, batches, offsets, _never_checked(state)]
+    timers = state.timers.released, state.timers.counts.flat()
+    return [*parts, batches, offsets, timers, _never_checked(state)]
 
 
 def _never_checked(state: StateMachine) -> list[tuple[str, str]]:

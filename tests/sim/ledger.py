@@ -41,7 +41,10 @@ class LiveRecorder(Recorder):
             raise Violation(str(first), first.kind)
 
 
-_WITHOUT_RESULT = frozenset({OpType.PRE_MESSAGE, OpType.REF_MESSAGE, OpType.TX_MESSAGE})
+_WITHOUT_RESULT = frozenset(
+    {OpType.PRE_MESSAGE, OpType.PRE_SCHEDULED, OpType.REF_MESSAGE, OpType.TX_MESSAGE}
+    | {OpType.TIMER, OpType.RELEASE}
+)
 OF_TRANSACTIONS = frozenset({OpType.PREPARE, OpType.COMMIT, OpType.ROLLBACK})
 #: Topic, and rows by part: (part, (topic, partition), row).
 Content = tuple[str, list[tuple[int, tuple[str, int], bytes]]]

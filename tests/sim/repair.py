@@ -105,9 +105,8 @@ def _look_at(source: SimReplica, name: str, size: int) -> None:
 
 def replace_file(replica: SimReplica, name: str, error: CorruptLog) -> None:
     """As ``RunningReplica.replace_file``."""
-    if name.endswith(".snap") and isinstance(replica.app, BrokerApplication):
-        replica.app.checkpoints.drop_damaged(name)
-    else:
+    is_of_a_snapshot = name.endswith((".snap", ".runs")) and isinstance(replica.app, BrokerApplication)
+    if not (is_of_a_snapshot and replica.app.checkpoints.drop_damaged(name)):  # type: ignore[union-attr]
         raise error
 
 

@@ -114,6 +114,10 @@ def _partitions(found: Counter[str], replica: SimReplica, broker: Any) -> int:
     return found["TopicTable.slots"] + PARTITIONS * sum(found[name] for name in gone)
 
 
+def _timers(found: Counter[str], replica: SimReplica, broker: Any) -> int:
+    return int(broker.state.timers.counts.total)
+
+
 def _due(found: Counter[str], replica: SimReplica, broker: Any) -> int:
     slack: int = broker.state.due._slack
     return 2 * _opened(found, replica, broker) + 2 * slack + 2_000
@@ -127,6 +131,9 @@ BOUNDS: dict[str, int | Most] = {
     "Admission._opening idle": 0,
     "Admission._deciding[]": DECIDING,
     "Admission._opening": _of("ComposedEntry.opening"),
+    "Admission._growing": _of("Admission._growing[]"),
+    "Admission._growing idle": 0,
+    "Admission._growing[]": DECIDING,
     "TopicsUnderWay.creating": REQUESTS,
     "TopicsUnderWay.deleting": REQUESTS,
     "Admission._unsure": REQUESTS,
@@ -134,9 +141,14 @@ BOUNDS: dict[str, int | Most] = {
     "ComposedEntry.deciding": REQUESTS,
     "ComposedEntry.deleting": REQUESTS,
     "ComposedEntry.opening": REQUESTS,
+    "ComposedEntry.growing": REQUESTS,
     "ComposedEntry.ops": REQUESTS,
     "ComposedEntry.slots": REQUESTS,
     "ComposedEntry.submissions": REQUESTS,
+    "Releases._cancelling": REQUESTS,
+    "Releases._coming": REQUESTS,
+    "Timing.answers": REQUESTS,
+    "Timing.cancelling": REQUESTS,
     "Replica._own": _entries,
     "Branches._asking": GROUPS,
     "Branches._failures": GROUPS,
@@ -211,6 +223,20 @@ BOUNDS: dict[str, int | Most] = {
     "TransactionTable.audit": AUDIT_KEPT,
     "TwoGenerations.old": _settled,
     "TwoGenerations.young": _settled,
+    # Delayed messages: those that wait, and what a store keeps of the others until their bucket has passed.
+    "Bucket.chunks": FILES,
+    "Bucket.parts": FILES,
+    "TimerCounts._blocks": _of("TimerCounts._blocks[]"),
+    "TimerCounts._blocks idle": 0,
+    "TimerCounts._blocks[]": _timers,
+    "Timers.pending": 0,
+    "TimerStore._files": FILES,
+    "TimerStore._sealing": FILES,
+    "TimerStore.retired": FILES,
+    "Young._buckets": OF_THE_PROGRAM,
+    "Young._buckets[]": _of("Young._numbers[]"),
+    "Young._numbers": OF_THE_PROGRAM,
+    "Young._numbers[]": FILES,
     # Checks that will be due.
     "DueQueue._buckets": _due,
     "DueQueue._buckets[]": _due,

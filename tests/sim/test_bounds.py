@@ -251,7 +251,8 @@ def test_a_table_that_nobody_thought_of_is_reported(
 
 
 @pytest.mark.parametrize(
-    ("path", "left_behind"), [("_deciding", {"gone": set()}), ("_opening", {("gone", "t"): 0})]
+    ("path", "left_behind"),
+    [("_deciding", {"gone": set()}), ("_growing", {"gone": {}}), ("_opening", {("gone", "t"): 0})],
 )
 def test_what_is_left_behind_is_reported(
     leader: SimReplica, monkeypatch: pytest.MonkeyPatch, path: str, left_behind: Any

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from escrowmq.replication.format import ops
+from escrowmq.replication.format import ops, timer_ops
 from escrowmq.replication.format.codec import PrepareExtra, decode_ops, encode_command, encode_row
 from escrowmq.replication.state.lives import to_snapshot
 from escrowmq.replication.state.machine import StateMachine
+from escrowmq.replication.state.timers import counts_of
+from escrowmq.replication.timers.record import KEY_BYTES, RECORD, split
 
 
 class FedState:
@@ -132,6 +134,26 @@ def state_with_ids() -> FedState:
     return log
 
 
+def state_with_timers() -> FedState:
+    """The same at level 8: messages that wait, one of them cancelled, some released, some of an open
+    transaction."""
+    log = state_with_ids()
+    log.add(ops.level(7), ops.level(8))
+    row = encode_row(None, b"later", None, None)
+    rows, soon, late = [row] * 3, log.now_ms + 1_500, log.now_ms + 90_000
+    log.add(timer_ops.scheduled("t", 0, "p", 0, -1, [soon, late, late], rows, 7, 0, -1, 0))
+    timed = timer_ops.pre_scheduled("t", 0, [0], [len(row)], [-5_000], [0], [row], 0)
+    log.add(ops.prepare("app", "t", ["timed"], None, 0, 0, [1], -1, 1) + timed)
+    first, _, last = sorted(split(log.state.timers.store.in_memory()))
+    *_, index, pos, size = RECORD.unpack(first)
+    log.add(
+        ops.reference("t", 0, [index, pos, size, 1]),
+        timer_ops.release(first[:KEY_BYTES], 1, counts_of([first])),
+        timer_ops.decided_cancel(last[:KEY_BYTES], [1], counts_of([last])),
+    )
+    return log
+
+
 def dump(state: StateMachine) -> dict[str, Any]:
     """All of a state that a restart must bring back; "counts" is separate: it may be counted again."""
     return {
@@ -152,6 +174,15 @@ def dump(state: StateMachine) -> dict[str, Any]:
         "producers": (state.producers.copy(), state.producers.forgotten_ms, state.producers.turned_ms),
         "groups": state.group_offsets,
         "level": (state.level, state.settings, state.forgotten_ms, state.turned_ms),
+        "timers": (
+            state.timers.released,
+            state.timers.counts.flat(),
+            [
+                record
+                for record in sorted(split(state.timers.store.in_memory()))
+                if record[:KEY_BYTES] > state.timers.released
+            ],
+        ),
         "given since": [
             state.transactions.given.turned_ms,
             state.transactions.given.forgotten_ms,

@@ -60,3 +60,13 @@ def mend_snapshot(data: bytes) -> bytes:
 
 def mend_runs(data: bytes) -> bytes:
     return data[:8] + value(data[16:]).to_bytes(4, "little") + data[12:]
+
+
+def mend_timers(data: bytes) -> bytes:
+    """Of a file of one block: where a larger one has its checksums depends on what may be damaged."""
+    raw, foot, end = bytearray(data), 36, 36
+    if len(raw) >= 8 + foot + end:
+        at = len(raw) - foot - end
+        raw[at + 24 : at + 28] = value(bytes(raw[8:at])).to_bytes(4, "little")
+        raw[-4:] = value(bytes(raw[at:-4])).to_bytes(4, "little")
+    return bytes(raw)

@@ -33,6 +33,7 @@ from escrowmq.replication.format.codec import (
 from escrowmq.replication.state.capture import capture
 from escrowmq.replication.state.runs_file import encode_runs
 from escrowmq.replication.state.snapshot import encode
+from escrowmq.replication.timers.record import KEY, RECORD
 from tests.support.fed_state import (
     busy_state,
     busy_state_of_level_2,
@@ -41,6 +42,7 @@ from tests.support.fed_state import (
     state_with_a_numbered_alteration,
     state_with_ids,
     state_with_lives,
+    state_with_timers,
 )
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "operations.json"
@@ -129,6 +131,7 @@ def samples() -> dict[str, str]:
     frames["snapshot with a first group"] = placed
     frames["snapshot of level 5"] = b"".join(encode(capture(state_with_lives().state, 3, ["a.runs"])))
     frames["snapshot of level 6"] = b"".join(encode(capture(state_with_ids().state, 3, ["a.runs"])))
+    frames["snapshot of level 8"] = b"".join(encode(capture(state_with_timers().state, 3, ["a.runs"])))
     columns = tuple(array("Q", [i, i + 1]) for i in range(6))
     frames["run file"] = b"".join(encode_runs({7: columns}))
     return {name: data.hex() for name, data in frames.items()}
@@ -137,18 +140,16 @@ def samples() -> dict[str, str]:
 def timers() -> dict[str, bytes]:
     """What came with delayed messages."""
     sizes, when = [len(row) for row in ROWS], 1_700_000_000_123
-    key = timer_ops.KEY.pack(when, 7, (1 << 64) - 1, 5)
+    key = KEY.pack(when, 7, (1 << 64) - 1, 5)
     return {
         "SCHEDULED": timer_ops.scheduled(
             "orders", 3, "producer-1", 2, 7, [when, -60_000], ROWS, 1 << 63, 5, -1, 9
         ),
         "PRE_SCHEDULED": timer_ops.pre_scheduled("orders", 1, [0, 1], sizes, [when, -1], [0, 3], ROWS, 9),
-        "TIMER": timer_ops.timer(
-            [timer_ops.RECORD.pack(when, 7, timer_ops.owner_of("shop", "a"), 0, 12, 90, 14)]
-        ),
+        "TIMER": timer_ops.timer(RECORD.pack(when, 7, timer_ops.owner_of("shop", "a"), 0, 12, 90, 14)),
         "RELEASE": timer_ops.release(key, 2, [7, 3, 2, 28]),
         "CANCEL": timer_ops.cancel("orders", 3, [(when, (1 << 64) - 1, 5)], 9),
-        "CANCEL version 2": timer_ops.decided_cancel(key, [7, 3, 1, 14]),
+        "CANCEL version 2": timer_ops.decided_cancel(key, [1], [7, 3, 1, 14]),
     }
 
 

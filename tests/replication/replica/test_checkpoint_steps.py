@@ -300,3 +300,42 @@ def test_a_replica_s_checkpoints_are_written_with_these_rests(monkeypatch: pytes
     thread.start(job, done.set)
     assert done.wait(10.0) and thread.stop(10.0)
     assert set(rested) == {"checkpoint-1"} and sum(thread.seconds.counts) == 1
+
+
+def two_snapshots() -> tuple[StateMachine, SimDisk, Checkpoints, str]:
+    """The name is that of the run file which only the newer one needs."""
+    state, disk, checkpoints = begun()
+    take(checkpoints, state)
+    publish(state, 8)
+    state.applied_index = 8
+    take(checkpoints, state)
+    return state, disk, checkpoints, f"{8:016x}.runs"
+
+
+def test_a_run_file_that_the_state_reads_cannot_be_let_go() -> None:
+    _, disk, checkpoints, name = two_snapshots()
+    assert disk.exists(name)
+    assert checkpoints.drop_damaged(name) is False
+    assert checkpoints.indexes == [7, 8]
+
+
+def test_a_damaged_run_file_that_no_start_uses_goes_and_the_replica_stays() -> None:
+    """The start took the older snapshot. Scrubbing met the file again after each start, and ended the replica
+    each time, until a newer snapshot took its place."""
+    _, disk, _, name = two_snapshots()
+    disk.write_atomic(name, [bytes(disk.open(name).size())])
+    again = Checkpoints(disk)
+    state, _ = again.recover(lambda: StateMachine(0, 1))
+    assert state.applied_index == 7, "from the older one"
+    assert again.drop_damaged(name) is True
+    to_the_end(again, state, VISITS)
+    assert not disk.exists(name) and again.indexes == [7]
+
+
+def test_a_snapshot_that_needs_a_damaged_run_file_does_not_count_any_more() -> None:
+    state, disk, checkpoints, name = two_snapshots()
+    checkpoints._run_files.remove(name)  # retention has passed all that the state read from it
+    assert checkpoints.drop_damaged(name) is True
+    assert checkpoints.indexes == [7], "a restart could not use the newer one"
+    to_the_end(checkpoints, state, VISITS)
+    assert not disk.exists(name) and checkpoints.due(9), "another one with the next entry"

@@ -11,7 +11,7 @@ from escrowmq.replication.errors import DiskFull, EscrowMQError, MessageTooLarge
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import OpType, decode_command
 from escrowmq.replication.raft.proposals import COMMAND_BYTES_MAX
-from escrowmq.replication.replica import admission
+from escrowmq.replication.replica import entry_writing
 from escrowmq.replication.replica.replica import APART_S, Replica
 from tests.support.requests import message, prepare
 from tests.support.single import Single
@@ -48,15 +48,15 @@ def test_what_is_copied_is_bounded_by_entry_and_not_by_decision(
 
 
 def test_planted_a_bound_of_each_decision_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fresh = property(lambda self: admission.COPY_BYTES_MAX, lambda self, left: None)
-    monkeypatch.setattr(admission._EntryWriter, "copy_budget", fresh, raising=False)
+    fresh = property(lambda self: entry_writing.COPY_BYTES_MAX, lambda self, left: None)
+    monkeypatch.setattr(entry_writing.EntryWriter, "copy_budget", fresh, raising=False)
     size, kinds = nine_decisions(tmp_path, monkeypatch)
     assert size > 9 * 39_000 and kinds.count(OpType.TX_MESSAGE) == 9
 
 
 def nine_decisions(path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[int, list[int]]:
     """Bytes and operations of the entry, if one of nine decisions may be copied."""
-    monkeypatch.setattr(admission, "COPY_BYTES_MAX", 40_000)
+    monkeypatch.setattr(entry_writing, "COPY_BYTES_MAX", 40_000)
     single = start(path, segment_bytes=MIB)
     request = far_behind(single, 9, 39_000)
     assert len(request) < 500

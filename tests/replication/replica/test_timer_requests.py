@@ -72,9 +72,9 @@ def test_the_highest_level_of_a_request_counts() -> None:
         (timer_ops.cancel("t", 0, [], 0), "triples"),
         (timer_ops.cancel("t", 0, [(-5, 1, 0)], 0), "CANCEL's times"),
         (timer_ops.cancel("t", 0, [(5, -1, 0)], 0), "64 bits"),
-        (timer_ops.timer([]), "leaders only"),
+        (timer_ops.timer(b""), "leaders only"),
         (timer_ops.release(bytes(24), 0, []), "leaders only"),
-        (timer_ops.decided_cancel(bytes(24), []), "leaders only"),
+        (timer_ops.decided_cancel(bytes(24), [1], []), "leaders only"),
     ],
 )
 def test_what_cannot_be_carried_out_is_refused(request_: bytes, problem: str) -> None:

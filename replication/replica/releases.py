@@ -1,0 +1,190 @@
+"""What a leader decides about delayed messages: which are due, and which are still there to be cancelled.
+
+A release moves the cursor to the key of the last message in it. Whatever is at or before the cursor is never
+looked at again, so
+
+- one release is under way at a time: the next one begins where it ends;
+- none goes as far as the earliest time of any message in an entry that is proposed and not applied: the store
+  does not have that message yet, and the cursor would pass it;
+- one that is about to be cancelled is left out: its CANCEL stands before the release in the log.
+
+What a lost leadership leaves behind is forgotten: the next leader has applied everything in its log.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from escrowmq.replication.format import timer_ops as build
+from escrowmq.replication.model import ResultCode
+from escrowmq.replication.state.machine import StateMachine
+from escrowmq.replication.state.open_tx import OpenTx
+from escrowmq.replication.state.timers import counts_of, due_ms, records_of
+from escrowmq.replication.state.topics import Partition
+from escrowmq.replication.timers.record import KEY_BYTES, RECORD, key_of
+
+#: Messages of one release, if nothing else waits and if something does: some 15 ms of the leader's thread.
+RELEASED_MAX, RELEASED_BESIDE = 1_024, 512
+#: When a refused release is composed again: the log takes no entry now.
+PAUSE_MS = 50
+#: After every time.
+NEVER = 1 << 63
+
+
+@dataclass(slots=True)
+class Timing:
+    """What an entry does to delayed messages. ``earliest_ms``: the first time of those that it brings."""
+
+    earliest_ms: int = NEVER
+    released: bytes = b""
+    cancelling: list[bytes] = field(default_factory=list)
+    #: Answers to CANCELs: the results of their operations are replaced by these.
+    answers: list[tuple[Any, int, list[Any]]] = field(default_factory=list)
+
+
+class Releases:
+    """The delayed messages of one leader. Used in its thread."""
+
+    def __init__(self, state: StateMachine, timers_max: int) -> None:
+        """``timers_max``: so many may wait."""
+        self._state, self._timers, self.timers_max = state, state.timers, timers_max
+        self._releasing = b""  # the key of the release under way
+        self._cancelling: Counter[bytes] = Counter()
+        self._coming: Counter[int] = Counter()  # earliest times of entries under way
+        #: Nothing is due before this time; early rather than late.
+        self.next_ms = 0
+
+    def forget(self) -> None:
+        """Leadership is lost."""
+        self._releasing, self.next_ms = b"", 0
+        self._cancelling.clear()
+        self._coming.clear()
+
+    def is_full(self) -> bool:
+        """Whether no more messages may wait."""
+        return self._timers.counts.total >= self.timers_max
+
+    # -------------------------------------------------------------- what becomes due
+
+    def due(self, now_ms: int, *, beside: bool, copied: int, segment: int) -> list[bytes]:
+        """The records to release now, in order. ``beside``: requests wait, too. At most ``copied`` bytes of
+        them are in entries before ``segment``, or only one message."""
+        if self._releasing or now_ms < self.next_ms:
+            return []
+        until = min(now_ms, min(self._coming, default=NEVER) - 1)
+        timers = self._timers
+        most = RELEASED_BESIDE if beside else RELEASED_MAX
+        found, reached = timers.store.due(timers.released, until, most)
+        if not found:
+            if until == now_ms and reached > timers.released:  # otherwise it is to be called again
+                self.next_ms = self._next_after(reached)
+            return []
+        if self._cancelling:
+            found = [record for record in found if record[:KEY_BYTES] not in self._cancelling]
+        return _fitting(found, copied, segment)
+
+    def _next_after(self, key: bytes) -> int:
+        next_ms = self._timers.store.next_ms(key)
+        return NEVER if next_ms is None else next_ms
+
+    def wake_ms(self) -> int | None:
+        """When ``due`` should be asked next, if nothing happens until then; None: not before."""
+        return None if self._releasing or self.next_ms == NEVER else self.next_ms
+
+    def written(self, records: Sequence[bytes], references: int) -> tuple[bytes, Timing]:
+        """The RELEASE of these, behind so many references."""
+        key = records[-1][:KEY_BYTES]
+        self._releasing = key
+        return build.release(key, references, counts_of(records)), Timing(released=key)
+
+    # -------------------------------------------------------------- what is scheduled
+
+    def earliest_of(self, times: Iterable[int], now_ms: int) -> int:
+        """The first of these, in an entry of that time."""
+        return min([due_ms(time_ms, now_ms) for time_ms in times])
+
+    def coming(self, timing: Timing, earliest_ms: int) -> None:
+        """The entry brings messages; the first of them is due at that time."""
+        if timing.earliest_ms != NEVER:
+            self._not_coming(timing.earliest_ms)
+        timing.earliest_ms = min(timing.earliest_ms, earliest_ms)
+        self._coming[timing.earliest_ms] += 1
+
+    def records(self, app: str, tx_id: str, record: OpenTx, now_ms: int) -> list[bytes]:
+        """What the commit of a transaction makes effective."""
+        return list(records_of(record.timers, build.owner_of(app, tx_id), now_ms))
+
+    # -------------------------------------------------------------- what is cancelled
+
+    def cancel(
+        self, meta: Sequence[Any], deleting: Counter[Any], timing: Timing
+    ) -> tuple[bytes | None, list[Any]]:
+        """A client's CANCEL: the operation to be written, if any, and the answer to it."""
+        topic, number, flat, topic_id = meta
+        partition = self._state.topics.find(topic, number)
+        if not isinstance(partition, Partition) or partition.slot in deleting:
+            code = ResultCode.UNKNOWN_TOPIC if isinstance(partition, Partition) else partition
+            return None, [int(code)]
+        if partition.topic_id != topic_id:
+            return None, [int(ResultCode.OTHER_TOPIC), partition.topic_id]
+        it = iter(flat)
+        keys: dict[bytes, int] = {}
+        records: list[bytes] = []
+        problems: list[list[Any]] = []
+        for place, (time_ms, owner, ordinal) in enumerate(zip(it, it, it, strict=True)):
+            key = key_of(time_ms, partition.slot, owner, ordinal)
+            if key in self._cancelling or key in keys:
+                continue  # answered once that is applied
+            found = self._timers.store.find(key)
+            if found.living and key > max(self._timers.released, self._releasing):
+                keys[key] = len(found.living)
+                records += found.living
+            elif found.living or not found.cancelled:
+                problems.append([place, int(ResultCode.UNKNOWN_TIMER), None])
+        answer = [int(ResultCode.PARTIAL), problems] if problems else [int(ResultCode.OK)]
+        if not keys:
+            return None, answer
+        self._cancelling.update(keys.keys())
+        timing.cancelling += keys
+        return build.decided_cancel(b"".join(keys), list(keys.values()), counts_of(records)), answer
+
+    # -------------------------------------------------------------- what became of it
+
+    def ended(self, timing: Timing) -> None:
+        """An entry is applied, or certainly in no log."""
+        if timing.released and timing.released == self._releasing:
+            self._releasing = b""
+        self._cancelling -= Counter(timing.cancelling)
+        if timing.earliest_ms != NEVER:
+            self._not_coming(timing.earliest_ms)
+        self.next_ms = self._next_after(self._timers.released)
+
+    def pause(self, now_ms: int) -> None:
+        """The log takes no entry now."""
+        self.next_ms = now_ms + PAUSE_MS
+
+    def _not_coming(self, earliest_ms: int) -> None:
+        self._coming[earliest_ms] -= 1
+        if not self._coming[earliest_ms]:
+            del self._coming[earliest_ms]
+
+
+def _fitting(records: list[bytes], copied: int, segment: int) -> list[bytes]:
+    """As many as can be copied where they must be, at least one."""
+    for at, record in enumerate(records):
+        *_, index, _, size = RECORD.unpack(record)
+        if index < segment:
+            copied -= size
+            if copied < 0 and at:
+                return records[:at]
+    return records
+
+
+def references_of(records: Iterable[bytes]) -> Iterable[tuple[int, int, int, int, int]]:
+    """Slot, log index, position, bytes and messages of each."""
+    for record in records:
+        _, slot, _, _, index, pos, size = RECORD.unpack(record)
+        yield slot, index, pos, size, 1

@@ -1,0 +1,87 @@
+"""Applies the operations of delayed messages, apart from a PREPARE's and a COMMIT's part in them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from threading import Lock
+from typing import Any
+
+from escrowmq.replication.format.codec import Op
+from escrowmq.replication.model import ResultCode
+from escrowmq.replication.state.producer_memory import SEQUENCES_KEPT, ProducerMemory
+from escrowmq.replication.state.timers import BLOCK_ENTRIES, Timers
+from escrowmq.replication.state.topics import Partition, TopicTable
+from escrowmq.replication.timers.record import RECORD
+
+Result = list[Any]
+#: Slot, log index, position, bytes and messages.
+Reference = tuple[int, int, int, int, int]
+#: The base offset of messages that have none yet.
+NO_OFFSET = -1
+_record = RECORD.pack
+
+
+class TimerOperations:
+    """Changes the tables of one group's state. ``cut``: see ``StateMachine``."""
+
+    def __init__(self, topics: TopicTable, producers: ProducerMemory, timers: Timers, cut: Lock) -> None:
+        self._topics, self._producers, self._timers, self._cut = topics, producers, timers, cut
+
+    def scheduled(self, index: int, now_ms: int, op: Op) -> Result:
+        """SCHEDULED. Sequence numbers are those of MESSAGE (``StateMachine._message``)."""
+        topic, number, producer, epoch, seq, times, sizes, owner, ordinal, heard_ms, topic_id = op.meta
+        partition = self._topics.find(topic, number)
+        if not isinstance(partition, Partition):
+            return [int(partition)]
+        if topic_id != partition.topic_id:
+            return [int(ResultCode.OTHER_TOPIC), partition.topic_id]
+        key = (producer, partition.slot)
+        recent: tuple[tuple[int, int, int], ...] = ()
+        if seq >= 0:
+            known = self._producers.get(key)
+            if known is None and seq == 0 and self._producers.is_stale(heard_ms):
+                return [int(ResultCode.STALE), now_ms]
+            if known is not None and epoch < known[0]:
+                return [int(ResultCode.FENCED), known[0]]
+            expected, recent = known[1:] if known is not None and epoch == known[0] else (0, ())
+            if seq != expected:
+                for done, base, time_ms in recent:
+                    if done == seq:
+                        return [int(ResultCode.DUPLICATE), [base, time_ms]]
+                return [int(ResultCode.OUT_OF_SEQUENCE), expected]
+        slot, pos, earliest = partition.slot, op.body_pos, self._timers.earliest_ms(now_ms)
+        records: list[bytes] = []
+        for time_ms, size in zip(times, sizes, strict=True):
+            due = time_ms if time_ms >= 0 else now_ms - time_ms
+            records.append(_record(max(due, earliest), slot, owner, ordinal, index, pos, size))
+            pos, ordinal = pos + size, ordinal + 1
+        counts = slot, index // BLOCK_ENTRIES, len(records), op.body_size
+        self._timers.keep(records, counts, now_ms)
+        if seq >= 0:
+            done_now = (*recent[1 - SEQUENCES_KEPT :], (seq, NO_OFFSET, now_ms))
+            if self._producers.set(key, (epoch, seq + 1, done_now)):
+                self._producers.note_turn(now_ms)
+        return [0, [NO_OFFSET, now_ms]]
+
+    def timer(self, index: int, op: Op) -> None:
+        """TIMER: its records wait for their COMMIT."""
+        self._timers.pending.append(op.meta[0])
+
+    def cancel(self, index: int, now_ms: int, op: Op) -> Result:
+        """CANCEL as the leader writes it."""
+        self._timers.cancel(index, now_ms, *op.meta)
+        return [0]
+
+    def release(self, now_ms: int, op: Op, references: Sequence[Reference]) -> None:
+        """RELEASE, after its references. One that does not go beyond the cursor does nothing: a leader that
+        follows its rules never writes it."""
+        key, _, counts = op.meta
+        if key <= self._timers.released:
+            return
+        self._timers.release(key, counts)
+        slots = self._topics.slots
+        with self._cut:
+            for slot, entry, pos, size, count in references:
+                partition = slots.get(slot)
+                if partition is not None:  # otherwise the topic was deleted meanwhile
+                    partition.index.append(entry, pos, size, count, now_ms)

@@ -1,0 +1,173 @@
+"""Messages that wait for their time, as replicated state: up to which key they are released, how many wait.
+
+The records themselves are in the timer store, which only a leader reads. Replicated are the cursor, which is
+the key of the last released one, and the number of those that wait, by partition and by block of log indexes:
+so retention knows the oldest entry that holds one of them without a look into the store.
+
+Nothing gets in behind the cursor: a message whose time is past when it becomes effective waits for the
+time of its entry, and at least for the millisecond after the last release.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+
+from escrowmq.replication.timers.record import KEY, KEY_BYTES, RECORD, deliver_ms_of, split, tombstone
+from escrowmq.replication.timers.store import TimerStore
+
+#: Log indexes of one block.
+BLOCK_ENTRIES = 4_096
+#: Rows of one PRE_SCHEDULED: slot, position of its body, and the columns of ``timer_ops.pre_scheduled``.
+TimedRows = tuple[int, int, Sequence[int], Sequence[int], Sequence[int], Sequence[int]]
+#: Slot, block, timers and bytes, and so on.
+FlatCounts = Sequence[int]
+
+_key, _record = KEY.pack, RECORD.pack
+_fields = RECORD.iter_unpack
+
+
+def records_of(timers: Sequence[int], owner: int, now_ms: int) -> Iterator[bytes]:
+    """The records of what a transaction has scheduled, once it is committed at ``now_ms``."""
+    it = iter(timers)
+    for slot, log_index, pos, size, time_ms, ordinal in zip(it, it, it, it, it, it, strict=True):
+        yield _record(due_ms(time_ms, now_ms), slot, owner, ordinal, log_index, pos, size)
+
+
+def due_ms(time_ms: int, now_ms: int) -> int:
+    """When a message that becomes effective at ``now_ms`` is due; negative times are delays."""
+    return max(time_ms if time_ms >= 0 else now_ms - time_ms, now_ms)
+
+
+class TimerCounts:
+    """How many timers wait, and their bytes, by block of log indexes and slot."""
+
+    __slots__ = ("_blocks", "total")
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._blocks: dict[int, dict[int, tuple[int, int]]] = {}
+
+    def add(self, slot: int, block: int, timers: int, size: int) -> None:
+        """So many more wait; fewer if they are negative."""
+        slots = self._blocks.setdefault(block, {})
+        known, known_size = slots.get(slot, (0, 0))
+        self.total += timers
+        if known + timers:
+            slots[slot] = known + timers, known_size + size
+            return
+        slots.pop(slot, None)
+        if not slots:
+            del self._blocks[block]
+
+    def forget(self, slots: Iterable[int]) -> None:
+        """The partitions of these slots are deleted."""
+        for block, by_slot in list(self._blocks.items()):
+            for slot in by_slot.keys() & slots:
+                self.total -= by_slot.pop(slot)[0]
+            if not by_slot:
+                del self._blocks[block]
+
+    def has(self, slot: int, block: int) -> bool:
+        """Whether any waits there."""
+        return slot in self._blocks.get(block, {})
+
+    def oldest_index(self) -> int | None:
+        """No timer is in an entry with a lower index; None: none waits."""
+        return max(min(self._blocks) * BLOCK_ENTRIES, 1) if self._blocks else None
+
+    def flat(self) -> list[int]:
+        """All of it: slot, block, timers, bytes, and so on."""
+        return [
+            n
+            for block, slots in sorted(self._blocks.items())
+            for slot, (timers, size) in sorted(slots.items())
+            for n in (slot, block, timers, size)
+        ]
+
+
+class Timers:
+    """See the module's docstring. Changed only by applying entries."""
+
+    def __init__(self) -> None:
+        self.store = TimerStore()
+        self.counts = TimerCounts()
+        #: Whether any transaction has ever scheduled something here; not part of the state.
+        self.in_transactions = False
+        #: Records of TIMERs whose COMMIT follows.
+        self.pending: list[bytes] = []
+
+    def of_transactions(self, log_index: int, rows: Iterable[TimedRows], count: int) -> list[tuple[int, ...]]:
+        """``OpenTx.timers`` of each of ``count`` transactions of one PREPARE."""
+        self.in_transactions = True
+        found: list[tuple[int, ...]] = [()] * count
+        for slot, pos, txs, sizes, times, ordinals in rows:
+            for tx, size, time_ms, ordinal in zip(txs, sizes, times, ordinals, strict=True):
+                found[tx] = (*found[tx], slot, log_index, pos, size, time_ms, ordinal)
+                pos += size
+        return found
+
+    @property
+    def released(self) -> bytes:
+        """The key of the last released timer."""
+        return self.store.cursor
+
+    def earliest_ms(self, now_ms: int) -> int:
+        """Before this time nothing can be due that becomes effective in an entry of that time."""
+        return max(deliver_ms_of(self.released) + 1, now_ms)
+
+    def keep(self, records: Sequence[bytes], counts: FlatCounts, now_ms: int) -> None:
+        """These wait from now on. None may be due before ``earliest_ms``."""
+        self._add(counts, 1)
+        self.store.add(b"".join(records), now_ms)
+
+    def decided(self, slots: Mapping[int, object], now_ms: int, *, committed: bool) -> None:
+        """The COMMIT behind the pending TIMERs is applied."""
+        pending, self.pending = self.pending, []
+        if not committed:
+            return
+        earliest, kept = self.earliest_ms(now_ms), list[bytes]()
+        for time_ms, slot, owner, ordinal, index, pos, size in _fields(b"".join(pending)):
+            if slot in slots:  # else the topic was deleted meanwhile
+                kept.append(_record(max(time_ms, earliest), slot, owner, ordinal, index, pos, size))
+        if kept:
+            self.keep(kept, counts_of(kept), now_ms)
+
+    def release(self, key: bytes, counts: FlatCounts) -> None:
+        """Everything up to this key is released."""
+        self._add(counts, -1)
+        self.store.release(key)
+
+    def cancel(self, index: int, now_ms: int, keys: bytes, copies: Sequence[int], counts: FlatCounts) -> None:
+        """The CANCEL of entry ``index``. ``copies``: how often each key is stored."""
+        self._add(counts, -1)
+        each = (keys[at : at + KEY.size] for at in range(0, len(keys), KEY.size))
+        tombstones = [tombstone(key, index, n) for key, n in zip(each, copies, strict=True)]
+        self.store.add(b"".join(tombstones), now_ms)
+
+    def _add(self, counts: FlatCounts, sign: int) -> None:
+        it = iter(counts)
+        for slot, block, timers, size in zip(it, it, it, it, strict=True):
+            if sign > 0 or self.counts.has(slot, block):  # else the topic was deleted meanwhile
+                self.counts.add(slot, block, sign * timers, sign * size)
+
+    def restore(self, released: bytes, counts: FlatCounts) -> None:
+        """From a snapshot."""
+        self.store.cursor = released
+        self._add(counts, 1)
+
+    def restore_records(self, records: bytes, now_ms: int) -> None:
+        """The same, after ``restore``."""
+        left = [record for record in split(records) if record[:KEY_BYTES] > self.released]
+        self.store.add(b"".join(left), now_ms)
+
+
+def counts_of(records: Iterable[bytes]) -> list[int]:
+    """How many timers these are: slot, block, timers, bytes, and so on."""
+    counts: dict[tuple[int, int], list[int]] = {}
+    for record in records:
+        _, slot, _, _, index, _, size = RECORD.unpack(record)
+        known = counts.setdefault((slot, index // BLOCK_ENTRIES), [0, 0])
+        known[0] += 1
+        known[1] += size
+    return list(chain.from_iterable((*where, *known) for where, known in counts.items()))

@@ -1,0 +1,198 @@
+"""Sorted records in a memory-mapped file that is written once, in one pass, and never changed.
+
+Layout: magic, u32 version; the records, in blocks of ``BLOCK`` (1 MiB, the last one shorter); for each block
+its first key, u32 CRC32C, i64 living records; then the last key, u64 records, and u32 CRC32C of all that
+follows the blocks. So a look-up reads one block, and a block is checked when it is first read.
+
+What is kept of each block stands behind the blocks: a merge does not know it before it has written them.
+All numbers are little-endian, except in records and keys, whose bytes are in order.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
+
+from google_crc32c import extend
+from google_crc32c import value as crc32c
+
+from escrowmq.replication.errors import CorruptLog, UnknownVersion
+from escrowmq.replication.timers.record import KEY_BYTES, RECORD_BYTES, living_count, split
+from escrowmq.replication.timers.runs import behind
+
+SUFFIX: Final = ".timers"
+_HEAD: Final = struct.Struct("<4sI")
+_MAGIC, _VERSION = b"EMQT", 1
+#: Records of one block.
+BLOCK: Final = (1 << 20) // RECORD_BYTES
+_BLOCK_BYTES: Final = BLOCK * RECORD_BYTES
+_ABOUT_BLOCK: Final = struct.Struct(f"<{KEY_BYTES}sIq")
+_END: Final = struct.Struct(f"<{KEY_BYTES}sQI")
+_END_SUMMED: Final = _END.size - 4
+
+
+def encode(records: Iterable[list[bytes]], rest: Callable[[], None] = lambda: None) -> Iterator[bytes]:
+    """The file's parts for sorted records, at least one. ``rest()`` is called after every block."""
+    yield _HEAD.pack(_MAGIC, _VERSION)
+    about, count, last = [], 0, b""
+    for block in _blocks(records):
+        data = b"".join(block)
+        about.append(_ABOUT_BLOCK.pack(block[0][:KEY_BYTES], crc32c(data), living_count(block)))
+        count, last = count + len(block), block[-1][:KEY_BYTES]
+        yield data
+        rest()
+    assert count, "a file of no records"
+    foot = b"".join((*about, _END.pack(last, count, 0)[:_END_SUMMED]))
+    yield foot + crc32c(foot).to_bytes(4, "little")
+
+
+def _blocks(records: Iterable[list[bytes]]) -> Iterator[list[bytes]]:
+    kept: list[bytes] = []
+    for some in records:
+        kept += some
+        while len(kept) >= BLOCK:
+            yield kept[:BLOCK]
+            del kept[:BLOCK]
+    if kept:
+        yield kept
+
+
+class _Foot:
+    """What stands behind the blocks."""
+
+    __slots__ = ("crcs", "first_keys", "last_key", "living", "records")
+
+    def __init__(self, name: str, foot: bytes) -> None:
+        """``foot``: the file's bytes behind its blocks. Raises CorruptLog."""
+        crc: int
+        last_key: bytes
+        records: int
+        last_key, records, crc = _END.unpack_from(foot, len(foot) - _END.size)
+        if crc32c(foot[:-4]) != crc:
+            raise CorruptLog(f"{name}: checksum of its foot does not match")
+        self.last_key, self.records = last_key, records
+        about = [*_ABOUT_BLOCK.iter_unpack(foot[: -_END.size])]
+        self.first_keys: list[bytes] = [key for key, _, _ in about]
+        self.crcs: list[int] = [crc for _, crc, _ in about]
+        self.living: list[int] = [count for _, _, count in about]
+        keys = [*self.first_keys, self.last_key]
+        if any(keys[i] > keys[i + 1] for i in range(len(about))):
+            raise CorruptLog(f"{name}: its keys are not in order")
+        if any(abs(count) >= 1 << 62 for count in self.living):
+            raise CorruptLog(f"{name}: its counts make no sense")
+
+
+def _foot_begin(name: str, head: bytes, end: bytes, size: int) -> int:
+    """Where the foot begins in a file of ``size`` bytes, from its first and last bytes. Raises CorruptLog or
+    UnknownVersion."""
+    if len(head) < _HEAD.size or len(end) < _END.size or size < _HEAD.size + _END.size:
+        raise CorruptLog(f"{name}: too short for a file of timers")
+    magic, version = _HEAD.unpack_from(head)
+    if magic != _MAGIC:
+        raise CorruptLog(f"{name}: not a file of timers")
+    if version != _VERSION:
+        raise UnknownVersion(f"{name}: version {version} of a file of timers; this software reads {_VERSION}")
+    _, records, _ = _END.unpack(end)
+    blocks = -(-records // BLOCK)
+    begin: int = _HEAD.size + records * RECORD_BYTES
+    if not records or begin + blocks * _ABOUT_BLOCK.size + _END.size != size:
+        raise CorruptLog(f"{name}: has {size} bytes, and not those of its {records} records")
+    return begin
+
+
+class SealedFile:
+    """One mapped file, as a run (runs.py). Thread-safe."""
+
+    def __init__(self, name: str, view: memoryview) -> None:
+        """Reads the foot only. Raises CorruptLog or UnknownVersion."""
+        self.name = name
+        self._view = view
+        size = len(view)
+        begin = _foot_begin(name, bytes(view[: _HEAD.size]), bytes(view[max(size - _END.size, 0) :]), size)
+        self._foot = _Foot(name, bytes(view[begin:]))
+        self._sound = bytearray(len(self._foot.crcs))  # 1: this block has been checked
+
+    def __len__(self) -> int:
+        return self._foot.records
+
+    @property
+    def last_key(self) -> bytes:
+        return self._foot.last_key
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return len(self._view)
+
+    def row_at(self, bound: bytes) -> int:
+        """See ``Run.row_at``. ``bound``: a key, its beginning, or ``behind`` of it. Raises CorruptLog."""
+        block = bisect_left(self._foot.first_keys, bound) - 1
+        if block < 0:
+            return 0
+        if bound > behind(self._foot.last_key):
+            return len(self)
+        self._check(block)
+        view, size, begin = self._view, RECORD_BYTES, _HEAD.size
+        low, high = block * BLOCK, min((block + 1) * BLOCK, len(self))
+        while low < high:
+            middle = (low + high) // 2
+            at = begin + middle * size
+            if bytes(view[at : at + size]) < bound:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def rows(self, begin: int, count: int) -> list[bytes]:
+        """See ``Run.rows``. Raises CorruptLog."""
+        end = min(begin + count, len(self))
+        if begin >= end:
+            return []
+        for block in range(begin // BLOCK, (end - 1) // BLOCK + 1):
+            self._check(block)
+        return split(self._view[_HEAD.size + begin * RECORD_BYTES : _HEAD.size + end * RECORD_BYTES])
+
+    def _check(self, block: int) -> None:
+        if self._sound[block]:
+            return
+        begin = _HEAD.size + block * _BLOCK_BYTES
+        end = min(begin + _BLOCK_BYTES, _HEAD.size + len(self) * RECORD_BYTES)
+        data = bytes(self._view[begin:end])
+        if crc32c(data) != self._foot.crcs[block] or not data.startswith(self._foot.first_keys[block]):
+            raise CorruptLog(f"{self.name}: checksum of block {block} does not match")
+        self._sound[block] = 1
+
+    def about_after(self, key: bytes) -> int:
+        """The number of records with higher keys, up to a block too many. Reads no block."""
+        return len(self) - max(bisect_left(self._foot.first_keys, behind(key)) - 1, 0) * BLOCK
+
+    def living_after(self, key: bytes) -> int:
+        """How many records with higher keys live, less those of other files that this one's tombstones kill.
+        Raises CorruptLog."""
+        row = self.row_at(behind(key))
+        block = -(-row // BLOCK)
+        return sum(self._foot.living[block:]) + living_count(self.rows(row, block * BLOCK - row))
+
+
+def verify_timers(name: str, read: Callable[[int, int], bytes], size: int, piece_bytes: int) -> Iterator[int]:
+    """Check a file piece by piece; yields the bytes of each. ``read(pos, size)``. Raises CorruptLog or
+    UnknownVersion."""
+    begin = _foot_begin(name, read(0, _HEAD.size), read(max(size - _END.size, 0), _END.size), size)
+    data = read(begin, size - begin)
+    if len(data) != size - begin:
+        raise CorruptLog(f"{name}: cut off at byte {begin + len(data)}")
+    foot = _Foot(name, data)
+    yield _HEAD.size + len(data)
+    for block, expected in enumerate(foot.crcs):
+        at = _HEAD.size + block * _BLOCK_BYTES
+        end = min(at + _BLOCK_BYTES, begin)
+        crc, first = 0, True
+        while at < end and (part := read(at, min(piece_bytes, end - at))):
+            if first and not part.startswith(foot.first_keys[block][: len(part)]):
+                raise CorruptLog(f"{name}: block {block} does not begin with its key")
+            crc, at, first = extend(crc, part), at + len(part), False
+            yield len(part)
+        if at < end or crc != expected:
+            raise CorruptLog(f"{name}: checksum of block {block} does not match")

@@ -1,0 +1,207 @@
+"""All waiting messages of a broker group, as one replica has them: young ones in memory, older ones in files.
+
+The thread that applies entries adds records and moves the cursor. A leader reads what is due; other threads
+look keys up. Writing and merging files happens in jobs, whose results the applying thread puts in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from threading import Lock
+from typing import Final, NamedTuple
+
+from escrowmq.replication.timers.record import (
+    FIRST_KEY,
+    KEY_BYTES,
+    deliver_ms_of,
+    is_tombstone,
+    last_key,
+    living,
+    settled,
+)
+from escrowmq.replication.timers.runs import Run, behind, living_after, records_of
+from escrowmq.replication.timers.sealed_file import SealedFile
+from escrowmq.replication.timers.young import CHUNK, Bucket, Young, records_in_order
+
+#: Records in memory at which a checkpoint is due: 40 MB.
+YOUNG_MAX: Final = 1_000_000
+#: Records that one call sorts before it reads: 15 ms.
+SORTED_PER_CALL: Final = 10 * CHUNK
+#: Behind every key.
+NO_KEY: Final = b"\xff" * (KEY_BYTES + 1)
+
+
+class Found(NamedTuple):
+    """What is stored under one key."""
+
+    living: list[bytes]  # records; one, or several if the same key was given several times
+    cancelled: bool  # there is a tombstone
+
+
+class Frozen(NamedTuple):
+    """The store at one moment, for a checkpoint."""
+
+    cursor: bytes
+    files: list[SealedFile]
+    young: list[Young]  # what is not in these files
+
+
+class TimerStore:
+    """The records of one broker group. What it holds follows from the log alone; how it is split into memory
+    and files does not, and no answer depends on it."""
+
+    def __init__(self) -> None:
+        self.cursor = FIRST_KEY  # all keys up to this one are released
+        self._lock = Lock()  # held by whoever sorts or reads the lists below, for some ms at most
+        self._young = Young()
+        self._sealing: list[Young] = []  # of checkpoints that are not written yet
+        self._files: list[SealedFile] = []
+        self._passed_at = NO_KEY  # the lowest last key of a file
+        #: Files that are no longer read. To forget the last reference to a large one takes the kernel long.
+        self.retired: list[SealedFile] = []
+
+    # -------------------------------------------------------------- the applying thread
+
+    @property
+    def young(self) -> int:
+        """Records in memory since the last checkpoint began, also those released since: see ``YOUNG_MAX``."""
+        return self._young.records
+
+    def add(self, records: bytes | bytearray | memoryview, now_ms: int) -> None:
+        """Add records and tombstones, one after the other, in any order. All keys must be higher than the
+        cursor. ``now_ms``: time of the entry."""
+        with self._lock:
+            self._young.add(memoryview(records), now_ms)
+
+    def release(self, cursor: bytes) -> None:
+        """Everything up to this key is released, and is forgotten. Reads nothing."""
+        self.cursor = cursor
+        with self._lock:
+            self._young.forget_before(deliver_ms_of(cursor))
+            if cursor >= self._passed_at:
+                self._set_files(self._files)
+
+    def freeze(self) -> Frozen:
+        """A checkpoint begins: what is to be written by it, and is read from memory until then."""
+        with self._lock:
+            if self._young.records:
+                self._sealing.append(self._young)
+                self._young = Young()
+            return Frozen(self.cursor, self._files.copy(), self._sealing.copy())
+
+    def sealed(self, frozen: Frozen, file: SealedFile | None) -> None:
+        """The checkpoint is written: this file has all that was in memory; None: nothing was left of it."""
+        with self._lock:
+            self._sealing = [young for young in self._sealing if young not in frozen.young]
+            self._set_files([*self._files, file] if file else self._files)
+
+    def merged(self, files: Sequence[SealedFile], into: SealedFile | None) -> None:
+        """One file has what is left of these; None: nothing is."""
+        with self._lock:
+            self.retired += [file for file in self._files if file in files]
+            left = [file for file in self._files if file not in files]
+            self._set_files([*left, into] if into else left)
+
+    def restore(self, files: Sequence[SealedFile]) -> None:
+        """The files of the snapshot that this store begins with."""
+        with self._lock:
+            self._set_files([*files])
+
+    @property
+    def files(self) -> list[SealedFile]:
+        """The files that are read."""
+        with self._lock:
+            return self._files.copy()
+
+    # -------------------------------------------------------------- any thread
+
+    def to_write(self, frozen: Frozen, rest: Callable[[], None] = lambda: None) -> Iterator[list[bytes]]:
+        """All that is in memory for this checkpoint and not yet released at it, in order."""
+        for records in records_in_order(frozen.young, frozen.cursor, self._lock, rest):
+            yield settled(records)
+
+    def next_ms(self, after: bytes) -> int | None:
+        """The time of the next delivery after a key; None: there is none. It may be too early, when records
+        are not in order yet or cancelled: ``due`` with this time puts them in order."""
+        with self._lock:
+            files = self._files.copy()
+            times = [ms for young in self._generations() if (ms := young.next_ms(after)) is not None]
+        for run in files:
+            times += map(deliver_ms_of, run.rows(run.row_at(behind(after)), 1))
+        return min(times, default=None)
+
+    def due(self, after: bytes, until_ms: int, limit: int) -> tuple[list[bytes], bytes]:
+        """``(records, reached)``: living records of keys higher than ``after`` that are delivered by
+        ``until_ms``, in order, at most ``limit`` (but all copies of a key); and the key up to which nothing
+        else lives: ``last_key(until_ms)`` if these are all.
+
+        One call does a bounded amount of work: with much to put in order it returns nothing and ``after``;
+        call again. A leader should call ``arrange`` some seconds ahead. Raises CorruptLog.
+        """
+        runs = self._in_order(after, until_ms, SORTED_PER_CALL)
+        if runs is None:
+            return [], after
+        reached = last_key(until_ms)
+        found, place = living_after(runs, after, behind(reached), limit)
+        return found, reached if place is None else place
+
+    def arrange(self, after: bytes, until_ms: int, records: int = CHUNK) -> bool:
+        """Put about ``records`` more in order of those that are delivered after a key, until a time; returns
+        whether all are."""
+        return self._in_order(after, until_ms, records) is not None
+
+    def find(self, key: bytes) -> Found:
+        """What is stored under a key, released or not. Raises CorruptLog."""
+        ms = deliver_ms_of(key)
+        found: list[bytes] = []
+        while True:
+            with self._lock:
+                buckets = self._buckets(ms, ms)
+                unsorted = next((bucket for bucket in buckets if len(bucket.parts) > 1), None)
+                if unsorted is None:
+                    files = self._files.copy()
+                    for bucket in buckets:
+                        found += bucket.of(key)
+                    break
+                unsorted.sort_one()
+        for run in files:
+            found += records_of(run, key)
+        found.sort()
+        return Found(living(found), any(map(is_tombstone, found)))
+
+    def listed(self, after: bytes, until_ms: int, limit: int) -> tuple[list[bytes], bytes]:
+        """As ``due``, for whoever lists what waits: it takes the time that it needs."""
+        while not self.arrange(after, until_ms):
+            pass
+        return self.due(after, until_ms, limit)
+
+    def in_memory(self) -> bytes:
+        """All records that are in no file, in any order. Some may be released."""
+        with self._lock:
+            return b"".join(young.copied() for young in self._generations())
+
+    # -------------------------------------------------------------- inside
+
+    def _in_order(self, after: bytes, until_ms: int, records: int) -> list[Run] | None:
+        """All runs with records of these times; None: more than ``records`` of them are not in order."""
+        while True:
+            with self._lock:
+                buckets = self._buckets(deliver_ms_of(after), until_ms)
+                unsorted = next((bucket for bucket in buckets if bucket.parts), None)
+                if unsorted is None:
+                    return [*self._files, *(run for bucket in buckets for run in bucket.chunks)]
+                if records <= 0:
+                    return None
+                unsorted.sort_one()
+            records -= CHUNK
+
+    def _set_files(self, files: list[SealedFile]) -> None:
+        self.retired += [file for file in files if file.last_key <= self.cursor]
+        self._files = [file for file in files if file.last_key > self.cursor]
+        self._passed_at = min((file.last_key for file in self._files), default=NO_KEY)
+
+    def _generations(self) -> list[Young]:
+        return [*self._sealing, self._young]
+
+    def _buckets(self, begin_ms: int, until_ms: int) -> list[Bucket]:
+        return [bucket for young in self._generations() for bucket in young.between(begin_ms, until_ms)]
