@@ -21,7 +21,6 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
     "request_bytes_max",
     "open_transactions_max",
     "copy_bytes_max",
-    "timers_max",
     "election_min_s",
     "election_max_s",
     "heartbeat_s",

@@ -153,7 +153,7 @@ class Admission:
             frames = self._frames(references_of(records), segment, writer)
             for frame in frames:
                 writer.leaders(frame)
-            frame, writer.timing = self.releases.written(records, len(frames))
+            frame, writer.timing = self.releases.written(records, len(frames), writer.now_ms)
             writer.leaders(frame)
 
     def _write_cancel(self, writer: EntryWriter, submission: Submission, number: int) -> None:
@@ -358,6 +358,7 @@ class Admission:
                 result = self._with_left_out(submission, number, result)
             submission.results[number] = result
         if entry.timing is not None:
+            self.releases.count(entry.timing)
             for submission, number, answer in entry.timing.answers:
                 submission.results[number] = answer
         for submission in entry.submissions:
