@@ -7,7 +7,7 @@ from datetime import datetime
 from heapq import merge
 
 from escrowmq.actors.admin.types import ScheduledMessage
-from escrowmq.actors.client.cancelling import TOPICS_MAX, OtherTopic, cancellation, is_cancelled
+from escrowmq.actors.client.cancelling import TOPICS_MAX, Cancellation, OtherTopic
 from escrowmq.actors.client.router import Router, result_of
 from escrowmq.actors.client.schedule_ids import ScheduleId
 from escrowmq.replication.calling.answers import ScheduledMessages
@@ -68,12 +68,14 @@ class ScheduledAdmin:
 
     def cancel(self, message: ScheduleId) -> bool:
         """See :meth:`Admin.cancel_scheduled`. The router knows where the topic's partitions are."""
-        places = self._router.places
+        places, wanted = self._router.places, Cancellation(message)
         gid = places.group_of(message.topic, message.partition)
         for _ in range(TOPICS_MAX):
-            request = cancellation(message, places.id_of(message.topic))
-            (result,) = result_of(self._router.submit(gid, request, self._timeout_s), self._timeout_s)
-            done = is_cancelled(message, result)
+            request, again = wanted.request(places.id_of(message.topic)), wanted.note_repeated
+            asked = self._router.leader_call(
+                gid, "submit", request, timeout_s=self._timeout_s, repeated=again
+            )
+            done = wanted.is_done(result_of(asked, self._timeout_s)[0])
             if not isinstance(done, OtherTopic):
                 return done
             places.hear_id(message.topic, done.topic_id)

@@ -1,7 +1,8 @@
 """Cancelling a delayed message: the request, and what its answer means.
 
 The log decides of each message, once, whether it was cancelled or became readable. So an answer is final,
-and asking again is harmless.
+and asking again is harmless. But a group forgets what was cancelled once its time has passed: then it answers
+a request that was sent again, because its first answer was lost, as if nothing had been cancelled.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from escrowmq.actors.client.schedule_ids import ScheduleId
-from escrowmq.replication.errors import EscrowMQError, InvalidMessage, UnknownTopic
+from escrowmq.replication.errors import EscrowMQError, InvalidMessage, OutcomeUnknown, UnknownTopic
 from escrowmq.replication.format import timer_ops
 from escrowmq.replication.model import ResultCode
 
@@ -18,10 +19,29 @@ from escrowmq.replication.model import ResultCode
 TOPICS_MAX = 3
 
 
-def cancellation(message: ScheduleId, topic_id: int) -> bytes:
-    """The request, for the broker group of the message's partition. ``topic_id``: that of the topic."""
-    key = message.time_ms, message.owner, message.ordinal
-    return timer_ops.cancel(message.topic, message.partition, [key], topic_id)
+class Cancellation:
+    """Cancels one message; ``note_repeated`` is to be called if a request for it is sent again."""
+
+    def __init__(self, message: ScheduleId) -> None:
+        self.message, self._repeated = message, False
+
+    def note_repeated(self) -> None:
+        """An earlier sending got no answer, and may have been carried out."""
+        self._repeated = True
+
+    def request(self, topic_id: int) -> bytes:
+        """For the broker group of the message's partition. ``topic_id``: that of its topic."""
+        one = self.message
+        return timer_ops.cancel(one.topic, one.partition, [(one.time_ms, one.owner, one.ordinal)], topic_id)
+
+    def is_done(self, result: Sequence[Any]) -> bool | OtherTopic:
+        """From the answer, whether the message will never be read; False: it can be read already, or nothing
+        is known of it. Raises UnknownTopic (the topic was deleted, and the message with it),
+        OutcomeUnknown."""
+        done = _is_cancelled(self.message, result)
+        if done is False and self._repeated:
+            raise OutcomeUnknown(f"cancelling a message to {self.message.topic}")
+        return done
 
 
 class OtherTopic(NamedTuple):
@@ -30,12 +50,7 @@ class OtherTopic(NamedTuple):
     topic_id: int
 
 
-def is_cancelled(message: ScheduleId, result: Sequence[Any]) -> bool | OtherTopic:
-    """From the answer, whether the message will never be read; False: it can be read already, or nothing is
-    known of it.
-
-    Raises UnknownTopic: the topic was deleted, and the message with it.
-    """
+def _is_cancelled(message: ScheduleId, result: Sequence[Any]) -> bool | OtherTopic:
     code: int = result[0]
     info: Any = result[1] if len(result) > 1 else None
     if code == ResultCode.PARTIAL:

@@ -18,7 +18,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from escrowmq.actors.client.cancelling import TOPICS_MAX
+from escrowmq.actors.client.cancelling import TOPICS_MAX, Cancellation
 from escrowmq.actors.client.closing import AsyncClosing
 from escrowmq.actors.client.loop_bridge import LoopBridge
 from escrowmq.actors.client.schedule_ids import ScheduleId
@@ -108,12 +108,12 @@ class AsyncProducer(AsyncClosing):
         """Cancels a delayed message; see ``Producer.cancel``."""
         core = self._core
         core.check_open()
-        message = ScheduleId.parse(schedule_id, core.info.cluster_id)
+        wanted = Cancellation(ScheduleId.parse(schedule_id, core.info.cluster_id))
         await self._may_delay()
         for _ in range(TOPICS_MAX):
-            await self._learn_topics({message.topic})
-            answer = await asyncio.wrap_future(core.cancel(message))
-            if (done := core.is_cancelled(message, answer)) is not None:
+            await self._learn_topics({wanted.message.topic})
+            answer = await asyncio.wrap_future(core.cancel(wanted))
+            if (done := core.is_cancelled(wanted, answer)) is not None:
                 return done
         return False
 

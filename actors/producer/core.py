@@ -17,13 +17,12 @@ from functools import partial
 from typing import Any
 
 from escrowmq.actors.client.background import Background, Threads
-from escrowmq.actors.client.cancelling import OtherTopic, cancellation, is_cancelled
+from escrowmq.actors.client.cancelling import Cancellation, OtherTopic
 from escrowmq.actors.client.catalog import TopicCatalog
 from escrowmq.actors.client.failures import Failure, FailureKind
 from escrowmq.actors.client.forking import FORKED, tell_after_fork
 from escrowmq.actors.client.replica_calls import ReplicaCalls
 from escrowmq.actors.client.router import Router
-from escrowmq.actors.client.schedule_ids import ScheduleId
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.client.turns import Turns
 from escrowmq.actors.client.values import Serialize
@@ -317,26 +316,28 @@ class ProducerCore:
 
     # ------------------------------------------------------------ cancelling
 
-    def cancel(self, message: ScheduleId) -> Future[Any]:
+    def cancel(self, wanted: Cancellation) -> Future[Any]:
         """Asks the broker to cancel a delayed message; see ``is_cancelled`` for the answer. Its topic may be
         looked up first. Raises UnknownTopic."""
-        topic, partition = message.topic, message.partition
+        topic, partition = wanted.message.topic, wanted.message.partition
         count = self.encoder.partitions(topic)
         if partition >= count:
             raise UnknownTopic(topic, partition, count)
-        request = cancellation(message, self.router.places.id_of(topic))
+        request = wanted.request(self.router.places.id_of(topic))
         gid = self.encoder.group_of(topic, partition)
-        return self.router.submit(gid, request, self.config.delivery_timeout_s)
+        timeout_s, again = self.config.delivery_timeout_s, wanted.note_repeated
+        return self.router.leader_call(gid, "submit", request, timeout_s=timeout_s, repeated=again)
 
-    def is_cancelled(self, message: ScheduleId, results: Sequence[Any]) -> bool | None:
-        """What was answered; None: nothing was done, ask again. Raises UnknownTopic."""
+    def is_cancelled(self, wanted: Cancellation, results: Sequence[Any]) -> bool | None:
+        """What was answered; None: nothing was done, ask again. Raises UnknownTopic, OutcomeUnknown."""
+        topic = wanted.message.topic
         try:
-            done = is_cancelled(message, results[0])
+            done = wanted.is_done(results[0])
         except UnknownTopic:
-            self.catalog.forget(message.topic)
+            self.catalog.forget(topic)
             raise
         if isinstance(done, OtherTopic):
-            self.router.places.hear_id(message.topic, done.topic_id)
+            self.router.places.hear_id(topic, done.topic_id)
             return None
         return done
 

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from escrowmq.actors.client.background import Background
-from escrowmq.actors.client.cancelling import TOPICS_MAX
+from escrowmq.actors.client.cancelling import TOPICS_MAX, Cancellation
 from escrowmq.actors.client.closing import Closing
 from escrowmq.actors.client.replica_calls import ReplicaCalls
 from escrowmq.actors.client.router import result_of
@@ -168,22 +168,24 @@ class Producer(Closing):
         return future  # type: ignore[return-value]  # see SendFuture
 
     def cancel(self, schedule_id: str) -> bool:
-        """Cancels a delayed message, of any producer: True if it will never be read, also if it was cancelled
-        before; False if it can be read already, or if nothing is known of it: never scheduled, its
-        transaction is not committed, or so long ago that it is forgotten.
+        """Cancels a delayed message, of any producer.
+
+        True: it will never be read, because of this call or an earlier one. False: it can be read already; or
+        its time has passed after it was cancelled; or nothing is known of it: its transaction is not
+        committed, or it was never sent. A message is cancelled or becomes readable, never both.
 
         ``schedule_id``: from the metadata of ``send``, from ``Transaction.schedule_ids``, or from
-        ``Admin.scheduled``. The answer is final: a message is cancelled or read, never both. Raises
-        InvalidMessage for what is no id of this cluster, UnknownTopic if the topic was deleted (and the
-        message with it), NotSupported below format level 8, OutcomeUnknown: call again, which is harmless.
+        ``Admin.scheduled``. Raises InvalidMessage for what is no id of this cluster, UnknownTopic if the
+        topic was deleted (and the message with it), NotSupported below format level 8, OutcomeUnknown if the
+        answer was lost: call again, which is harmless.
         """
         core = self._core
         core.check_open()
-        message = ScheduleId.parse(schedule_id, core.info.cluster_id)
+        wanted = Cancellation(ScheduleId.parse(schedule_id, core.info.cluster_id))
         core.delays.check()
         for _ in range(TOPICS_MAX):
-            answer = result_of(core.cancel(message), self._config.delivery_timeout_s)
-            if (done := core.is_cancelled(message, answer)) is not None:
+            answer = result_of(core.cancel(wanted), self._config.delivery_timeout_s)
+            if (done := core.is_cancelled(wanted, answer)) is not None:
                 return done
         return False
 

@@ -48,7 +48,9 @@ def test_delayed_messages_come_on_time_unless_they_are_cancelled(
     topic = unique("reminders")
     cluster.admin.create_topic(topic, partitions=2)
     if isinstance(producer._core.router._calls, LinkedCalls):  # a lone call may come before the connection
-        wait_until(lambda: _linked(producer, topic), 20.0, "a connection of its own")
+        before = unique("before")
+        cluster.admin.create_topic(before)
+        wait_until(lambda: _linked(producer, before), 20.0, "a connection of its own")
     plain = producer.send(Message(topic, b"plain", delay_s=2)).result(20)
     due = round(time.time() * 1000) + 3_000
     with producer.transaction() as tx:
@@ -65,7 +67,7 @@ def test_delayed_messages_come_on_time_unless_they_are_cancelled(
     assert len(waiting) == 13
     assert tx.schedule_ids[1] is not None and producer.cancel(tx.schedule_ids[1])
     records = {record.value: record for record in read(cluster, topic, 13)}
-    assert records.keys() - {b""} == {b"plain", b"now", b"in tx", b"many"}
+    assert records.keys() == {b"plain", b"now", b"in tx", b"many"}
     assert records[b"plain"].timestamp >= (plain.deliver_at or 0) and records[b"in tx"].timestamp >= due
     assert cluster.admin.scheduled(topic) == []
     (group,) = cluster.admin.status().groups

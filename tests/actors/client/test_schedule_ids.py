@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from escrowmq.actors.client.cancelling import Cancellation, OtherTopic
 from escrowmq.actors.client.schedule_ids import ScheduleId
-from escrowmq.replication.errors import InvalidMessage
+from escrowmq.replication.errors import InvalidMessage, OutcomeUnknown, UnknownTopic
+from escrowmq.replication.model import ResultCode
 
 ONE = ScheduleId("orders", 3, 1_764_000_000_000, 0x4F3C2A1B9D8E7F60, 17)
 
@@ -61,3 +63,17 @@ def test_a_number_that_no_request_can_carry_is_refused() -> None:
     for wrong in (ONE._replace(time_ms=1 << 60), ONE._replace(partition=-1), ONE._replace(ordinal=1 << 32)):
         with pytest.raises(InvalidMessage):
             ScheduleId.parse(wrong.text("c1"), "c1")
+
+
+def test_an_answer_to_a_repeated_cancellation_is_not_taken_for_no() -> None:
+    """The first sending may have cancelled it, and the group may have forgotten that since."""
+    unknown, other = [1, [[0, int(ResultCode.UNKNOWN_TIMER), None]]], [int(ResultCode.OTHER_TOPIC), 9]
+    wanted = Cancellation(ONE)
+    assert wanted.is_done([0]) is True and wanted.is_done(unknown) is False
+    assert wanted.is_done(other) == OtherTopic(9)
+    wanted.note_repeated()
+    assert wanted.is_done([0]) is True
+    with pytest.raises(OutcomeUnknown):
+        wanted.is_done(unknown)
+    with pytest.raises(UnknownTopic):
+        wanted.is_done([int(ResultCode.BAD_PARTITION)])
