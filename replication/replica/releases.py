@@ -23,7 +23,7 @@ from escrowmq.replication.metrics import LATENCY_S, Histogram
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.open_tx import OpenTx
-from escrowmq.replication.state.timers import counts_of, due_ms, records_of
+from escrowmq.replication.state.timers import due_ms, records_of
 from escrowmq.replication.state.topics import Partition
 from escrowmq.replication.timers.record import KEY_BYTES, RECORD, deliver_ms_of, key_of
 
@@ -106,7 +106,7 @@ class Releases:
         self._releasing = key
         for record in records:
             self.lateness_s.observe((now_ms - deliver_ms_of(record)) / 1000)
-        return build.release(key, references, counts_of(records)), Timing(
+        return build.release(key, references, self._timers.counts.of(records)), Timing(
             released=key, released_count=len(records)
         )
 
@@ -157,14 +157,16 @@ class Releases:
             if found.living and key > max(self._timers.released, self._releasing):
                 keys[key] = len(found.living)
                 records += found.living
-            elif found.living or not found.cancelled:
+            elif found.living or not (found.cancelled or self._timers.cancelled.get(key)):
                 problems.append([place, int(ResultCode.UNKNOWN_TIMER), None])
         answer = [int(ResultCode.PARTIAL), problems] if problems else [int(ResultCode.OK)]
         if not keys:
             return None, answer
         self._cancelling.update(keys.keys())
         timing.cancelling += keys
-        return build.decided_cancel(b"".join(keys), list(keys.values()), counts_of(records)), answer
+        return build.decided_cancel(
+            b"".join(keys), list(keys.values()), self._timers.counts.of(records)
+        ), answer
 
     # -------------------------------------------------------------- what became of it
 

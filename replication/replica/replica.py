@@ -318,7 +318,7 @@ class Replica:
             self.admission.offer(AboutTopics(frame, ops, {name: self.state.topics.topics[name]}))
         if look.done:
             self._retention = None
-            first = look.first_needed_index
+            first = max(look.first_needed_index, self.journal.first_index)  # a block may begin before the log
             if self.journal.segment_start(first) > self.journal.first_index:
                 frame = build.retain(first)
                 self.admission.offer(Submission(frame, decode_ops(frame), lambda status: None))

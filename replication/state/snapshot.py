@@ -362,6 +362,7 @@ def _restore_meta(state: StateMachine, name: str, meta: dict[str, Any]) -> None:
         given.turned_ms, given.forgotten_ms, given.age_ms = meta["given"]
         if "timers" in meta:
             state.timers.restore(*meta["timers"])
+            state.timers.restore_cancelled(*meta["cancelled"])
         if "producers" in meta:
             state.producers.turned_ms, state.producers.forgotten_ms = meta["producers"]
         try:

@@ -9,7 +9,7 @@ from typing import Any
 from escrowmq.replication.format.codec import Op
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.state.producer_memory import SEQUENCES_KEPT, ProducerMemory
-from escrowmq.replication.state.timers import BLOCK_ENTRIES, Timers
+from escrowmq.replication.state.timers import Timers
 from escrowmq.replication.state.topics import Partition, TopicTable
 from escrowmq.replication.timers.record import RECORD
 
@@ -55,7 +55,7 @@ class TimerOperations:
             due = time_ms if time_ms >= 0 else now_ms - time_ms
             records.append(_record(max(due, earliest), slot, owner, ordinal, index, pos, size))
             pos, ordinal = pos + size, ordinal + 1
-        counts = slot, index // BLOCK_ENTRIES, len(records), op.body_size
+        counts = slot, index // self._timers.counts.block_entries, len(records), op.body_size
         self._timers.keep(records, counts, now_ms)
         if seq >= 0:
             done_now = (*recent[1 - SEQUENCES_KEPT :], (seq, NO_OFFSET, now_ms))

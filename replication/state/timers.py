@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
+from escrowmq.replication.state.dedup import TwoGenerations
 from escrowmq.replication.timers.record import KEY, KEY_BYTES, RECORD, deliver_ms_of, split, tombstone
 from escrowmq.replication.timers.store import TimerStore
 
@@ -20,6 +21,8 @@ from escrowmq.replication.timers.store import TimerStore
 BLOCK_ENTRIES = 4_096
 #: Rows of one PRE_SCHEDULED: slot, position of its body, and the columns of ``timer_ops.pre_scheduled``.
 TimedRows = tuple[int, int, Sequence[int], Sequence[int], Sequence[int], Sequence[int]]
+#: Cancelled keys that are remembered, at least: 20 s of a leader's full speed.
+CANCELLED_KEPT = 100_000
 #: Slot, block, timers and bytes, and so on.
 FlatCounts = Sequence[int]
 
@@ -42,10 +45,11 @@ def due_ms(time_ms: int, now_ms: int) -> int:
 class TimerCounts:
     """How many timers wait, and their bytes, by block of log indexes and slot."""
 
-    __slots__ = ("_blocks", "total")
+    __slots__ = ("_blocks", "block_entries", "total")
 
     def __init__(self) -> None:
         self.total = 0
+        self.block_entries = BLOCK_ENTRIES  # part of the format; simulated logs are shorter than a block
         self._blocks: dict[int, dict[int, tuple[int, int]]] = {}
 
     def add(self, slot: int, block: int, timers: int, size: int) -> None:
@@ -74,7 +78,16 @@ class TimerCounts:
 
     def oldest_index(self) -> int | None:
         """No timer is in an entry with a lower index; None: none waits."""
-        return max(min(self._blocks) * BLOCK_ENTRIES, 1) if self._blocks else None
+        return max(min(self._blocks) * self.block_entries, 1) if self._blocks else None
+
+    def of(self, records: Iterable[bytes]) -> list[int]:
+        """How many these are: slot, block, timers, bytes, and so on."""
+        counts: dict[tuple[int, int], list[int]] = {}
+        for _, slot, _, _, index, _, size in map(RECORD.unpack, records):
+            known = counts.setdefault((slot, index // self.block_entries), [0, 0])
+            known[0] += 1
+            known[1] += size
+        return list(chain.from_iterable((*where, *known) for where, known in counts.items()))
 
     def flat(self) -> list[int]:
         """All of it: slot, block, timers, bytes, and so on."""
@@ -96,6 +109,9 @@ class Timers:
         self.in_transactions = False
         #: Records of TIMERs whose COMMIT follows.
         self.pending: list[bytes] = []
+        #: Keys that were cancelled, so that a request that is repeated when their time is past gets the same
+        #: answer. Part of the state.
+        self.cancelled: TwoGenerations[bytes, bool] = TwoGenerations(CANCELLED_KEPT)
 
     def of_transactions(self, log_index: int, rows: Iterable[TimedRows], count: int) -> list[tuple[int, ...]]:
         """``OpenTx.timers`` of each of ``count`` transactions of one PREPARE."""
@@ -120,6 +136,10 @@ class Timers:
         """These wait from now on. None may be due before ``earliest_ms``."""
         self._add(counts, 1)
         self.store.add(b"".join(records), now_ms)
+        if self.cancelled:
+            for record in records:  # an application has used a transaction's id again
+                self.cancelled.old.pop(record[:KEY_BYTES], None)
+                self.cancelled.young.pop(record[:KEY_BYTES], None)
 
     def decided(self, slots: Mapping[int, object], now_ms: int, *, committed: bool) -> None:
         """The COMMIT behind the pending TIMERs is applied."""
@@ -131,7 +151,7 @@ class Timers:
             if slot in slots:  # else the topic was deleted meanwhile
                 kept.append(_record(max(time_ms, earliest), slot, owner, ordinal, index, pos, size))
         if kept:
-            self.keep(kept, counts_of(kept), now_ms)
+            self.keep(kept, self.counts.of(kept), now_ms)
 
     def release(self, key: bytes, counts: FlatCounts) -> None:
         """Everything up to this key is released."""
@@ -141,9 +161,11 @@ class Timers:
     def cancel(self, index: int, now_ms: int, keys: bytes, copies: Sequence[int], counts: FlatCounts) -> None:
         """The CANCEL of entry ``index``. ``copies``: how often each key is stored."""
         self._add(counts, -1)
-        each = (keys[at : at + KEY.size] for at in range(0, len(keys), KEY.size))
+        each = [keys[at : at + KEY.size] for at in range(0, len(keys), KEY.size)]
         tombstones = [tombstone(key, index, n) for key, n in zip(each, copies, strict=True)]
         self.store.add(b"".join(tombstones), now_ms)
+        for key in each:
+            self.cancelled.set(key, True)
 
     def _add(self, counts: FlatCounts, sign: int) -> None:
         it = iter(counts)
@@ -156,18 +178,13 @@ class Timers:
         self.store.cursor = released
         self._add(counts, 1)
 
+    def restore_cancelled(self, *generations: bytes) -> None:
+        """From a snapshot: the keys of the old generation, and of the young one."""
+        tables = self.cancelled.old, self.cancelled.young
+        for table, keys in zip(tables, generations, strict=True):
+            table.update((keys[at : at + KEY_BYTES], True) for at in range(0, len(keys), KEY_BYTES))
+
     def restore_records(self, records: bytes, now_ms: int) -> None:
         """The same, after ``restore``."""
         left = [record for record in split(records) if record[:KEY_BYTES] > self.released]
         self.store.add(b"".join(left), now_ms)
-
-
-def counts_of(records: Iterable[bytes]) -> list[int]:
-    """How many timers these are: slot, block, timers, bytes, and so on."""
-    counts: dict[tuple[int, int], list[int]] = {}
-    for record in records:
-        _, slot, _, _, index, _, size = RECORD.unpack(record)
-        known = counts.setdefault((slot, index // BLOCK_ENTRIES), [0, 0])
-        known[0] += 1
-        known[1] += size
-    return list(chain.from_iterable((*where, *known) for where, known in counts.items()))

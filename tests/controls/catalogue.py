@@ -14,6 +14,7 @@ from tests.controls import (
     mending_faults,
     raft_faults,
     state_faults,
+    timer_faults,
     topic_faults,
 )
 from tests.controls.planting import PLANTED, Planted
@@ -31,6 +32,7 @@ MODULES = (
     feedback_faults,
     fence_faults,
     topic_faults,
+    timer_faults,
 )
 
 __all__ = ["MODULES", "PLANTED", "Planted"]

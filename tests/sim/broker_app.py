@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from tests.sim.contents import everything
 from tests.sim.workload import Cluster, ReplicaContext
 from tests.sim.world import Violation
 
+BLOCK_ENTRIES = 8  # log indexes of a block in which delayed messages are counted
 DIGEST_EVERY = 32  # entries; the digest walks the whole state
 RETENTION_INTERVAL_MS = 1_500
 RETENTION_PAUSE_MS = 300
@@ -70,8 +72,9 @@ class BrokerApplication:
         self.beside: list[Any] = []
         self.group_service: Any = None  # of recreated/members.py, made when a member first calls this process
         self._now_s = self._next_timer_s = 0.0
+        self._wake_s = math.inf
         self.checkpoints = Checkpoints(context.disk, delay_bytes=200 * number_of(context.name))
-        state, _ = self.checkpoints.recover(lambda: StateMachine(gid, groups))
+        state, _ = self.checkpoints.recover(lambda: _empty_state(gid, groups))
         self.replica = Replica(
             state=state,
             journal=context.journal,
@@ -108,9 +111,11 @@ class BrokerApplication:
             self._next_timer_s = clock_s + TIMER_S
             self.replica.on_timer(now_ms)
         self.replica.pump(now_ms)
+        wake_ms = self.replica.wake_in_ms()
+        self._wake_s = math.inf if wake_ms is None else clock_s + wake_ms / 1000
 
     def timer_s(self) -> float:
-        return self._next_timer_s
+        return min(self._next_timer_s, self._wake_s)
 
     def _start_job(self, job: Job, done: Callable[[], None]) -> None:
         def write() -> None:
@@ -165,6 +170,12 @@ class BrokerApplication:
 
     def _now_ms(self) -> int:
         return self.replica.group_ms(int(self._now_s * 1000))
+
+
+def _empty_state(gid: int, groups: int) -> StateMachine:
+    state = StateMachine(gid, groups)
+    state.timers.counts.block_entries = BLOCK_ENTRIES
+    return state
 
 
 def _has_packed(result: FetchResult) -> bool:

@@ -27,6 +27,8 @@ from tests.sim.consumers import Consumer, read_finally
 from tests.sim.coverage import Phase, cells
 from tests.sim.crowd import Crowd
 from tests.sim.decisions import Decision
+from tests.sim.delayed import APP as DELAYED
+from tests.sim.delayed import DelayedMessages
 from tests.sim.desk import Desk
 from tests.sim.ledger import ClientTx, Ledger
 from tests.sim.producers import PLACES, Producer
@@ -44,6 +46,7 @@ TAKEN_UP, TAKEN_UP_S = 0.7, 5.0  # share of what a dead producer left open under
 TWICE, TWICE_S = 0.05, (0.0, 0.02, 0.3)  # share of transactions begun again elsewhere while they run
 LEVEL = 3  # the highest format level in some schedules; in the others it is the newest
 NEWEST_SHARE = 0.5
+RISES_S = (0.0, 0.0, 0.0, 3.0, math.inf)  # when the level rises
 READS = 5  # final reads of everything: each may find the damage of one replica
 
 
@@ -80,18 +83,23 @@ class BrokerWorkload(Acting):
         self._levels = cluster.world.stream("levels")
         newest = cluster.world.stream("newest-level").random() < NEWEST_SHARE
         self._level = LEVEL_MAX if newest else LEVEL
-        self._level_2_at = self._levels.choice((0.0, 0.0, 0.0, 3.0, math.inf))
+        self._level_2_at = self._levels.choice(RISES_S)
         self.crowd = None
         if self.crowded and cluster.world.stream("crowded").random() < crowds.SHARE:
             self.crowd = Crowd(self.desk, self.ledger, self._of_crowd, self._number)
         self.changes = TopicChanges([cluster], PLACES)
         self.recreated = RecreatedTopic([cluster], members=True)
-        self.ledger.listener = self.recreated.heard
+        self.delayed = DelayedMessages(cluster)
+        self.ledger.listener = self._hear
         self._topics = 0
         keep = self._rng.choice(({}, {}, {"retention_ms": 3_000}, {"retention_bytes": 2_000}))
         for name, partitions in (("t", 2), ("u", 1)):
             settings = topic_settings(partitions, transaction_timeout_ms=self.check_after_ms, **keep)
             self.desk.call(ops.create_topic(name, settings), self._created, lambda: True)
+
+    def _hear(self, *entry: Any) -> None:
+        self.recreated.heard(*entry)
+        self.delayed.heard(*entry)
 
     def _created(self, results: list[Any]) -> None:
         if results[0][0] not in (ResultCode.OK, ResultCode.DUPLICATE):
@@ -144,6 +152,7 @@ class BrokerWorkload(Acting):
             self.crowd.act()
         self.changes.act()
         self.recreated.act()
+        self.delayed.act()
 
     def _go_up(self) -> None:
         """Raise the format level, as if all replicas were upgraded: early, in the middle, or never."""
@@ -200,7 +209,7 @@ class BrokerWorkload(Acting):
         return {
             (name, tx_id): len(record.digests)
             for name, table in apps.items()
-            if name != recreated.APP
+            if name not in (recreated.APP, DELAYED)
             for tx_id, record in table.open.items()
         }
 
@@ -242,7 +251,7 @@ class BrokerWorkload(Acting):
         while True:
             leader = self._leader()
             opened = [] if leader is None else [t for t in self._listed(leader) if app in (None, t[0])]
-            waiting = self.desk.waiting + self.changes.waiting + self.recreated.waiting
+            waiting = self.desk.waiting + self.changes.waiting + self.recreated.waiting + self.delayed.waiting
             if leader is not None and not opened and not waiting:
                 return leader
             if self._cluster.world.now >= until:
@@ -267,7 +276,10 @@ class BrokerWorkload(Acting):
         places = [*PLACES, *(self.crowd.places if self.crowd is not None else ())]
         for attempt in range(READS):
             leader = self._wait_until_all_agree()
-            if read_finally(self.desk.replicas(), self.ledger.recorder, attempt, places):
+            replicas = self.desk.replicas()
+            if read_finally(replicas, self.ledger.recorder, attempt, places) and self.delayed.check(
+                leader, [app for _, app in replicas]
+            ):
                 break
         else:
             raise Violation(f"of {READS} tries to read everything none could be ended", "stuck")

@@ -50,7 +50,7 @@ def everything(state: StateMachine) -> list[object]:
     ]
     producers = state.producers
     batches = [producers.copy(), producers.forgotten_ms, producers.turned_ms]
-    timers = state.timers.released, state.timers.counts.flat()
+    timers = state.timers.released, state.timers.counts.flat(), state.timers.cancelled.copy()
     return [*parts, batches, offsets, timers, _never_checked(state)]
 
 

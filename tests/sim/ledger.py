@@ -17,7 +17,8 @@ from escrowmq.replication.state.transactions import STATE_OF, AppTransactions
 from tests.history.checker import Checker
 from tests.history.events import Event, Recorder, Sent
 from tests.sim.coverage import AnyPhase, Phase
-from tests.sim.recreated.model import APP as APART
+from tests.sim.delayed import APP as DELAYED
+from tests.sim.recreated.model import APP as RECREATED
 from tests.sim.world import Violation, World
 
 
@@ -45,6 +46,7 @@ _WITHOUT_RESULT = frozenset(
     {OpType.PRE_MESSAGE, OpType.PRE_SCHEDULED, OpType.REF_MESSAGE, OpType.TX_MESSAGE}
     | {OpType.TIMER, OpType.RELEASE}
 )
+APART = frozenset({DELAYED, RECREATED})
 OF_TRANSACTIONS = frozenset({OpType.PREPARE, OpType.COMMIT, OpType.ROLLBACK})
 #: Topic, and rows by part: (part, (topic, partition), row).
 Content = tuple[str, list[tuple[int, tuple[str, int], bytes]]]
@@ -108,7 +110,7 @@ class Ledger:
         self.stays: list[tuple[float, float, AnyPhase]] = []
         self.entered: Callable[[AnyPhase], None] = lambda phase: None  # hears what transactions enter
         self._heard = 0  # entries up to this index were applied by somebody
-        #: Gets group, index, time and operations of each entry. It alone handles the app ``APART``.
+        #: Gets group, index, time and operations of each entry. It alone handles the apps ``APART``.
         self.listener: Callable[[int, int, int, Sequence[Op]], None] = lambda *entry: None
 
     # -------------------------------------------------------------- the local databases
@@ -190,7 +192,7 @@ class Ledger:
         now_ms, ops = decode_command(command)
         self.listener(0, index, now_ms, ops)
         for op, result in with_results(ops, results):
-            if op.type in OF_TRANSACTIONS and op.meta[0] == APART:
+            if op.type in OF_TRANSACTIONS and op.meta[0] in APART:
                 continue
             if op.type == OpType.PREPARE:
                 self._prepared(op.meta[0], accepted(op, result), op.meta[5])

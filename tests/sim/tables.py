@@ -164,6 +164,9 @@ BOUNDS: dict[str, int | Most] = {
     "AboutTopics.units": REQUESTS,
     "Submission.left_out": REQUESTS,
     "Submission.results": REQUESTS,
+    # Answers to CANCELs that are under way.
+    **{"Submission.results" + "[]" * depth: REQUESTS for depth in range(1, 4)},
+    **{"Timing.answers" + "[]" * depth: REQUESTS for depth in range(1, 5)},
     "Submission.units": REQUESTS,
     "Unit.ops": REQUESTS,
     # Members of consumer groups, in the memory of their coordinator.
@@ -229,7 +232,7 @@ BOUNDS: dict[str, int | Most] = {
     "TimerCounts._blocks": _of("TimerCounts._blocks[]"),
     "TimerCounts._blocks idle": 0,
     "TimerCounts._blocks[]": _timers,
-    "Timers.pending": 0,
+    "Timers.pending": 0,  # cancelled ones: TwoGenerations
     "TimerStore._files": FILES,
     "TimerStore._sealing": FILES,
     "TimerStore.retired": FILES,

@@ -9,7 +9,6 @@ from escrowmq.replication.format import ops, timer_ops
 from escrowmq.replication.format.codec import PrepareExtra, decode_ops, encode_command, encode_row
 from escrowmq.replication.state.lives import to_snapshot
 from escrowmq.replication.state.machine import StateMachine
-from escrowmq.replication.state.timers import counts_of
 from escrowmq.replication.timers.record import KEY_BYTES, RECORD, split
 
 
@@ -148,8 +147,8 @@ def state_with_timers() -> FedState:
     *_, index, pos, size = RECORD.unpack(first)
     log.add(
         ops.reference("t", 0, [index, pos, size, 1]),
-        timer_ops.release(first[:KEY_BYTES], 1, counts_of([first])),
-        timer_ops.decided_cancel(last[:KEY_BYTES], [1], counts_of([last])),
+        timer_ops.release(first[:KEY_BYTES], 1, log.state.timers.counts.of([first])),
+        timer_ops.decided_cancel(last[:KEY_BYTES], [1], log.state.timers.counts.of([last])),
     )
     return log
 
@@ -177,6 +176,7 @@ def dump(state: StateMachine) -> dict[str, Any]:
         "timers": (
             state.timers.released,
             state.timers.counts.flat(),
+            state.timers.cancelled.copy(),
             [
                 record
                 for record in sorted(split(state.timers.store.in_memory()))

@@ -1,0 +1,132 @@
+"""Planted faults in delayed messages: when they are released, what is cancelled, what a restart finds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from escrowmq.replication.format.codec import Op
+from escrowmq.replication.model import ResultCode
+from escrowmq.replication.replica.releases import Releases, Timing
+from escrowmq.replication.state.open_tx import OpenTx
+from escrowmq.replication.state.producer_memory import ProducerMemory
+from escrowmq.replication.state.timer_operations import TimerOperations
+from escrowmq.replication.state.timers import Timers, records_of
+from escrowmq.replication.timers.record import FIRST_KEY
+from tests.controls.planting import plant
+from tests.sim import broker_workload, delayed
+
+LOST = ("schedule-lost", "timers-differ")
+
+
+def timed(patch: pytest.MonkeyPatch) -> None:
+    """All groups have the level of delayed messages from the start, and clients that use them."""
+    patch.setattr(delayed, "SHARE", 1.0)
+    patch.setattr(broker_workload, "NEWEST_SHARE", 1.0)
+    patch.setattr(broker_workload, "RISES_S", (0.0,))
+
+
+@plant("released-early", "early", conditions=timed, start=8)
+def released_early(patch: pytest.MonkeyPatch) -> None:
+    """A leader releases messages 50 ms before their time."""
+    due = Releases.due
+    patch.setattr(Releases, "due", lambda self, now_ms, **how: due(self, now_ms + 50, **how))
+
+
+@plant("delay-from-prepare", "early", conditions=timed, start=8)
+def delay_from_prepare(patch: pytest.MonkeyPatch) -> None:
+    """A delay in a transaction is counted from its PREPARE and not from its COMMIT."""
+
+    def records(self: Releases, app: str, tx_id: str, record: OpenTx, now_ms: int) -> list[bytes]:
+        return list(records_of(record.timers, delayed.owner_of(app, tx_id), record.prepared_ms))
+
+    patch.setattr(Releases, "records", records)
+
+
+@plant("released-past-the-coming", *LOST, conditions=timed, start=8)
+def released_past_the_coming(patch: pytest.MonkeyPatch) -> None:
+    """A release may pass the time of a message whose entry is proposed and not applied."""
+    patch.setattr(Releases, "coming", lambda self, timing, earliest_ms: None)
+
+
+@plant("released-again", "schedule-duplicate", *LOST, conditions=timed, start=8)
+def released_again(patch: pytest.MonkeyPatch) -> None:
+    """A leader begins the next release before the one before it is applied."""
+    due = Releases.due
+
+    def again(self: Releases, now_ms: int, **how: Any) -> list[bytes]:
+        self._releasing = b""
+        return due(self, now_ms, **how)
+
+    patch.setattr(Releases, "due", again)
+
+
+@plant("cancelled-while-released", "cancelled-delivered", "timers-differ", conditions=timed, start=8)
+def cancelled_while_released(patch: pytest.MonkeyPatch) -> None:
+    """A message can be cancelled while its release is under way."""
+    cancel = Releases.cancel
+
+    def careless(self: Releases, *args: Any) -> Any:
+        releasing, self._releasing = self._releasing, b""
+        try:
+            return cancel(self, *args)
+        finally:
+            self._releasing = releasing
+
+    patch.setattr(Releases, "cancel", careless)
+
+
+@plant("released-while-cancelled", "cancelled-delivered", "timers-differ", conditions=timed, start=8)
+def released_while_cancelled(patch: pytest.MonkeyPatch) -> None:
+    """A release contains messages whose CANCEL is under way."""
+    due = Releases.due
+
+    def careless(self: Releases, now_ms: int, **how: Any) -> list[bytes]:
+        cancelling, self._cancelling = self._cancelling, Counter()
+        try:
+            return due(self, now_ms, **how)
+        finally:
+            self._cancelling = cancelling
+
+    patch.setattr(Releases, "due", careless)
+
+
+@plant("cancelled-in-secret", "cancel-lied", conditions=timed, start=8)
+def cancelled_in_secret(patch: pytest.MonkeyPatch) -> None:
+    """A cancellation is carried out and answered as too late."""
+    cancel = Releases.cancel
+
+    def secret(self: Releases, meta: Sequence[Any], deleting: Counter[Any], timing: Timing) -> Any:
+        frame, _ = cancel(self, meta, deleting, timing)
+        late = [[at, int(ResultCode.UNKNOWN_TIMER), None] for at in range(len(meta[2]) // 3)]
+        return frame, [int(ResultCode.PARTIAL), late]
+
+    patch.setattr(Releases, "cancel", secret)
+
+
+@plant(
+    "cursor-not-in-the-snapshot", "state-differs", "schedule-duplicate", *LOST, conditions=timed, within=40
+)
+def cursor_not_in_the_snapshot(patch: pytest.MonkeyPatch) -> None:
+    """A replica that begins with a snapshot has the cursor of an empty one."""
+    restore = Timers.restore
+    patch.setattr(Timers, "restore", lambda self, released, counts: restore(self, FIRST_KEY, counts))
+
+
+@plant("schedules-repeated", "schedule-duplicate", conditions=timed)
+def schedules_repeated(patch: pytest.MonkeyPatch) -> None:
+    """A batch of scheduled messages that is sent again is stored again."""
+    scheduled = TimerOperations.scheduled
+
+    def again(self: TimerOperations, index: int, now_ms: int, op: Op) -> list[Any]:
+        meta = op.meta
+        partition = self._topics.find(meta[0], meta[1])
+        key = (meta[2], getattr(partition, "slot", -1))
+        known = ProducerMemory.get(self._producers, key)
+        seq = 0 if known is None else known[1]
+        return scheduled(self, index, now_ms, Op(op.type, (*meta[:4], seq, *meta[5:]), *op[2:]))
+
+    patch.setattr(TimerOperations, "scheduled", again)
