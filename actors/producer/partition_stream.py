@@ -228,7 +228,7 @@ class PartitionStream:
             self._refused(self.topic)
             batch.topic_id = info
             self._again = batch
-        elif code == ResultCode.OUT_OF_SEQUENCE and repeated:
+        elif code in (ResultCode.OUT_OF_SEQUENCE, ResultCode.TOO_MANY_SCHEDULED) and repeated:
             self._end(batch, Failure(FailureKind.UNKNOWN).error(self._describe()))
         elif code == ResultCode.OUT_OF_SEQUENCE and batch.tries < EPOCHS_MAX:
             self._out_of_sequence(batch)

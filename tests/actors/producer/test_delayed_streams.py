@@ -161,3 +161,11 @@ def test_a_group_below_the_level_ends_them_with_an_error(one: OneStream) -> None
     one.answer(batch, Failure(FailureKind.UNSUPPORTED, "the broker group is not at format level 8"))
     with pytest.raises(NotSupported, match="format level 8"):
         future.result(0)
+
+
+def test_a_batch_that_was_sent_again_and_is_refused_then_may_be_stored(one: OneStream) -> None:
+    (future,) = one.add(DUE_MS)
+    _, batch = one.take()
+    one.answer(batch, [int(ResultCode.TOO_MANY_SCHEDULED), 100], repeated=True)
+    with pytest.raises(OutcomeUnknown):
+        future.result(0)
