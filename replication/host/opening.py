@@ -78,6 +78,7 @@ class _Opening:
         self._peers = setup.peers  # which may change meanwhile
         self._disk: Disk = RealDisk(directory.path / "log")
         self._marks = Marks(directory.disk)
+        self._doubtful = False  # damage was found in some file
 
     def open(self) -> RunningReplica:
         by = self._marks.superseded_by()
@@ -90,6 +91,7 @@ class _Opening:
             if not self._peers:
                 raise
             self._setup.report(f"{error}; taking what is missing from the other replicas")
+            self._doubtful = True
             found = self._restore()
         try:
             self._forgive_newcomer(found)
@@ -115,6 +117,7 @@ class _Opening:
         if wanted == BEHIND:
             self._catch_up()
         elif wanted is not None:
+            self._doubtful = True
             if not self._mend():
                 self._replace()
         elif self._setup.joining and not has_history(self._disk):
@@ -269,7 +272,9 @@ class _Opening:
             mendable=bool(self._peers),
         )
         try:
-            state, _ = checkpoints.recover(lambda: StateMachine(setup.identity.group, setup.groups))
+            state, _ = checkpoints.recover(
+                lambda: StateMachine(setup.identity.group, setup.groups), doubtful=self._doubtful
+            )
             check_fit(journal, state.applied_index)
             peers = self._peer_marks()
         except BaseException:

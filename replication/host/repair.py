@@ -35,7 +35,8 @@ from escrowmq.replication.log.install import PREFIX as STAGED_PREFIX
 from escrowmq.replication.log.survey import survey_log
 from escrowmq.replication.log.vote import NAME as VOTE_FILE
 from escrowmq.replication.log.vote import VoteFile
-from escrowmq.replication.replica.damage import damage_in
+from escrowmq.replication.replica.checkpoints import STATE_PARTS
+from escrowmq.replication.replica.damage import STATE_FILES, damage_in
 
 READ_BYTES = 4 << 20
 ASK_INTERVAL_S = 0.2
@@ -150,7 +151,7 @@ def copy_from_leader(
     report: Callable[[str], None],
     begin: Begin = at_once,
 ) -> None:
-    """Replace the log, snapshots and run files by the leader's, all or nothing. Retries other leaders.
+    """Replace the log and the files of the state by the leader's, all or nothing. Retries other leaders.
 
     Raises Unavailable if no leader was found in time; then the old files are unchanged. A copy that was
     decided and not finished before the power failed is finished first: its staged files are our log.
@@ -200,7 +201,7 @@ def _copy(disk: Disk, peer: str, offer: Manifest, source: PeerSource, begin: Beg
         )
     _pledge(disk, offer)
     ours = [name for name in disk.names() if not name.startswith(STAGED_PREFIX)]
-    old = [name for name in ours if name.endswith((".log", ".pos", ".snap", ".runs"))]
+    old = [name for name in ours if name.endswith((".log", ".pos", *STATE_FILES))]
     switch_files(disk, [name for name, _ in offer.files], remove=old)
 
 
@@ -314,20 +315,21 @@ def _pledge(disk: Disk, offer: Manifest) -> None:
 def offered_files(
     disk: Disk, segments: Sequence[tuple[str, int]], snapshot: str | None
 ) -> list[tuple[str, int]]:
-    """A leader's offer: whole segments up to their durable sizes, the newest snapshot, all run files.
+    """A leader's offer: whole segments up to their durable sizes, the newest snapshot, all files that
+    snapshots name.
 
     Segments that still wait for the disk do not exist yet: nothing in them is durable.
     """
     files = [(name, size) for name, size in segments if size]
     for name in disk.names():
-        if name.endswith(".runs") or name == snapshot:
+        if name.endswith(STATE_PARTS) or name == snapshot:
             files.append((name, disk.open(name).size()))
     return files
 
 
 def may_be_offered(disk: Disk, name: str) -> bool:
-    """Whether a peer may read this file: the log, snapshots, run files, and nothing else."""
-    if type(name) is not str or not name.endswith((".log", ".snap", ".runs")):
+    """Whether a peer may read this file: the log, the files of the state, and nothing else."""
+    if type(name) is not str or not name.endswith((".log", *STATE_FILES)):
         return False
     return may_be_installed(name) and disk.exists(name)
 

@@ -58,6 +58,7 @@ from escrowmq.replication.log.peer_marks import PeerMarks
 from escrowmq.replication.net.handshake import PeerIdentity
 from escrowmq.replication.raft.node import PeerLink, RaftConfig, RaftNode
 from escrowmq.replication.replica.checkpoints import Checkpoints, Job
+from escrowmq.replication.replica.damage import STATE_FILES
 from escrowmq.replication.replica.replica import Limits, Replica
 from escrowmq.replication.state.machine import LEVEL_MAX, StateMachine
 
@@ -191,10 +192,10 @@ class RunningReplica:
 
     def replace_file(self, name: str, error: CorruptLog) -> None:
         """A file is damaged that cannot be mended entry by entry ("": the log). The state in memory is
-        sound, so a damaged snapshot is taken again, and a run file that the state does not read goes; for any
-        other file the replica must leave. Not for the driver's thread."""
+        sound, so a damaged snapshot is taken again, and a file of one that the state does not read goes; for
+        any other file the replica must leave. Not for the driver's thread."""
         self.setup.report(f"{self.setup}: {error}")
-        is_of_a_snapshot = name.endswith((".snap", ".runs"))
+        is_of_a_snapshot = name.endswith(STATE_FILES)
         if not (is_of_a_snapshot and self.driver.call(lambda: self.checkpoints.drop_damaged(name))):
             self.leave(error)
 

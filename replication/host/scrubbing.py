@@ -4,7 +4,7 @@ An old segment may not be read for months. Rot in it would be found only when th
 another replica's copy is damaged too, or lost, or when a reader comes. So every replica reads its whole log
 in each period, a week by default, no faster than it must and no faster than the limit, and hardly at all
 while it is busy or its disk is slow. Damaged entries become holes, which the mender fills; file headers and
-sidecars are rewritten from what is known; a damaged snapshot or run file is reported to ``damaged``.
+sidecars are rewritten from what is known; a damaged file of the state is reported to ``damaged``.
 
 It decides and reads; it owns no thread, and the time is passed in. It must never run in the thread that
 sends heartbeats, or ignore damage that it has found.
@@ -19,7 +19,7 @@ from typing import Final, Protocol
 
 from escrowmq.replication.errors import CorruptLog, DiskFull, OffsetGone
 from escrowmq.replication.log.disk import Disk
-from escrowmq.replication.replica.damage import verify_state_file
+from escrowmq.replication.replica.damage import STATE_FILES, verify_state_file
 
 #: How much is read at once, or one entry: a millisecond of a fast disk.
 PIECE_BYTES: Final = 1 << 20
@@ -160,9 +160,9 @@ class Scrubber:
         return size
 
     def _read_state_files(self) -> Iterator[int]:
-        """Snapshots and run files, a piece at a time. A file that disappears meanwhile is skipped."""
+        """The files of the state, a piece at a time. A file that disappears meanwhile is skipped."""
         for name in self.disk.names():
-            if name.endswith((".snap", ".runs")):
+            if name.endswith(STATE_FILES):
                 try:
                     yield from verify_state_file(name, self.disk.open(name), self.piece_bytes)
                 except FileNotFoundError:

@@ -1,8 +1,8 @@
 """Checkpoints on disk: when to take one, writing it beside the log, finding the newest good one.
 
-A checkpoint is a snapshot file ``<index>.snap`` plus the run files that it names. Two snapshots are
-kept, so that a damaged one costs a longer redo and not the replica. Files are written and removed
-in whatever thread the caller provides (``run`` of a job): unlinking a run file of 480 MB takes
+A checkpoint is a snapshot file ``<index>.snap`` plus the run files and files of timers that it names. Two
+snapshots are kept, so that a damaged one costs a longer redo and not the replica. Files are written and
+removed in whatever thread the caller provides (``run`` of a job): unlinking a run file of 480 MB takes
 200 ms on ext4. Everything else happens in the applying thread, and work that visits partitions is done there
 in slices (``step``): first the state is captured; when it is written the mapped runs replace those on the
 heap, and then superseded files are removed.
@@ -16,13 +16,26 @@ from itertools import islice
 
 from escrowmq.replication.errors import CorruptLog, DiskFull, ReadFailed, UnknownVersion
 from escrowmq.replication.log.disk import Disk
+from escrowmq.replication.replica.timer_files import (
+    MergeJob,
+    check_count,
+    next_merge,
+    open_files,
+    remove_half_written,
+    timers_name,
+    write_young,
+)
 from escrowmq.replication.state import snapshot as snapshots
 from escrowmq.replication.state.capture import Capture, release_steps
 from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.run_table import RunTable
 from escrowmq.replication.state.runs_file import encode_runs, map_tables
+from escrowmq.replication.timers.sealed_file import SUFFIX, SealedFile
+from escrowmq.replication.timers.store import YOUNG_MAX, TimerStore
 
 SNAPSHOTS_KEPT = 2
+#: Ends of the names of files that snapshots name.
+STATE_PARTS = (".runs", SUFFIX)
 #: A snapshot is taken at a segment roll once the log has grown by this many times the last snapshot's
 #: size. Small states: at every roll. A million open transactions (90 MB): every sixth 64 MiB segment,
 #: which keeps the cost of snapshots at a few percent and the redo at a restart in proportion.
@@ -39,23 +52,42 @@ class CheckpointJob:
     disk: Disk
     snapshot: snapshots.Snapshot
     run_file: str | None
+    timers: TimerStore
     error: DiskFull | None = field(default=None)
     snapshot_bytes: int = 0
     mapped: dict[int, RunTable] = field(default_factory=dict)
     ends: list[tuple[int, int]] = field(default_factory=list)  # slot, end offset of its runs in the run file
+    timers_file: SealedFile | None = None
     damaged: bool = False  # found damaged before it was adopted; set in the applying thread
 
+    @property
+    def timers_name(self) -> str:
+        """The file of timers that it writes, if it writes one."""
+        return timers_name(self.snapshot.index)
+
     def run(self, rest: Callable[[], None] = lambda: None) -> None:
-        """Write the run file, then the snapshot that names it; each appears whole or not at all. ``rest()``
-        is called after every half millisecond of work: see state/snapshot.py."""
+        """Write the run file and the timers, then the snapshot that names them; each appears whole or not at
+        all. ``rest()`` is called after every half millisecond of work: see state/snapshot.py. Raises
+        CorruptLog if timers are missing."""
         try:
             if self.run_file is not None:
                 self.disk.write_atomic(self.run_file, encode_runs(self.snapshot.tables, rest))
                 self.mapped = map_tables(self.run_file, self.disk.mmap(self.run_file), rest)
                 self.ends = _ends(self.mapped)
+            self._write_timers(rest)
             self.disk.write_atomic(snapshot_name(self.snapshot.index), self._counted(rest))
         except DiskFull as error:  # the log still has everything, and the next roll tries again
             self.error = error
+
+    def _write_timers(self, rest: Callable[[], None]) -> None:
+        frozen, meta = self.snapshot.timers, self.snapshot.meta
+        files = frozen.files
+        if frozen.young:
+            self.timers_file = write_young(self.disk, self.timers_name, self.timers, frozen, rest)
+            files = [*files, self.timers_file] if self.timers_file else files
+        if files:
+            meta["timer_files"] = [file.name for file in files]
+        check_count(snapshot_name(self.snapshot.index), files, frozen.cursor, snapshots.timers_alive(meta))
 
     def _counted(self, rest: Callable[[], None]) -> Iterator[bytes]:
         for part in snapshots.encode(self.snapshot, rest):
@@ -69,15 +101,18 @@ class RemovalJob:
 
     disk: Disk
     names: Sequence[str]
+    #: Mapped files that nothing reads any more: to unmap gigabytes takes the kernel long.
+    mapped: list[SealedFile]
 
     def run(self, rest: Callable[[], None] = lambda: None) -> None:
+        self.mapped.clear()
         for name in self.names:
             self.disk.remove(name)
         self.disk.sync_dir()
 
 
 #: Jobs that run in another thread than the applying one.
-Job = CheckpointJob | RemovalJob
+Job = CheckpointJob | RemovalJob | MergeJob
 
 
 class Checkpoints:
@@ -103,6 +138,8 @@ class Checkpoints:
         self._capture: Capture | None = None
         self._running: Job | None = None
         self._unneeded: list[str] | None = None  # files that the next step removes
+        self._timers: TimerStore | None = None  # of the state
+        self._merge: MergeJob | None = None  # when there is nothing else to do
         self._swaps: Iterator[None] | None = None  # remaining work for a checkpoint that was written
         self._wanted_at: int | None = None
         self._wait_bytes = 0
@@ -116,17 +153,24 @@ class Checkpoints:
 
     def due(self, applied_index: int, size: int = 0) -> bool:
         """Whether to call ``begin`` now, after entry ``applied_index`` of ``size`` bytes."""
+        if self._timers is not None and self._timers.young >= YOUNG_MAX and self._wanted_at is None:
+            self._wanted_at, self._wait_bytes = applied_index, 0
         if self._wanted_at is None or applied_index < self._wanted_at:
             return False
         self._wait_bytes -= size
         return self._wait_bytes <= 0 and not self._under_way()
 
     def _under_way(self) -> bool:
-        return self.busy or self._running is not None
+        """Whether a checkpoint must wait: not for a merge."""
+        running = self._running is not None and self._running is not self._merge
+        return self._has_steps() or running
 
     @property
     def busy(self) -> bool:
         """Whether ``step`` has anything to do."""
+        return self._has_steps() or self._merge is not None
+
+    def _has_steps(self) -> bool:
         return self._capture is not None or self._swaps is not None or self._unneeded is not None
 
     def begin(self, state: StateMachine, term: int) -> None:
@@ -134,6 +178,7 @@ class Checkpoints:
         after which the caller calls ``done`` and ``step`` again."""
         assert not self._under_way()
         self._wanted_at, self._wait_bytes, self._rolls = None, 0, 0
+        self._timers = state.timers.store
         looks = LOOKS_AT_BEGIN
         for name in self._run_files[:]:
             for alive in self._look(state, name):
@@ -151,10 +196,13 @@ class Checkpoints:
             for _ in islice(self._swaps, visits):
                 pass
         if self._unneeded is not None and self._running is None:
-            self._running, self._unneeded = RemovalJob(self._disk, self._unneeded), None
+            self._running, self._unneeded = self._removal(state, self._unneeded), None
             return self._running
-        if self._capture is None or self._running is not None:
-            return None  # what is captured waits for a removal that is under way
+        if self._running is not None:
+            return None  # what is captured waits for a removal, or a slice of a merge, that is under way
+        if self._capture is None:
+            self._running = self._merge
+            return self._merge
         if not self._capture.step(visits):
             return None
         copy, self._capture = self._capture.snapshot, None
@@ -163,8 +211,13 @@ class Checkpoints:
             name = f"{copy.index:016x}.runs"
             self._run_files.append(name)
             copy.meta["run_files"].append(name)
-        self._running = CheckpointJob(self._disk, copy, name)
+        self._running = CheckpointJob(self._disk, copy, name, state.timers.store)
         return self._running
+
+    def _removal(self, state: StateMachine, names: Sequence[str]) -> RemovalJob:
+        store = state.timers.store
+        retired, store.retired = store.retired, []
+        return RemovalJob(self._disk, names, retired)
 
     def _look(self, state: StateMachine, name: str) -> Iterator[bool]:
         """Whether any partition still reads runs of this file (retention moves starts past them), one table
@@ -185,8 +238,15 @@ class Checkpoints:
         assert job is self._running
         if isinstance(job, CheckpointJob):
             self._swaps = self._swap(state, job)
-        else:
-            self._running = None
+            return
+        self._running = None
+        if isinstance(job, MergeJob) and job.finished:
+            self._merge = None
+            if job.error is not None:
+                self._report(f"timers not merged: {job.error}")
+                return
+            state.timers.store.merged(job.files, job.file)
+            self._merge = next_merge(self._disk, state.timers.store, state.applied_index)
 
     def _swap(self, state: StateMachine, job: CheckpointJob) -> Iterator[None]:
         yield from release_steps(state, job.snapshot)
@@ -212,7 +272,10 @@ class Checkpoints:
             for _ in self._look(state, name):
                 yield
         if job.error is None:
+            state.timers.store.sealed(job.snapshot.timers, job.timers_file)
             self._count(job)
+            if self._merge is None:
+                self._merge = next_merge(self._disk, state.timers.store, state.applied_index)
             superseded = self._superseded()  # includes the damaged one, if it was not removed before
             self._unneeded = superseded or self._unneeded
         self._swaps = self._running = None
@@ -223,28 +286,31 @@ class Checkpoints:
         self._last_bytes = job.snapshot_bytes
         if not job.damaged:
             self.indexes.append(index)
-            self._named[index] = list(job.snapshot.meta["run_files"])
+            self._named[index] = snapshots.named_files(job.snapshot.meta)
 
     def _superseded(self) -> list[str]:
-        """Snapshots beyond those that are kept, and run files that none of the kept names; forgotten here."""
+        """Snapshots beyond those that are kept, and files that none of the kept names and the state does not
+        read; forgotten here."""
         while len(self.indexes) > SNAPSHOTS_KEPT:
             self._named.pop(self.indexes.pop(0), None)
         kept = {snapshot_name(index) for index in self.indexes}
         names = self._disk.names()
         found = [name for name in names if name.endswith(".snap") and name not in kept]
         if all(index in self._named for index in self.indexes):
-            needed = {name for named in self._named.values() for name in named} | set(self._run_files)
-            runs = [name for name in names if name.endswith(".runs") and name not in needed]
-            for name in runs:
+            needed = {name for named in self._named.values() for name in named}
+            needed.update(self._run_files, self._timers_read())
+            parts = [name for name in names if name.endswith(STATE_PARTS) and name not in needed]
+            for name in parts:
                 self._ends.pop(name, None)
-            found += runs
+            found += parts
         return found
 
     def drop_damaged(self, name: str) -> bool:
-        """A snapshot or a run file proved damaged: remove it in a later step, and take another snapshot then.
-        False: the state in memory reads this run file, so it cannot be relied on either."""
-        if name.endswith(".runs"):
-            return self._drop_damaged_runs(name)
+        """A snapshot, or a file that snapshots name, proved damaged: remove it in a later step, and take
+        another snapshot then. False: the state in memory reads this file, so it cannot be relied on
+        either."""
+        if name.endswith(STATE_PARTS):
+            return self._drop_damaged_part(name)
         index = int(name.removesuffix(".snap"), 16)
         if isinstance(self._running, CheckpointJob) and self._running.snapshot.index == index:
             self._running.damaged = True
@@ -255,10 +321,10 @@ class Checkpoints:
         self._wanted_at = self._wait_bytes = 0
         return True
 
-    def _drop_damaged_runs(self, name: str) -> bool:
+    def _drop_damaged_part(self, name: str) -> bool:
         """A start that finds it damaged uses an older snapshot and redoes the log, so it may belong to a
-        snapshot that is not used. Of a snapshot whose run files are not known, it may be one."""
-        if name in self._run_files:
+        snapshot that is not used. Of a snapshot whose files are not known, it may be one."""
+        if name in self._run_files or name in self._timers_read():
             return False
         using = [index for index in self.indexes if name in self._named.get(index, (name,))]
         for index in using:
@@ -270,17 +336,35 @@ class Checkpoints:
             self._wanted_at = self._wait_bytes = 0
         return True
 
+    def _timers_read(self) -> set[str]:
+        """Names of files of timers that the state reads, or that are being written or named just now."""
+        if self._timers is None:
+            return set()
+        names = {file.name for file in self._timers.files}
+        if self._merge is not None:
+            names.add(self._merge.name)
+        if isinstance(self._running, CheckpointJob):
+            names.add(self._running.timers_name)
+        under_way = self._running if isinstance(self._running, CheckpointJob) else self._capture
+        if under_way is not None:
+            names.update(file.name for file in under_way.snapshot.timers.files)
+        return names
+
     def oldest_needed_index(self) -> int | None:
         """Log entries after this one are needed to recover from the older of the kept snapshots."""
         # There may be more: a crash can leave a superseded one, whose part of the log is gone.
         return self.indexes[-SNAPSHOTS_KEPT] if len(self.indexes) >= SNAPSHOTS_KEPT else None
 
-    def recover(self, state_factory: Callable[[], StateMachine]) -> tuple[StateMachine, int]:
+    def recover(
+        self, state_factory: Callable[[], StateMachine], *, doubtful: bool = False
+    ) -> tuple[StateMachine, int]:
         """The state of the newest good snapshot and the term of its last entry; an empty state and 0 if none.
+        ``doubtful``: damage was found in some file, so every block of every file is checked.
 
         A damaged snapshot is reported, and the one before it is used. Raises NewerLevel for a sound
         one of newer software: it is not damaged, and continuing without it would look like damage.
         """
+        remove_half_written(self._disk)
         names = sorted((n for n in self._disk.names() if n.endswith(".snap")), reverse=True)
         chosen: tuple[StateMachine, int] | None = None
         for name in names:
@@ -290,14 +374,16 @@ class Checkpoints:
             state = state_factory()
             try:
                 data = self._disk.read_all(name)
-                term, run_files = snapshots.restore(state, name, data)
+                term, files = snapshots.restore(state, name, data)
                 self._last_bytes = len(data)
+                run_files = [file for file in files if not file.endswith(SUFFIX)]
                 for run_file in run_files:
                     if not self._disk.exists(run_file):
                         raise CorruptLog(f"{run_file} is missing")
                     tables = map_tables(run_file, self._disk.mmap(run_file))
                     self._ends[run_file] = _ends(tables)
                     snapshots.adopt_runs(state, tables)
+                self._restore_timers(state, name, [file for file in files if file.endswith(SUFFIX)], doubtful)
             except snapshots.NewerLevel:
                 raise
             except (CorruptLog, ReadFailed, UnknownVersion) as error:
@@ -305,10 +391,17 @@ class Checkpoints:
                 self._report(f"{name} is damaged and not used: {error}")
                 continue
             self._run_files = list(run_files)
-            self._named[state.applied_index] = list(run_files)
+            self._named[state.applied_index] = files
             self.indexes.insert(0, int(name[:-5], 16))
             chosen = state, term
-        return chosen or (state_factory(), 0)
+        state, term = chosen or (state_factory(), 0)
+        self._timers = state.timers.store
+        return state, term
+
+    def _restore_timers(self, state: StateMachine, name: str, names: Sequence[str], doubtful: bool) -> None:
+        store = state.timers.store
+        store.restore(open_files(self._disk, names, doubtful=doubtful))
+        check_count(name, store.files, store.cursor, state.timers.counts.total)
 
 
 def _ends(tables: dict[int, RunTable]) -> list[tuple[int, int]]:

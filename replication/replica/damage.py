@@ -1,4 +1,5 @@
-"""What is wrong with a file that another replica relies on: log, snapshot or run file, with every checksum.
+"""What is wrong with a file that another replica relies on: log, snapshot, run file or file of timers, with
+every checksum.
 
 Used before a copied file is switched in, and by a leader for a file that a peer found damaged: a cold
 segment may not be read for weeks.
@@ -12,24 +13,29 @@ from escrowmq.replication.errors import CorruptLog, UnknownVersion
 from escrowmq.replication.format.entry_walk import walk
 from escrowmq.replication.format.segment_format import FILE_HEADER_SIZE, file_header_is_sound, first_of_name
 from escrowmq.replication.log.disk import File
+from escrowmq.replication.replica.checkpoints import STATE_PARTS
 from escrowmq.replication.state import snapshot
 from escrowmq.replication.state.runs_file import verify_runs
+from escrowmq.replication.timers.sealed_file import SUFFIX, verify_timers
 
 NEWER = " (damaged, or written by a newer version: then upgrade this replica)"
-#: A snapshot or run file is checked in pieces of this size, a log file in windows (format/entry_walk.py).
+#: Ends of the names of files that hold a state: snapshots, and the files that these name.
+STATE_FILES = (".snap", *STATE_PARTS)
+#: One of these is checked in pieces of this size, a log file in windows (format/entry_walk.py).
 PIECE_BYTES = 1 << 20
+_VERIFY = {".snap": snapshot.verify, ".runs": verify_runs, SUFFIX: verify_timers}
 
 
 def damage_in(name: str, file: File, size: int | None = None) -> str | None:
-    """What is wrong with a whole file that others rely on (.log, .snap or .runs); None: nothing. It is read
-    piece by piece: run files of large topics have hundreds of megabytes.
+    """What is wrong with a whole file that others rely on (a log file or one of ``STATE_FILES``); None:
+    nothing. It is read piece by piece: run files of large topics have hundreds of megabytes.
 
     A log file must hold whole, sound entries up to its last byte, or at least up to ``size``: the rest may
     be being written just now. Another format version counts as damage: a flipped bit can look like one,
     and a file that cannot be read cannot be relied on.
     """
     try:
-        if name.endswith((".snap", ".runs")):
+        if name.endswith(STATE_FILES):
             for _ in verify_state_file(name, file, PIECE_BYTES):
                 pass
         elif (first := first_of_name(name)) is not None:
@@ -50,13 +56,13 @@ def _newer(error: CorruptLog) -> str:
 
 
 def verify_state_file(name: str, file: File, piece_bytes: int) -> Iterator[int]:
-    """Re-read a snapshot or run file, every checksum, about ``piece_bytes`` at a time; yields the bytes of
+    """Re-read one of ``STATE_FILES``, every checksum, about ``piece_bytes`` at a time; yields the bytes of
     each.
 
     In bounded memory, and without interpreting the content. Raises CorruptLog, also for another
     version, as ``damage_in`` does.
     """
-    check = snapshot.verify if name.endswith(".snap") else verify_runs
+    check = _VERIFY[name[name.rindex(".") :]]
     try:
         yield from check(name, file.read, file.size(), piece_bytes)
     except UnknownVersion as error:

@@ -57,7 +57,7 @@ class Capture:
             list(enumerate(state.producers.copy())),
             self._tables,
             state.transactions.lives.copy(),
-            state.timers.store.in_memory(),
+            state.timers.store.freeze(),
         )
         state.topics.cuts.cut()
 

@@ -3,7 +3,7 @@
 Taken after a segment roll (capture.py). ``encode`` may run in any thread. It calls ``rest`` after every half
 millisecond or so, for its caller to sleep a moment: a thread that never waits gives the interpreter lock up
 only every 5 ms, and a commit needs the lock many times in the other threads. Runs of partition indexes go to
-separate run files, one per interval, and are not written again.
+separate run files, one per interval, and are not written again; so do messages that wait for their time.
 
 File: magic and version, then chunks of u32 length, u32 CRC32C, msgpack; the last chunk is ``["end", n]``.
 
@@ -37,7 +37,7 @@ from escrowmq.replication.state.machine import LEVEL_MAX, StateMachine
 from escrowmq.replication.state.open_table import OpenTx, View
 from escrowmq.replication.state.run_table import RunTable
 from escrowmq.replication.state.topics import Topic
-from escrowmq.replication.timers.record import RECORD_BYTES
+from escrowmq.replication.timers.store import Frozen
 
 _MAGIC = b"EMQS"
 _VERSION = struct.Struct("<I")
@@ -52,7 +52,6 @@ _FIELDS_5 = OpenTx._fields.index("timers")
 _DIGESTS, _REFS, _PARTICIPANTS = map(OpenTx._fields.index, ("digests", "refs", "participants"))
 _CHUNK = struct.Struct("<II")
 ITEMS_PER_CHUNK = 2_000
-TIMERS_PER_CHUNK = 10_000
 #: A settling has one transaction or many.
 SETTLINGS_PER_CHUNK = 200
 #: Partitions that are packed between two rests, if a topic has no more: 0.4 ms.
@@ -85,7 +84,7 @@ class Snapshot:
     producers: list[tuple[int, dict[Any, Any]]]
     tables: dict[int, Columns]
     lives: Copy
-    timers: bytes  # records of those that wait; some may be released
+    timers: Frozen
 
     @property
     def version(self) -> int:
@@ -138,8 +137,6 @@ def _chunks_of_tables(snapshot: Snapshot) -> Iterator[list[Any]]:
     for which, ring in enumerate(snapshot.lives):
         for at in range(0, len(ring), SETTLINGS_PER_CHUNK):
             yield ["lives", which, list(map(to_snapshot, ring[at : at + SETTLINGS_PER_CHUNK]))]
-    for at in range(0, len(snapshot.timers), TIMERS_PER_CHUNK * RECORD_BYTES):
-        yield ["timers", snapshot.timers[at : at + TIMERS_PER_CHUNK * RECORD_BYTES]]
 
 
 def _packed_meta(snapshot: Snapshot, rest: Callable[[], None]) -> bytes:
@@ -262,8 +259,20 @@ def verify(name: str, read: Callable[[int, int], bytes], size: int, piece_bytes:
     yield at - told
 
 
+def named_files(meta: Mapping[str, Any]) -> list[str]:
+    """The files that a snapshot needs, from its first chunk."""
+    return [name + "" for name in (*meta["run_files"], *meta.get("timer_files", ()))]
+
+
+def timers_alive(meta: Mapping[str, Any]) -> int:
+    """How many messages wait for their time, by a snapshot's first chunk."""
+    _, counts = meta.get("timers", (b"", ()))
+    return sum(counts[2::4])
+
+
 def restore(state: StateMachine, name: str, data: bytes | memoryview) -> tuple[int, list[str]]:
-    """Fill an empty state from a snapshot; returns (term of the last entry in it, run files to map).
+    """Fill an empty state from a snapshot; returns (term of the last entry in it, names of the run files and
+    files of timers to map).
 
     Raises CorruptLog, UnknownVersion or NewerLevel; the state is then unusable.
     """
@@ -274,13 +283,13 @@ def restore(state: StateMachine, name: str, data: bytes | memoryview) -> tuple[i
 
 
 def _restore(state: StateMachine, name: str, data: bytes | memoryview) -> tuple[int, list[str]]:
-    term, run_files = 0, []
+    term, files = 0, list[str]()
     for chunk in decode(name, data):
         kind = chunk[0]
         if kind == "meta":
             _, state.applied_index, term, meta = chunk
             _restore_meta(state, name, meta)
-            run_files = meta["run_files"]
+            files = named_files(meta)
         elif kind == "open":
             table = state.transactions.app(chunk[1])
             for tx_id, fields in chunk[2]:
@@ -300,11 +309,9 @@ def _restore(state: StateMachine, name: str, data: bytes | memoryview) -> tuple[
                 generation[producer, slot] = (epoch, seq, tuple(tuple(r) for r in recent))
         elif kind == "lives":
             state.transactions.lives.restore(chunk[1], map(from_snapshot, chunk[2]))
-        elif kind == "timers":
-            state.timers.restore_records(chunk[1], state.now_ms)
     state.transactions.count()
     state.due.rebuild()
-    return term, run_files
+    return term, files
 
 
 def _open_record(fields: list[Any]) -> OpenTx:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
 from escrowmq.replication.state.dedup import TwoGenerations
-from escrowmq.replication.timers.record import KEY, KEY_BYTES, RECORD, deliver_ms_of, split, tombstone
+from escrowmq.replication.timers.record import KEY, KEY_BYTES, RECORD, deliver_ms_of, tombstone
 from escrowmq.replication.timers.store import TimerStore
 
 #: Log indexes of one block.
@@ -183,8 +183,3 @@ class Timers:
         tables = self.cancelled.old, self.cancelled.young
         for table, keys in zip(tables, generations, strict=True):
             table.update((keys[at : at + KEY_BYTES], True) for at in range(0, len(keys), KEY_BYTES))
-
-    def restore_records(self, records: bytes, now_ms: int) -> None:
-        """The same, after ``restore``."""
-        left = [record for record in split(records) if record[:KEY_BYTES] > self.released]
-        self.store.add(b"".join(left), now_ms)

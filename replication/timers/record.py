@@ -5,7 +5,8 @@ producer, or a transaction of an application), u32 ordinal within the owner. Beh
 position of the message's row, and u32 bytes of the row.
 
 A record of 0 bytes is a tombstone. It kills the copies of its key with a lower log index than its own; its
-position is the number of copies that it kills and that are still stored.
+position is the number of copies that it kills and that are still stored, as a signed number: a merge may meet
+a copy with a later tombstone than the one that counts it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ FIRST_KEY: Final = b"\0" * KEY_BYTES
 #: The highest delivery time that fits.
 TIME_MAX: Final = (1 << 63) - 1
 _TIME: Final = struct.Struct(">Q")
-_PLACE: Final = struct.Struct(">QII")
+#: Behind the key of a tombstone: log index, copies, 0.
+_DEATH: Final = struct.Struct(">QiI")
 #: Of a tombstone.
 _NO_BYTES: Final = b"\0\0\0\0"
 _INDEX: Final = slice(KEY_BYTES, KEY_BYTES + 8)
@@ -58,7 +60,7 @@ def deliver_ms_of(record: bytes) -> int:
 
 def tombstone(key: bytes, log_index: int, copies: int = 1) -> bytes:
     """What is added for a cancelled key. It kills copies with a lower log index; ``copies``: how many."""
-    return key + _PLACE.pack(log_index, copies, 0)
+    return key + _DEATH.pack(log_index, copies, 0)
 
 
 def is_tombstone(record: bytes) -> bool:
@@ -86,12 +88,12 @@ def settled(ordered: list[bytes]) -> list[bytes]:
     for record in ordered:
         key = record[:KEY_BYTES]
         if record.endswith(_NO_BYTES):
-            copies[key] += int.from_bytes(record[_COPIES], "big")
+            copies[key] += int.from_bytes(record[_COPIES], "big", signed=True)
         elif record[_INDEX] >= newest.get(key, _NO_BYTES):
             kept.append(record)
         else:
             copies[key] -= 1
-    kept += (key + _PLACE.pack(int.from_bytes(newest[key], "big"), max(n, 0), 0) for key, n in copies.items())
+    kept += (key + _DEATH.pack(int.from_bytes(newest[key], "big"), n, 0) for key, n in copies.items())
     kept.sort()
     return kept
 
@@ -99,7 +101,9 @@ def settled(ordered: list[bytes]) -> list[bytes]:
 def living_count(records: Sequence[bytes]) -> int:
     """How many of these live, if they are all that there is: tombstones count for what they kill."""
     dead = [record for record in records if record.endswith(_NO_BYTES)]
-    return len(records) - len(dead) - sum(int.from_bytes(record[_COPIES], "big") for record in dead)
+    return (
+        len(records) - len(dead) - sum(int.from_bytes(record[_COPIES], "big", signed=True) for record in dead)
+    )
 
 
 def split(data: bytes | bytearray | memoryview) -> list[bytes]:

@@ -66,12 +66,16 @@ class _Foot:
 
     def __init__(self, name: str, foot: bytes) -> None:
         """``foot``: the file's bytes behind its blocks. Raises CorruptLog."""
+        if len(foot) < _END.size:
+            raise CorruptLog(f"{name}: its foot is cut off")
         crc: int
         last_key: bytes
         records: int
         last_key, records, crc = _END.unpack_from(foot, len(foot) - _END.size)
         if crc32c(foot[:-4]) != crc:
             raise CorruptLog(f"{name}: checksum of its foot does not match")
+        if len(foot) != -(-records // BLOCK) * _ABOUT_BLOCK.size + _END.size:
+            raise CorruptLog(f"{name}: its foot is cut off")
         self.last_key, self.records = last_key, records
         about = [*_ABOUT_BLOCK.iter_unpack(foot[: -_END.size])]
         self.first_keys: list[bytes] = [key for key, _, _ in about]
@@ -180,11 +184,9 @@ def verify_timers(name: str, read: Callable[[int, int], bytes], size: int, piece
     """Check a file piece by piece; yields the bytes of each. ``read(pos, size)``. Raises CorruptLog or
     UnknownVersion."""
     begin = _foot_begin(name, read(0, _HEAD.size), read(max(size - _END.size, 0), _END.size), size)
-    data = read(begin, size - begin)
-    if len(data) != size - begin:
-        raise CorruptLog(f"{name}: cut off at byte {begin + len(data)}")
-    foot = _Foot(name, data)
-    yield _HEAD.size + len(data)
+    parts = [read(at, min(piece_bytes, size - at)) for at in range(begin, size, piece_bytes)]
+    foot = _Foot(name, b"".join(parts))
+    yield _HEAD.size + size - begin
     for block, expected in enumerate(foot.crcs):
         at = _HEAD.size + block * _BLOCK_BYTES
         end = min(at + _BLOCK_BYTES, begin)

@@ -175,11 +175,6 @@ class TimerStore:
             pass
         return self.due(after, until_ms, limit)
 
-    def in_memory(self) -> bytes:
-        """All records that are in no file, in any order. Some may be released."""
-        with self._lock:
-            return b"".join(young.copied() for young in self._generations())
-
     # -------------------------------------------------------------- inside
 
     def _in_order(self, after: bytes, until_ms: int, records: int) -> list[Run] | None:

@@ -122,14 +122,6 @@ class Young:
                 bucket = buckets.pop(numbers.pop(0))
                 self.records -= sum(map(len, bucket.parts)) // RECORD_BYTES + sum(map(len, bucket.chunks))
 
-    def copied(self) -> bytes:
-        """All records, in any order."""
-        found: list[bytes | bytearray] = []
-        for bucket in (bucket for buckets in self._buckets for bucket in buckets.values()):
-            found += bucket.parts
-            found += [record for chunk in bucket.chunks for record in chunk.rows(0, len(chunk))]
-        return b"".join(found)
-
     def hours(self) -> set[int]:
         """Numbers of the hours in which it has records."""
         widest = WIDTHS[-1]

@@ -1,4 +1,4 @@
-"""Segments, their sidecars, the vote file, snapshots and run files, damaged in every way.
+"""Segments, their sidecars, the vote file, snapshots, run files and files of timers, damaged in every way.
 
 Each is tried twice: with its checksums as the damage left them, and with checksums put right again.
 """
@@ -21,6 +21,9 @@ from escrowmq.replication.replica.checkpoints import Checkpoints
 from escrowmq.replication.state import snapshot as snapshots
 from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.runs_file import map_runs
+from escrowmq.replication.timers.record import FIRST_KEY, KEY_BYTES
+from escrowmq.replication.timers.runs import in_order
+from escrowmq.replication.timers.sealed_file import SealedFile, verify_timers
 from tests.fuzz.engine import EXAMPLES, Target, drawn, fuzz
 from tests.sim.disk import SimDisk
 from tests.support.fed_state import dump
@@ -32,10 +35,12 @@ from tests.support.golden_files import (
     SIDECAR,
     SNAPSHOT,
     SNAPSHOT_2,
+    TIMERS,
     mend_runs,
     mend_segment,
     mend_sidecar,
     mend_snapshot,
+    mend_timers,
     mend_vote,
 )
 from tests.support.golden_storage import FOLDER, build
@@ -114,6 +119,18 @@ def found_again(data: bytes) -> None:
         assert (dump(state), term, checkpoints.indexes) == (dump(expected), expected_term, [5])
 
 
+def read_timers(data: bytes) -> None:
+    """Every reader comes to an end, and what is read through the one is sound for the other."""
+    file = SealedFile("x.timers", memoryview(data))
+    found = [record for part in in_order([file], FIRST_KEY, 2) for record in part]
+    assert found == sorted(found) and len(found) <= len(file)
+    assert abs(file.living_after(FIRST_KEY)) < 1 << 63 and file.about_after(file.last_key) <= len(file)
+    for record in found:
+        file.row_at(record[:KEY_BYTES])
+    for _ in verify_timers("x.timers", lambda at, size: data[at : at + size], len(data), 50):
+        pass
+
+
 _META = next(snapshots.decode("golden", SNAPSHOT))[3]
 GID, GROUPS = _META["gid"], _META["groups"]
 TARGETS = [
@@ -133,6 +150,8 @@ TARGETS = [
     Target("snapshot of level 2 at a restart", found_again, [SNAPSHOT_2], mend_snapshot),
     Target("run file", mapped, [RUNS]),
     Target("run file, checksum right", mapped, [RUNS], mend_runs),
+    Target("file of timers", read_timers, [TIMERS]),
+    Target("file of timers, checksums right", read_timers, [TIMERS], mend_timers),
 ]
 
 

@@ -22,6 +22,7 @@ from escrowmq.replication.state import snapshot as snapshots
 from escrowmq.replication.state.capture import capture
 from escrowmq.replication.state.machine import LEVEL_MAX, StateMachine
 from tests.fuzz.engine import EXAMPLES, Target, drawn, examine, fuzz
+from tests.support.fed_state import timers_file, waiting
 from tests.support.single import Single
 
 GOLDEN = {
@@ -72,6 +73,10 @@ def survives(state: StateMachine) -> None:
     whole = b"".join(snapshots.encode(copy))
     again = StateMachine(state.gid, state.groups)
     snapshots.restore(again, "copy", whole)
+    written = timers_file(state, copy)
+    state.timers.store.sealed(copy.timers, written[0] if written else None)
+    again.timers.store.restore(state.timers.store.files)
+    assert waiting(again) == waiting(state)
     assert again.transactions.open_count() == state.transactions.open_count()
     assert again.group_offsets == state.group_offsets
     assert (again.level, again.settings) == (LEVEL_MAX, state.settings)

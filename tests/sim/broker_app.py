@@ -12,7 +12,7 @@ from escrowmq.replication.format.packing import LEVEL_OF_PACKED, PACKED, PackedR
 from escrowmq.replication.host.due_checks import lock_due
 from escrowmq.replication.host.running import TIMER_S
 from escrowmq.replication.raft.node import RaftNode
-from escrowmq.replication.replica.checkpoints import Checkpoints, Job, snapshot_name
+from escrowmq.replication.replica.checkpoints import STATE_PARTS, Checkpoints, Job, snapshot_name
 from escrowmq.replication.replica.fetching import FetchResult
 from escrowmq.replication.replica.replica import Limits, Replica
 from escrowmq.replication.state.machine import Result, StateMachine
@@ -74,7 +74,7 @@ class BrokerApplication:
         self._now_s = self._next_timer_s = 0.0
         self._wake_s = math.inf
         self.checkpoints = Checkpoints(context.disk, delay_bytes=200 * number_of(context.name))
-        state, _ = self.checkpoints.recover(lambda: _empty_state(gid, groups))
+        state, _ = self.checkpoints.recover(lambda: _empty_state(gid, groups), doubtful=context.doubtful)
         self.replica = Replica(
             state=state,
             journal=context.journal,
@@ -131,12 +131,13 @@ class BrokerApplication:
         return hashlib.sha1(repr(everything(state)).encode()).digest()
 
     def repair_files(self, last: int) -> list[str] | None:
-        """The newest snapshot at or before entry ``last``, and all run files; None if there is none."""
+        """The newest snapshot at or before entry ``last``, and all files that snapshots name; None if there
+        is none."""
         fitting = [index for index in self.checkpoints.indexes if index <= last]
         if not fitting:
             return []  # the whole log will do
-        runs = [name for name in self._context.disk.names() if name.endswith(".runs")]
-        return [*runs, snapshot_name(fitting[-1])]
+        parts = [name for name in self._context.disk.names() if name.endswith(STATE_PARTS)]
+        return [*parts, snapshot_name(fitting[-1])]
 
     def want_checkpoint(self) -> None:
         self.checkpoints._wanted_at = self.applied_index

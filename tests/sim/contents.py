@@ -15,6 +15,7 @@ from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.open_table import OpenTable, View
 from escrowmq.replication.state.topics import Partition
 from tests.sim.runs import joined
+from tests.support.fed_state import waiting
 
 ALL_RUNS = 100_000
 #: The fields of a topic's info as a plain tuple; see ``_opened``.
@@ -50,7 +51,7 @@ def everything(state: StateMachine) -> list[object]:
     ]
     producers = state.producers
     batches = [producers.copy(), producers.forgotten_ms, producers.turned_ms]
-    timers = state.timers.released, state.timers.counts.flat(), state.timers.cancelled.copy()
+    timers = state.timers.released, state.timers.counts.flat(), state.timers.cancelled.copy(), waiting(state)
     return [*parts, batches, offsets, timers, _never_checked(state)]
 
 

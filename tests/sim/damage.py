@@ -27,6 +27,7 @@ from escrowmq.replication.format.segment_format import (
 )
 from escrowmq.replication.log.vote import NAME as VOTE_FILE
 from escrowmq.replication.log.vote import SLOT_POSITIONS
+from escrowmq.replication.replica.damage import STATE_FILES
 from tests.sim.disk import SECTOR
 
 if TYPE_CHECKING:
@@ -228,8 +229,8 @@ def _batch_position(data: bytes, first: int, index: int) -> int:
 
 
 def flip_in_state(victim: SimReplica, rng: random.Random) -> bool:
-    """Flip one bit of a snapshot or a run file."""
-    names = [n for n in victim.disk.names() if n.endswith((".snap", ".runs")) and victim.disk.size_of(n)]
+    """Flip one bit of a snapshot or of a file that snapshots name."""
+    names = [n for n in victim.disk.names() if n.endswith(STATE_FILES) and victim.disk.size_of(n)]
     if not names:
         return False
     name = rng.choice(names)
@@ -238,8 +239,8 @@ def flip_in_state(victim: SimReplica, rng: random.Random) -> bool:
 
 
 def tear_state(victim: SimReplica, rng: random.Random) -> bool:
-    """Make a sector of a snapshot or a run file read as zeros, or the file end early."""
-    names = [n for n in victim.disk.names() if n.endswith((".snap", ".runs")) and victim.disk.size_of(n)]
+    """Make a sector of a snapshot, or of a file that snapshots name, read as zeros, or the file end early."""
+    names = [n for n in victim.disk.names() if n.endswith(STATE_FILES) and victim.disk.size_of(n)]
     if not names:
         return False
     name = rng.choice(names)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from escrowmq.replication.errors import CorruptLog
 from escrowmq.replication.log.journal import SegmentJournal
+from escrowmq.replication.replica.damage import STATE_FILES
 from tests.sim.workload import CHECKPOINT, ReplicaContext
 from tests.sim.world import Violation
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 #: Number of checks during the chaos: as much work as checking all replicas at the end.
 MOMENTS = 4
-STATE_FILES = (".snap", ".runs", CHECKPOINT)
+FILES_OF_A_STATE = (*STATE_FILES, CHECKPOINT)
 
 
 def check_now_and_then(simulation: Simulation) -> None:
@@ -45,7 +46,7 @@ def check_rebuilt(simulation: Simulation, replica: SimReplica, moment: str = "")
     disk = replica.disk.frozen()
     if replica.journal.first_index == 1 and chance.random() < 0.5:
         for name in disk.names():
-            if name.endswith(STATE_FILES):
+            if name.endswith(FILES_OF_A_STATE):
                 disk.remove(name)
     try:
         journal = SegmentJournal(disk, segment_bytes=simulation.plan.segment_bytes)

@@ -17,6 +17,8 @@ from escrowmq.replication.host.repair import (
 from escrowmq.replication.log.install import finish_install
 from escrowmq.replication.log.recovery import segment_firsts
 from escrowmq.replication.log.survey import read_files
+from escrowmq.replication.replica.checkpoints import STATE_PARTS
+from escrowmq.replication.replica.damage import STATE_FILES
 from tests.sim.broker_app import BrokerApplication
 from tests.sim.damage import scrub
 
@@ -48,7 +50,7 @@ class SimPeers:
             files = offered_files(source.disk, segments, None)
         except DiskFailed:
             return None
-        files += [(name, source.disk.size_of(name)) for name in state_files if not name.endswith(".runs")]
+        files += [(name, source.disk.size_of(name)) for name in state_files if not name.endswith(STATE_PARTS)]
         return Manifest(source.name, source.node.term, source.node.commit_index, files)
 
     def never_voted(self, peer: str, rid: int) -> bool | None:
@@ -105,7 +107,7 @@ def _look_at(source: SimReplica, name: str, size: int) -> None:
 
 def replace_file(replica: SimReplica, name: str, error: CorruptLog) -> None:
     """As ``RunningReplica.replace_file``."""
-    is_of_a_snapshot = name.endswith((".snap", ".runs")) and isinstance(replica.app, BrokerApplication)
+    is_of_a_snapshot = name.endswith(STATE_FILES) and isinstance(replica.app, BrokerApplication)
     if not (is_of_a_snapshot and replica.app.checkpoints.drop_damaged(name)):  # type: ignore[union-attr]
         raise error
 

@@ -199,6 +199,7 @@ class SimReplica:
                 self.clock,
                 self.later,
                 self.guarded,
+                self._just_mended,
             )
         )
         self.node = RaftNode(

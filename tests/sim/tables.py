@@ -265,7 +265,12 @@ BOUNDS: dict[str, int | Most] = {
     "Checkpoints._named[]": FILES,
     "Checkpoints._run_files": FILES,
     "Checkpoints._unneeded": FILES,
+    "RemovalJob.mapped": FILES,
     "RemovalJob.names": FILES,
+    "MergeJob.files": FILES,
+    "_Foot.crcs": FILES,
+    "_Foot.first_keys": FILES,
+    "_Foot.living": FILES,
     "Checkpoints.indexes": 10,
     **{
         f"Snapshot.{name}": FILES

@@ -42,6 +42,8 @@ class ReplicaContext:
     later: Callable[[float, Callable[[], None]], None]
     #: Runs a client's direct access as the replica's process does; None if that ended the process.
     guarded: Callable[[Callable[[], Any]], Any]
+    #: The last process found damage in some file.
+    doubtful: bool = False
 
 
 class Application(Protocol):

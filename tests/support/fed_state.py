@@ -9,7 +9,9 @@ from escrowmq.replication.format import ops, timer_ops
 from escrowmq.replication.format.codec import PrepareExtra, decode_ops, encode_command, encode_row
 from escrowmq.replication.state.lives import to_snapshot
 from escrowmq.replication.state.machine import StateMachine
-from escrowmq.replication.timers.record import KEY_BYTES, RECORD, split
+from escrowmq.replication.state.snapshot import Snapshot
+from escrowmq.replication.timers.record import KEY_BYTES, RECORD, TIME_MAX
+from escrowmq.replication.timers.sealed_file import SealedFile, encode
 
 
 class FedState:
@@ -143,7 +145,7 @@ def state_with_timers() -> FedState:
     log.add(timer_ops.scheduled("t", 0, "p", 0, -1, [soon, late, late], rows, 7, 0, -1, 0))
     timed = timer_ops.pre_scheduled("t", 0, [0], [len(row)], [-5_000], [0], [row], 0)
     log.add(ops.prepare("app", "t", ["timed"], None, 0, 0, [1], -1, 1) + timed)
-    first, _, last = sorted(split(log.state.timers.store.in_memory()))
+    first, _, last = waiting(log.state)
     *_, index, pos, size = RECORD.unpack(first)
     log.add(
         ops.reference("t", 0, [index, pos, size, 1]),
@@ -151,6 +153,18 @@ def state_with_timers() -> FedState:
         timer_ops.decided_cancel(last[:KEY_BYTES], [1], log.state.timers.counts.of([last])),
     )
     return log
+
+
+def waiting(state: StateMachine) -> list[bytes]:
+    """The records of all messages that wait for their time, in order."""
+    store = state.timers.store
+    return store.listed(store.cursor, TIME_MAX, 1 << 40)[0]
+
+
+def timers_file(state: StateMachine, taken: Snapshot) -> list[SealedFile]:
+    """What a checkpoint writes beside this snapshot of the state."""
+    parts = [*state.timers.store.to_write(taken.timers)]
+    return [SealedFile("one.timers", memoryview(b"".join(encode(parts))))] if parts else []
 
 
 def dump(state: StateMachine) -> dict[str, Any]:
@@ -173,16 +187,8 @@ def dump(state: StateMachine) -> dict[str, Any]:
         "producers": (state.producers.copy(), state.producers.forgotten_ms, state.producers.turned_ms),
         "groups": state.group_offsets,
         "level": (state.level, state.settings, state.forgotten_ms, state.turned_ms),
-        "timers": (
-            state.timers.released,
-            state.timers.counts.flat(),
-            state.timers.cancelled.copy(),
-            [
-                record
-                for record in sorted(split(state.timers.store.in_memory()))
-                if record[:KEY_BYTES] > state.timers.released
-            ],
-        ),
+        "timers": (state.timers.released, state.timers.counts.flat(), state.timers.cancelled.copy()),
+        "waiting": waiting(state),
         "given since": [
             state.transactions.given.turned_ms,
             state.transactions.given.forgotten_ms,

@@ -9,11 +9,11 @@ from escrowmq.replication.log.disk import Disk
 from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.replica.damage import damage_in
 from tests.sim.disk import SimDisk
-from tests.support.golden_files import RUNS, SNAPSHOT
+from tests.support.golden_files import RUNS, SNAPSHOT, TIMERS
 from tests.support.storage import NEWEST, fill, sim_disk
 
-SNAP_NAME, RUNS_NAME = f"{3:016x}.snap", f"{3:016x}.runs"
-KINDS = [NEWEST, SNAP_NAME, RUNS_NAME]
+SNAP_NAME, RUNS_NAME, TIMERS_NAME = f"{3:016x}.snap", f"{3:016x}.runs", f"{3:016x}.timers"
+KINDS = [NEWEST, SNAP_NAME, RUNS_NAME, TIMERS_NAME]
 
 
 class Offering(NoPeers):
@@ -40,7 +40,7 @@ def files() -> dict[str, bytes]:
     journal = SegmentJournal(disk)
     fill(journal, range(1, 6), term=2)
     journal.close()
-    return {NEWEST: disk.read_all(NEWEST), SNAP_NAME: SNAPSHOT, RUNS_NAME: RUNS}
+    return {NEWEST: disk.read_all(NEWEST), SNAP_NAME: SNAPSHOT, RUNS_NAME: RUNS, TIMERS_NAME: TIMERS}
 
 
 def disk_with(content: dict[str, bytes]) -> SimDisk:

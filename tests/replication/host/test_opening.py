@@ -227,6 +227,24 @@ def test_a_mark_to_copy_is_kept_until_the_replica_has_one(
     assert mark.exists() and (setup.data_dir / PORT_FILE).exists()
 
 
+def test_after_damage_every_block_of_the_files_is_read_at_the_start(
+    setup: ReplicaSetup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a damaged block would end the replica again each time it is met."""
+    recover, asked = Checkpoints.recover, list[bool]()
+
+    def noted(self: Checkpoints, factory: Any, *, doubtful: bool = False) -> Any:
+        asked.append(doubtful)
+        return recover(self, factory, doubtful=doubtful)
+
+    monkeypatch.setattr(Checkpoints, "recover", noted)
+    for mark in (False, True, False):
+        if mark:
+            (setup.data_dir / WANTS_COPY).write_text("damaged")
+        open_replica(replace(setup, founders=3), patience_s=0.3).close()
+    assert asked == [False, True, False]
+
+
 def test_a_mark_of_damage_goes_where_all_proves_to_be_sound(setup: ReplicaSetup) -> None:
     """The disk had a bad moment, or the damage has been repaired: no peer needs to be asked."""
     mark = setup.data_dir / WANTS_COPY

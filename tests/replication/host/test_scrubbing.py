@@ -20,7 +20,7 @@ from escrowmq.replication.log.sidecar import sidecar_is_sound
 from escrowmq.replication.replica.damage import verify_state_file
 from tests.sim.disk import SimDisk
 from tests.support.broker_group import BrokerGroup, texts
-from tests.support.golden_files import RUNS, SNAPSHOT
+from tests.support.golden_files import RUNS, SNAPSHOT, TIMERS
 from tests.support.offered_files import damage_in_bytes
 from tests.support.storage import sim_disk, synced_log
 from tests.support.waiting import wait_until
@@ -189,7 +189,10 @@ def test_a_header_and_a_sidecar_are_written_anew() -> None:
     assert len(SegmentJournal(bench.disk, segment_bytes=200)) == 50
 
 
-@pytest.mark.parametrize(("name", "content"), [("03.snap", SNAPSHOT), ("03.runs", RUNS)])
+FILES_OF_A_STATE = [("03.snap", SNAPSHOT), ("03.runs", RUNS), ("03.timers", TIMERS)]
+
+
+@pytest.mark.parametrize(("name", "content"), FILES_OF_A_STATE)
 def test_state_files_are_looked_through_in_pieces(name: str, content: bytes) -> None:
     def look(data: bytes) -> int:
         disk = sim_disk()
@@ -209,12 +212,12 @@ def test_state_files_are_looked_through_in_pieces(name: str, content: bytes) -> 
 
 def test_a_damaged_snapshot_is_told_and_the_pass_goes_on() -> None:
     bench = Bench()
-    for number, name in enumerate(("0000000000000003.snap", "0000000000000003.runs")):
-        content = bytearray((SNAPSHOT, RUNS)[number])
+    for end, good in (("snap", SNAPSHOT), ("runs", RUNS), ("timers", TIMERS)):
+        content = bytearray(good)
         content[len(content) // 2] ^= 4
-        bench.disk.write_atomic(name, [bytes(content)])
+        bench.disk.write_atomic(f"0000000000000003.{end}", [bytes(content)])
     bench.pass_once()
-    assert sorted(bench.bad) == ["0000000000000003.runs", "0000000000000003.snap"]
+    assert sorted(bench.bad) == [f"0000000000000003.{end}" for end in ("runs", "snap", "timers")]
 
 
 def test_what_retention_takes_meanwhile_is_passed_over() -> None:

@@ -29,7 +29,7 @@ from escrowmq.replication.timers.record import (
 from escrowmq.replication.timers.runs import behind, in_order
 from escrowmq.replication.timers.sealed_file import SealedFile, encode, verify_timers
 from escrowmq.replication.timers.store import TimerStore
-from tests.support.golden_files import mend_timers
+from tests.support.golden_files import TIMERS, mend_timers
 
 NOW_MS = 1_700_000_000_000
 
@@ -124,6 +124,14 @@ def test_records_out_of_order_with_right_checksums_send_no_reader_round_in_circl
     file = SealedFile("a", memoryview(mend_timers(data)))
     with pytest.raises(CorruptLog, match="not in order"):
         assert len([*islice(in_order([file], FIRST_KEY, 4), 500)]) == 500
+
+
+def test_files_look_as_they_always_did() -> None:
+    """After an intended change of format (raise the version first): write the file anew with ``to_hex``."""
+    records = [timer(1), timer(2, index=5), cancel(2), timer(3_000)]
+    assert data_of(records).hex() == TIMERS.hex()
+    file = SealedFile("golden", memoryview(TIMERS))
+    assert file.rows(0, 9) == records and file.living_after(FIRST_KEY) == 2 and file.size == len(TIMERS)
 
 
 # ------------------------------------------------------------------ merging
