@@ -207,43 +207,48 @@ def test_a_send_whose_answer_was_lost_may_be_there_and_is_not_twice(
 # ---------------------------------------------------------------- every way to send
 
 
+def body(number: int) -> bytes:
+    """A value that compression makes smaller."""
+    return b"%d" % number + b" " * 2_000
+
+
 def _send(producer: Producer, due: int) -> list[RecordMetadata]:
-    futures = [producer.send(Message("wide", b"%d" % n, b"k%d" % n, deliver_at=due)) for n in range(6)]
+    futures = [producer.send(Message("wide", body(n), b"k%d" % n, deliver_at=due)) for n in range(6)]
     return [future.result(0) for future in futures]
 
 
 def _send_many(producer: Producer, due: int) -> list[RecordMetadata]:
-    values = [b"%d" % n for n in range(6)]
+    values = [body(n) for n in range(6)]
     return list(
         producer.send_many("wide", values, keys=[b"k%d" % n for n in range(6)], deliver_at=due).result(0)
     )
 
 
 def _send_many_each(producer: Producer, due: int) -> list[RecordMetadata]:
-    return list(producer.send_many("wide", [b"%d" % n for n in range(6)], deliver_at=[due] * 6).result(0))
+    return list(producer.send_many("wide", [body(n) for n in range(6)], deliver_at=[due] * 6).result(0))
 
 
 def _send_table(producer: Producer, due: int) -> list[RecordMetadata]:
     times = pa.array([due] * 6, pa.timestamp("ms", "UTC"))
-    table = pa.table({"value": [b"%d" % n for n in range(6)], "key": ["a", "b"] * 3, "due": times})
+    table = pa.table({"value": [body(n) for n in range(6)], "key": ["a", "b"] * 3, "due": times})
     return list(producer.send_table("wide", table, key="key", deliver_at="due").result(0))
 
 
 def _send_table_one(producer: Producer, due: int) -> list[RecordMetadata]:
-    table = pa.table({"value": [b"%d" % n for n in range(6)]})
+    table = pa.table({"value": [body(n) for n in range(6)]})
     return list(producer.send_table("wide", table, deliver_at=due).result(0))
 
 
 def _transaction(producer: Producer, due: int) -> list[str | None]:
     with producer.transaction() as tx:
-        tx.send(*(Message("wide", b"%d" % n, partition=n % 4, deliver_at=due) for n in range(3)))
-        tx.send(*(Message("wide", b"%d" % n, deliver_at=due) for n in range(3, 6)))
+        tx.send(*(Message("wide", body(n), partition=n % 4, deliver_at=due) for n in range(3)))
+        tx.send(*(Message("wide", body(n), deliver_at=due) for n in range(3, 6)))
     return list(tx.schedule_ids)
 
 
 def _callback(producer: Producer, due: int) -> list[str | None]:
     ids: list[str | None] = []
-    messages = [Message("wide", b"%d" % n, deliver_at=due) for n in range(6)]
+    messages = [Message("wide", body(n), deliver_at=due) for n in range(6)]
     assert (
         producer.send_message_in_transaction(messages, lambda tx: ids.extend(tx.schedule_ids)).state
         is COMMITTED
@@ -252,25 +257,25 @@ def _callback(producer: Producer, due: int) -> list[str | None]:
 
 
 def _bulk(producer: Producer, due: int) -> None:
-    requests = [TransactionRequest(Message("wide", b"%d" % n, deliver_at=due)) for n in range(3)]
-    requests.append(TransactionRequest([Message("wide", b"%d" % n, deliver_at=due) for n in range(3, 6)]))
+    requests = [TransactionRequest(Message("wide", body(n), deliver_at=due)) for n in range(3)]
+    requests.append(TransactionRequest([Message("wide", body(n), deliver_at=due) for n in range(3, 6)]))
     assert {result.state for result in producer.send_transactions(requests)} == {COMMITTED}
 
 
 def _bulk_table(producer: Producer, due: int) -> None:
-    table = pa.table({"value": [b"%d" % n for n in range(6)], "due": [due] * 6})
+    table = pa.table({"value": [body(n) for n in range(6)], "due": [due] * 6})
     assert producer.send_transactions_table("wide", table, deliver_at="due").committed == 6
 
 
 def _asynchronous(producer: Producer, due: int) -> list[Any]:
     async def send() -> list[Any]:
-        first = await producer.aio.send(Message("wide", b"0", deliver_at=due))
-        many = await producer.aio.send_many("wide", [b"1", b"2"], deliver_at=due)
+        first = await producer.aio.send(Message("wide", body(0), deliver_at=due))
+        many = await producer.aio.send_many("wide", [body(1), body(2)], deliver_at=due)
         async with producer.aio.transaction() as tx:
-            await tx.send(Message("wide", b"3", deliver_at=due))
-        table = pa.table({"value": ["4"], "due": [due]})
+            await tx.send(Message("wide", body(3), deliver_at=due))
+        table = pa.table({"value": [body(4)], "due": [due]})
         sent = await producer.aio.send_table("wide", table, deliver_at="due")
-        await producer.aio.send_transactions_table("wide", pa.table({"value": ["5"]}), deliver_at=due)
+        await producer.aio.send_transactions_table("wide", pa.table({"value": [body(5)]}), deliver_at=due)
         return [first, *many, *tx.schedule_ids, *sent]
 
     return asyncio.run(send())
@@ -296,14 +301,15 @@ def test_every_way_to_send_can_delay_and_cancel(
     with cluster.producer("shop", **settings) as producer:
         told = way(producer, due)
         assert read() == []
-        expected = [b"%d" % n for n in range(6)]
+        expected = [body(n) for n in range(6)]
         if told:  # ids of all, or of all but one
             texts = [one if isinstance(one, str) else one.schedule_id for one in told]
             assert len(set(texts)) == len(texts)
             assert producer.cancel(texts[2])
-            expected.remove(b"2")
+            expected.remove(body(2))
         cluster.clock.advance(60)
         assert sorted(read()) == expected
+        assert producer.statistics().values_compressed == (6 if settings else 0)
 
 
 def test_rows_of_one_call_may_have_different_times_and_none(
