@@ -1,8 +1,9 @@
 """Cancelling a delayed message: the request, and what its answer means.
 
 The log decides of each message, once, whether it was cancelled or became readable. So an answer is final,
-and asking again is harmless. But a group forgets what was cancelled once its time has passed: then it answers
-a request that was sent again, because its first answer was lost, as if nothing had been cancelled.
+and asking again is harmless. But of what was cancelled, a group remembers only the last 100,000 once their
+time has passed: then it answers a request that was sent again, because its first answer was lost, as if
+nothing had been cancelled.
 """
 
 from __future__ import annotations

@@ -107,6 +107,7 @@ class BulkRun:
         self._builders: dict[tuple[int, str], BlockBuilder] = {}
         self._spread: dict[SpreadKey, SpreadBuilder] = {}  # by home topic and groups
         self._given: set[str] = set()
+        self._none_later: list[Later] = []  # made once for all transactions without delayed messages
         self._units: list[BulkUnit] = []
         self._failed: list[tuple[int, TransactionResult]] = []
         self._count = 0
@@ -123,8 +124,7 @@ class BulkRun:
         """Encodes one transaction; sends its block when that is full."""
         self._count = index + 1
         core = self._core
-        tx_id = ""
-        later: list[Later] = []
+        tx_id, later = "", self._none_later
         try:
             messages, query_id, given_id = unpack(item)
             if given_id is None:
@@ -143,7 +143,9 @@ class BulkRun:
             self._failed.append((index, TransactionResult(tx_id, TransactionState.ROLLBACK, error)))
             return
         given = given_id is not None
-        every = placed if not later else together(placed, later)
+        every: Sequence[Placed | Later] = placed
+        if later:
+            every, self._none_later = together(placed, later), []
         topic, group_of = every[0][0], core.encoder.group_of
         gid = group_of(topic, every[0][1])
         one_group = core.info.groups == 1 or all(group_of(m[0], m[1]) == gid for m in every)

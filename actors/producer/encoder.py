@@ -104,7 +104,7 @@ class Encoder:
         """A transaction's messages with their partitions and rows, and the total size in bytes. Delayed ones
         are added to ``later``, which has those that the transaction has already; None: there can be none."""
         placed: list[Placed] = []
-        delayed: list[tuple[Message, int, bytes]] = []
+        delayed: list[tuple[Message, int, bytes]] | None = None
         total = 0
         limit = self._config.message_bytes_max
         for message in messages:
@@ -122,6 +122,7 @@ class Encoder:
             if message.delay_s is None and message.deliver_at is None:
                 placed.append((topic, partition, row))
             else:
+                delayed = [] if delayed is None else delayed
                 delayed.append((message, partition, row))
         if total > self._config.transaction_bytes_max:
             raise MessageTooLarge(total, self._config.transaction_bytes_max)
