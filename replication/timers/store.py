@@ -29,6 +29,8 @@ YOUNG_MAX: Final = 1_000_000
 SORTED_PER_CALL: Final = 10 * CHUNK
 #: Behind every key.
 NO_KEY: Final = b"\xff" * (KEY_BYTES + 1)
+#: How often one call reads on if all that it has read is cancelled: 30 ms, for 60,000 messages.
+LOOKS_PER_CALL: Final = 64
 
 
 class Found(NamedTuple):
@@ -136,14 +138,20 @@ class TimerStore:
         else lives: ``last_key(until_ms)`` if these are all.
 
         One call does a bounded amount of work: with much to put in order it returns nothing and ``after``;
-        call again. A leader should call ``arrange`` some seconds ahead. Raises CorruptLog.
+        call again. A leader should call ``arrange`` some seconds ahead. And behind very many cancelled ones
+        it returns nothing and a key that is less than ``last_key(until_ms)``: begin there the next time.
+        Raises CorruptLog.
         """
         runs = self._in_order(after, until_ms, SORTED_PER_CALL)
         if runs is None:
             return [], after
         reached = last_key(until_ms)
-        found, place = living_after(runs, after, behind(reached), limit)
-        return found, reached if place is None else place
+        for _ in range(LOOKS_PER_CALL):
+            found, place = living_after(runs, after, behind(reached), limit)
+            if found or place is None:
+                return found, reached if place is None else place
+            after = place
+        return [], after
 
     def arrange(self, after: bytes, until_ms: int, records: int = CHUNK) -> bool:
         """Put about ``records`` more in order of those that are delivered after a key, until a time; returns

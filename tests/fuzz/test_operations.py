@@ -15,7 +15,7 @@ import pytest
 from hypothesis import strategies as st
 
 from escrowmq.replication.errors import InvalidMessage
-from escrowmq.replication.format import codec, ops
+from escrowmq.replication.format import codec, ops, timer_ops
 from escrowmq.replication.format.codec import PrepareExtra
 from escrowmq.replication.replica.validation import TIMEOUT_MS_MAX, parse_request
 from escrowmq.replication.state import snapshot as snapshots
@@ -55,6 +55,12 @@ REQUESTS = [
     ops.alter_topic("orders", {"retention_ms": 4}, 0),
     ops.trim("orders", {0: 1, 1: 9}),
     ops.settings({"settled_generation": 60, "remember_ids_s": 1, "remember_ids_strictly": 1}),
+    timer_ops.scheduled("orders", 0, "p", 1, 1, [5, -7], [ROW, ROW], 9, 3, -1, 0),
+    timer_ops.scheduled("orders", 1, "p", 0, -1, [1 << 52], [ROW], (1 << 64) - 1, 4, 5, 0),
+    ops.prepare("shop", "orders", ["t", "u"], None, 0, 0, [7, 8], -1, 1)
+    + timer_ops.pre_scheduled("orders", 1, [0, 1], [len(ROW)] * 2, [-3, 1 << 40], [0, 0], [ROW, ROW], 0),
+    ops.commit("shop", ["t", "u"]),
+    timer_ops.cancel("orders", 1, [(1 << 52, (1 << 64) - 1, 4), (5, 9, 3)], 0),
 ]  # fmt: skip
 
 
@@ -97,7 +103,8 @@ def served(single: Single, request: bytes) -> None:
     (answer,) = answers
     assert answer[0] == "ok", answer
     codec.pack(answer)
-    assert len(answer[1]) == sum(1 for op in ops_in if op.type != codec.OpType.PRE_MESSAGE)  # type: ignore[arg-type]
+    attached = codec.OpType.PRE_MESSAGE, codec.OpType.PRE_SCHEDULED
+    assert len(answer[1]) == sum(1 for op in ops_in if op.type not in attached)  # type: ignore[arg-type]
     survives(single.replica.state)
 
 

@@ -160,6 +160,23 @@ def test_what_is_cancelled_in_time_is_never_readable(single: Single) -> None:
     assert single.submit(cancel((at, OWNER, 0))) == [[ResultCode.PARTIAL, late]]
 
 
+def test_a_tombstone_may_be_forgotten_before_the_record_that_it_kills(tmp_path: Path) -> None:
+    """Found by simulation: the record is in a file, the tombstone was in memory."""
+    single = Single(tmp_path, segment_bytes=2_000)
+    single.topic(partitions=2)
+    single.to_highest_level()
+    at = single.now_ms + 2_000
+    single.submit(scheduled([at, at + 1_000_000], ["cancelled", "much later"]))
+    for _ in range(4):
+        single.submit(message("t", 1, [b"x" * 900]))
+    assert single.state.timers.store.files
+    assert single.submit(cancel((at, OWNER, 0))) == [[0]]
+    single.submit(scheduled([at + 1_000], ["later"], first=2))
+    single.send(now_ms=at + 2_000)
+    assert single.texts() == ["later"] and single.submit(cancel((at, OWNER, 0))) == [[0]]
+    single.close()
+
+
 def test_a_cancelled_key_may_come_again(single: Single) -> None:
     at, key = single.now_ms + 30, (0, 0, 0)
     for round_ in range(2):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from escrowmq.replication.timers import store as under_test
 from escrowmq.replication.timers.record import (
     FIRST_KEY,
     KEY_BYTES,
@@ -127,6 +129,20 @@ def test_a_tombstone_kills_what_is_older_and_nothing_of_its_own_entry() -> None:
     store.add(record(5_000, index=7) + tombstone(again[:KEY_BYTES], 9) + again, NOW_MS)
     assert store.find(again[:KEY_BYTES]) == ([again], True)
     assert store.due(FIRST_KEY, NOW_MS + 5_000, 10) == ([again], last_key(NOW_MS + 5_000))
+
+
+def test_what_is_cancelled_in_a_row_does_not_hide_what_is_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A leader asks again from the cursor, which only a release moves."""
+    store = TimerStore()
+    many, last = [record(200, ordinal=n) for n in range(5_000)], record(200, owner=1)
+    store.add(b"".join((*many, last)), NOW_MS)
+    store.add(b"".join(tombstone(r[:KEY_BYTES], 9) for r in many), NOW_MS)
+    until = NOW_MS + 300
+    assert store.due(FIRST_KEY, until, 50) == ([last], last_key(until))
+    monkeypatch.setattr(under_test, "LOOKS_PER_CALL", 2)
+    found, reached = store.due(FIRST_KEY, until, 50)
+    assert found == [] and FIRST_KEY < reached < last[:KEY_BYTES]
+    assert read_all(store, until, 50) == [last]
 
 
 def test_what_is_released_is_forgotten_with_its_bucket() -> None:
