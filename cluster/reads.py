@@ -16,6 +16,7 @@ from escrowmq.actors.admin.types import (
     MemberChange,
     NodeStatus,
     ReplicaShift,
+    ScheduledMessage,
     TopicDescription,
     TransactionDescription,
 )
@@ -58,6 +59,10 @@ READS: dict[str, Read] = {
     ),
     "group": Read(_group, GroupDescription),
     "transactions": Read(_transactions, list[OpenTransaction]),
+    "scheduled": Read(
+        lambda cluster, topic, before, limit: cluster.admin.scheduled(topic, before, limit),
+        list[ScheduledMessage],
+    ),
     "transaction": Read(
         lambda cluster, tx_id, app: cluster.admin.show_transaction(tx_id, app), TransactionDescription
     ),

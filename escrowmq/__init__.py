@@ -60,6 +60,7 @@ if TYPE_CHECKING:
         ProducerFenced,
         StaleMember,
         TooManyOpenTransactions,
+        TooManyScheduled,
         TopicExists,
         TopicRecreated,
         TransactionConflict,
@@ -134,6 +135,7 @@ __all__ = [
     "SentMany",
     "StaleMember",
     "TooManyOpenTransactions",
+    "TooManyScheduled",
     "TopicExists",
     "TopicInfo",
     "TopicRecreated",
@@ -165,8 +167,8 @@ _ERRORS = (
     "DiskFull EscrowMQError GroupNotEmpty InvalidDecision InvalidMessage JavaNotFound MemberFenced "
     "MessageTooLarge NotAuthorized NotDeserializable NotFullyPrepared NotLeader NotSerializable NotSupported "
     "OffsetOutOfRange OutcomeUnknown Overloaded ProducerFenced StaleMember TooManyOpenTransactions "
-    "TopicExists TopicRecreated TransactionConflict TransactionIdTaken TransactionRunning TransactionSettled "
-    "Unavailable UnknownGroup UnknownTopic UnknownTransaction UnknownVersion"
+    "TooManyScheduled TopicExists TopicRecreated TransactionConflict TransactionIdTaken TransactionRunning "
+    "TransactionSettled Unavailable UnknownGroup UnknownTopic UnknownTransaction UnknownVersion"
 )
 _VALUES = "ConsumerRecord Message OpenTransaction RecordMetadata TopicInfo TransactionState"
 #: Module -> the names it gives to the public face.

@@ -235,6 +235,11 @@ class TooManyOpenTransactions(_Retryable):
     """The limit of open transactions for this app and topic is reached: slow down."""
 
 
+class TooManyScheduled(_Retryable):
+    """As many messages wait for their time in this broker group as it takes (``broker.timers_max``). Nothing
+    was done."""
+
+
 class OutcomeUnknown(EscrowMQError):
     """The call may or may not have taken effect; the check, or a retry with the same id, settles it."""
 

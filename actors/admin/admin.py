@@ -15,6 +15,7 @@ from escrowmq.actors.admin import group_reset
 from escrowmq.actors.admin.group_deletion import delete_group
 from escrowmq.actors.admin.group_places import describe_groups
 from escrowmq.actors.admin.group_reset import Goal, PlaceReset, plan_reset
+from escrowmq.actors.admin.scheduled import ScheduledAdmin
 from escrowmq.actors.admin.status import STATUS_WAIT_S, cluster_status
 from escrowmq.actors.admin.topic_altering import alter_topic
 from escrowmq.actors.admin.topic_creation import create_topic, new_name_problem
@@ -29,6 +30,7 @@ from escrowmq.actors.admin.types import (
     NodeStatus,
     PartitionDescription,
     ReplicaShift,
+    ScheduledMessage,
     TopicDescription,
     TransactionDescription,
 )
@@ -38,6 +40,7 @@ from escrowmq.actors.client.closing import Closing
 from escrowmq.actors.client.feedback_processes import FeedbackProcesses
 from escrowmq.actors.client.replica_calls import ReplicaCalls
 from escrowmq.actors.client.router import Router, result_of
+from escrowmq.actors.client.schedule_ids import ScheduleId
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.consumer.offsets import OffsetReader
 from escrowmq.replication.calling.answers import MembersReport
@@ -98,6 +101,7 @@ class Admin(Closing):
         self._router = Router(info, calls=calls, name="escrowmq-admin", background=background)
         self._offsets = OffsetReader(self._router)
         self._transactions = TransactionAdmin(self._router, timeout_s)
+        self._scheduled = ScheduledAdmin(self._router, timeout_s)
         self._wanted = Wanted(self._router, timeout_s)
 
     # ------------------------------------------------------------ topics
@@ -254,6 +258,27 @@ class Admin(Closing):
         TransactionSettled, Unavailable.
         """
         return self._transactions.recheck(tx_id, app)
+
+    # ------------------------------------------------------------ delayed messages
+
+    def scheduled(
+        self, topic: str, before: datetime | int | None = None, limit: int = 1000
+    ) -> list[ScheduledMessage]:
+        """Delayed messages of a topic that cannot be read yet, those of the earliest time first.
+
+        ``before``: only those that can be read before this time, as ``deliver_at`` of a message. Messages of
+        open transactions are not among them. Raises ConfigError, UnknownTopic, NotSupported while a leader
+        runs older software.
+        """
+        return self._scheduled.messages(self._topic(topic), before, limit)
+
+    def cancel_scheduled(self, schedule_id: str) -> bool:
+        """Cancels a delayed message; see :meth:`Producer.cancel`."""
+        message = ScheduleId.parse(schedule_id, self.info.cluster_id)
+        known = self._topic(message.topic)
+        if message.partition >= known.partitions:
+            raise UnknownTopic(message.topic, message.partition, known.partitions)
+        return self._scheduled.cancel(message)
 
     # ------------------------------------------------------------ consumer groups
 

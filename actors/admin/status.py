@@ -134,6 +134,7 @@ def _group(gid: int, reports: Mapping[int, ReplicaReport | None]) -> GroupStatus
         None if own is None or own.across is None else _counted(own.across, list(reports.values())),
         None if own is None else own.given_ids,
         None if newest is None else newest.overdue,
+        None if own is None else own.timers,
     )
 
 

@@ -14,6 +14,7 @@ from escrowmq.replication.calling.answers import (
     GivenIdsReport,
     OverdueReport,
     SettledTransaction,
+    TimersReport,
 )
 from escrowmq.replication.model import OpenTransaction, TopicInfo, TransactionState
 
@@ -67,6 +68,18 @@ class TransactionDescription:
     decided_ms: int | None = None
     settled: Mapping[int, SettledTransaction] = field(default_factory=dict)
     checked_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledMessage:
+    """A delayed message that waits. ``deliver_at``: from when on it can be read, in ms since the epoch.
+    ``size_bytes``: as stored. ``schedule_id``: for ``Producer.cancel`` and ``Admin.cancel_scheduled``."""
+
+    topic: str
+    partition: int
+    deliver_at: int
+    size_bytes: int
+    schedule_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +199,8 @@ class GroupStatus:
     ``level``: its format level. ``across``: its transactions over several groups, with the counters of all
     its replicas added up. ``given_ids``: the memory of ids that applications gave. All three are as the
     leader reports or, while there is none, the replica that has applied most; None: no replica answered.
-    ``overdue``: transactions that were not checked in time; None: no leader told.
+    ``overdue``: transactions that were not checked in time; None: no leader told. ``timers``: delayed
+    messages that wait, as ``given_ids``.
     """
 
     group: int
@@ -197,6 +211,7 @@ class GroupStatus:
     across: AcrossReport | None = None
     given_ids: GivenIdsReport | None = None
     overdue: OverdueReport | None = None
+    timers: TimersReport | None = None
 
     @property
     def healthy(self) -> bool:

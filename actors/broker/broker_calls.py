@@ -178,6 +178,10 @@ class BrokerCalls:
         return self._led(lambda parts: parts.inspection.transactions(state, app, topic, limit))
 
     @concurrency("control")
+    def scheduled(self, topic: str, before_ms: int | None, limit: int, after: bytes = b"") -> Reply:
+        return self._led(lambda parts: parts.scheduled.messages(topic, before_ms, limit, after))
+
+    @concurrency("control")
     def find_transaction(self, tx_id: str, app: str | None = None) -> Reply:
         return self._led(lambda parts: parts.inspection.find_transaction(tx_id, app))
 

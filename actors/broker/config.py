@@ -48,6 +48,9 @@ class BrokerConfig:
     #: At commit, bodies of at most this many bytes are copied (TX_MESSAGE) instead of referred to: a
     #: reference costs about as much, and a copy is where the reader reads anyway.
     copy_bytes_max: int = 64
+    #: Delayed messages of a group that cannot be read yet, before TooManyScheduled: 40 bytes of disk each
+    #: beside the message, on every replica.
+    timers_max: int = 100_000_000
     #: Raft: followers wait for a time between these two before they campaign; heartbeats are six times
     #: as frequent as the shorter one, so a single late one deposes no leader.
     election_min_s: float = 0.3
@@ -77,7 +80,7 @@ class BrokerConfig:
 
     def __post_init__(self) -> None:
         check_positive(self, "segment_bytes", "queue_bytes", "request_bytes_max")
-        check_positive(self, "open_transactions_max", "election_min_s", "election_max_s")
+        check_positive(self, "open_transactions_max", "timers_max", "election_min_s", "election_max_s")
         check_positive(self, "heartbeat_s", "produce_threads", "fetch_threads", "control_threads")
         check_positive(self, "feedback_threads")
         check_positive(self, "scrub_bytes_per_s")

@@ -45,6 +45,9 @@ class Background(Protocol):
     def clock(self) -> Callable[[], float]:
         """Seconds of a clock that never goes back."""
 
+    def wall_s(self) -> float:
+        """The time in seconds since the epoch."""
+
     def worker(
         self,
         step: Step,
@@ -74,6 +77,10 @@ class Threads:
     def clock(self) -> Callable[[], float]:
         """See :class:`Background`."""
         return self._clock
+
+    def wall_s(self) -> float:
+        """See :class:`Background`."""
+        return time.time()
 
     def worker(
         self,

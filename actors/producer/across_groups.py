@@ -43,7 +43,10 @@ NOT_OURS = (ResultCode.TX_CONFLICT, ResultCode.DUPLICATE)
 #: A PREPARE that is refused so has opened nothing, and no earlier copy of it has left anything open.
 OPENED_NOTHING = (*NOT_OURS, ResultCode.STALE, ResultCode.TOO_MANY_IDS)
 #: Refusals of a branch that may pass: it can be prepared a little later.
-PASSING = (ResultCode.STALE, ResultCode.TOO_MANY_OPEN, ResultCode.TOO_MANY_IDS, ResultCode.RETRY)
+PASSING = (
+    ResultCode.STALE, ResultCode.TOO_MANY_OPEN, ResultCode.TOO_MANY_IDS, ResultCode.TOO_MANY_SCHEDULED,
+    ResultCode.RETRY,
+)  # fmt: skip
 OnOutcome = Callable[[Outcome], None]
 
 

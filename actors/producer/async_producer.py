@@ -13,16 +13,21 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from escrowmq.actors.client.cancelling import TOPICS_MAX, Cancellation
 from escrowmq.actors.client.closing import AsyncClosing
 from escrowmq.actors.client.loop_bridge import LoopBridge
+from escrowmq.actors.client.schedule_ids import ScheduleId
 from escrowmq.actors.producer import bulk, handing_over
 from escrowmq.actors.producer.bulk_requests import LocalBatch, Requested, TransactionColumns
 from escrowmq.actors.producer.callback_check import check_callable
 from escrowmq.actors.producer.core import ProducerCore
+from escrowmq.actors.producer.delayed_messages import any_delayed
+from escrowmq.actors.producer.delivery_columns import Delivery
 from escrowmq.actors.producer.encoder import as_messages
 from escrowmq.actors.producer.local_transaction import call_local
 from escrowmq.actors.producer.many import Headers
@@ -41,6 +46,7 @@ from escrowmq.replication.errors import (
 from escrowmq.replication.model import Message, RecordMetadata, TransactionState
 
 T = TypeVar("T")
+DeliverAt = datetime | int
 #: Pause between two attempts while the producer's buffer is full.
 ROOM_POLL_S = 0.005
 
@@ -82,10 +88,34 @@ class AsyncProducer(AsyncClosing):
         await self._learn((message,))
         core = self._core
         partition, row = core.encoder.plain(message)
+        if message.delay_s is not None or message.deliver_at is not None:
+            return await self._send_later(message, partition, row)
         sent = core.send(message.topic, partition, row)
         if sent is None:
             sent = await self._until(lambda: core.send(message.topic, partition, row))
         return sent.asyncio_future(self._bridge())
+
+    async def _send_later(
+        self, message: Message, partition: int | None, row: bytes
+    ) -> asyncio.Future[RecordMetadata]:
+        await self._may_delay()
+        core, topic = self._core, message.topic
+        time_ms = core.delays.time_of(message)
+        sent = await self._until(lambda: core.send_later(topic, partition, row, time_ms))
+        return sent.asyncio_future(self._bridge())
+
+    async def cancel(self, schedule_id: str) -> bool:
+        """Cancels a delayed message; see ``Producer.cancel``."""
+        core = self._core
+        core.check_open()
+        wanted = Cancellation(ScheduleId.parse(schedule_id, core.info.cluster_id))
+        await self._may_delay()
+        for _ in range(TOPICS_MAX):
+            await self._learn_topics({wanted.message.topic})
+            answer = await asyncio.wrap_future(core.cancel(wanted))
+            if (done := core.is_cancelled(wanted, answer)) is not None:
+                return done
+        return False
 
     async def send_many(
         self,
@@ -94,10 +124,14 @@ class AsyncProducer(AsyncClosing):
         keys: Iterable[bytes | None] | None = None,
         headers: Headers | Iterable[Headers] = None,
         partition: int | None = None,
+        *,
+        delay_s: float | Sequence[float | None] | None = None,
+        deliver_at: DeliverAt | Sequence[DeliverAt | None] | None = None,
     ) -> SentMany:
         """As ``Producer.send_many``, in a helper thread; returns when each row has an offset or an error. If
         the task is cancelled, the rows that were not handed over yet are not sent; the others may be."""
-        return await self._ended(handing_over.send_many, topic, values, keys, headers, partition)
+        delivery = Delivery(delay_s, deliver_at)
+        return await self._ended(handing_over.send_many, topic, values, keys, headers, partition, delivery)
 
     async def send_table(
         self,
@@ -107,10 +141,13 @@ class AsyncProducer(AsyncClosing):
         value: str = "value",
         key: str | None = None,
         partition: int | None = None,
+        delay_s: float | str | None = None,
+        deliver_at: DeliverAt | str | None = None,
     ) -> SentMany:
         """As ``Producer.send_table``, in a helper thread; returns when each row has an offset or an error.
         A cancelled task: as for ``send_many``."""
-        return await self._ended(handing_over.send_table, topic, table, value, key, partition)
+        delivery = Delivery(delay_s, deliver_at)
+        return await self._ended(handing_over.send_table, topic, table, value, key, partition, delivery)
 
     async def _ended(self, send: Callable[..., SentMany], *args: Any) -> SentMany:
         # A thread of its own: the event loop's few are shared with whoever looks up names.
@@ -207,6 +244,8 @@ class AsyncProducer(AsyncClosing):
         tx_id: str | None = None,
         query_id: str | None = None,
         partition: int | None = None,
+        delay_s: float | str | None = None,
+        deliver_at: DeliverAt | str | None = None,
         transaction_timeout_s: float | None = None,
     ) -> TransactionResults:
         """As ``Producer.send_transactions_table``, encoded in a helper thread; the callback runs in the loop,
@@ -220,6 +259,7 @@ class AsyncProducer(AsyncClosing):
             partition,
             local_transaction,
             transaction_timeout_s,
+            Delivery(delay_s, deliver_at),
             awaits=True,
         )
         return await asyncio.to_thread(call, _in_this_loop(local_transaction))
@@ -242,16 +282,25 @@ class AsyncProducer(AsyncClosing):
 
     async def _learn(self, messages: Iterable[object]) -> None:
         """Looks up topics that this producer does not know yet, so that encoding need not block."""
-        catalog, packer = self._core.catalog, self._core.packer
+        packer = self._core.packer
         if packer is not None and not packer.asked().done():
             await asyncio.shield(asyncio.wrap_future(packer.asked()))
-        topics = {message.topic for message in messages if isinstance(message, Message)}
-        unknown = catalog.unknown(topics)  # anything that is not a message is refused by the encoder
+        # Anything that is not a message is refused by the encoder.
+        await self._learn_topics({message.topic for message in messages if isinstance(message, Message)})
+
+    async def _learn_topics(self, topics: set[str]) -> None:
+        catalog = self._core.catalog
+        unknown = catalog.unknown(topics)
         if unknown:
             await asyncio.wrap_future(catalog.ask(unknown))
             for topic in unknown:
                 if catalog.known(topic) is None:
                     raise UnknownTopic(topic)
+
+    async def _may_delay(self) -> None:
+        """Returns if the cluster takes delayed messages; see ``DelayGate.check``."""
+        if not self._core.delays.ready:
+            await asyncio.to_thread(self._core.delays.check)
 
     async def _until(self, attempt: Callable[[], T | None]) -> T:
         """Waits for room in the producer's buffer; raises Overloaded after ``buffer_wait_s``."""
@@ -288,6 +337,8 @@ class AsyncTransaction(TransactionBase):
     async def send(self, *messages: Message) -> None:
         """Adds messages. They are checked now and sent by ``prepare``."""
         await self._face._learn(messages)
+        if not self._core.delays.ready and any_delayed(messages):
+            await self._face._may_delay()
         self._add(list(messages))
 
     async def prepare(self) -> None:

@@ -97,8 +97,8 @@ class GroupBatcher:
         self._inquiries: deque[InquireBlock] = deque()
         self._dones: deque[DoneBlock] = deque()
         self._dones_since = float("inf")
-        self._streams: dict[tuple[str, int], PartitionStream] = {}
-        self._active: dict[tuple[str, int], PartitionStream] = {}  # the streams that are not idle
+        self._streams: dict[tuple[str, int, bool], PartitionStream] = {}  # by topic, partition, ``later``
+        self._active: dict[tuple[str, int, bool], PartitionStream] = {}  # the streams that are not idle
         self._messages_first = False
         self._tx_bytes = 0
         self._tx_since = float("inf")  # the oldest transaction may have been waiting since then
@@ -144,9 +144,10 @@ class GroupBatcher:
         self._dones.append(block)
         self._dones_since = min(self._dones_since, now)
 
-    def stream(self, topic: str, partition: int) -> PartitionStream | None:
-        """The queue of a partition's plain messages, to add something to; None: it does not exist yet."""
-        key = (topic, partition)
+    def stream(self, topic: str, partition: int, later: bool = False) -> PartitionStream | None:
+        """The queue of a partition's plain messages, to add something to; None: it does not exist yet.
+        ``later``: that of the delayed ones."""
+        key = (topic, partition, later)
         stream = self._streams.get(key)
         if stream is not None:
             self._active[key] = stream
@@ -154,8 +155,8 @@ class GroupBatcher:
 
     def add_stream(self, stream: PartitionStream) -> None:
         """Adds the queue of a partition that had none so far."""
-        self._streams[stream.topic, stream.partition] = stream
-        self._active[stream.topic, stream.partition] = stream
+        key = (stream.topic, stream.partition, stream.later)
+        self._streams[key] = self._active[key] = stream
 
     def idle(self) -> bool:
         """Whether nothing waits here and no plain message is under way."""

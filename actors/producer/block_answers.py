@@ -16,6 +16,8 @@ from escrowmq.replication.calling.answers import Standing
 from escrowmq.replication.model import ResultCode, TransactionState
 
 _ALL_DONE = (ResultCode.OK, ResultCode.DUPLICATE)
+#: Refusals of a whole operation because it brings more than there is room for.
+_LIMITS = (ResultCode.TOO_MANY_OPEN, ResultCode.TOO_MANY_SCHEDULED)
 #: Refusals of a whole operation because of one topic, which the answer names.
 _OF_A_TOPIC = (ResultCode.UNKNOWN_TOPIC, ResultCode.BAD_PARTITION, ResultCode.OTHER_TOPIC)
 
@@ -118,15 +120,16 @@ def retry_apart(blocks: Sequence[PrepareBlock], result: Sequence[Any]) -> list[P
     """What to prepare again, more finely divided, after a *whole* operation was refused.
 
     Refused because of one topic: transactions that touch it end here, the others are tried without them.
-    Refused because of the limit of open transactions: in halves, down to single ones, so that as many as fit
-    get in. Refused for any other reason: each block by itself. What cannot be divided further ends here.
+    Refused because of a limit (of open transactions, of waiting messages): in halves, down to single ones, so
+    that as many as fit get in. Refused for any other reason: each block by itself. What cannot be divided
+    further ends here.
     """
     code, info = result[0], result[1] if len(result) > 1 else None
     again: list[PrepareBlock] = []
     for block in blocks:
         count = len(block.tx_ids)
         everyone = range(count)
-        if code == ResultCode.TOO_MANY_OPEN:
+        if code in _LIMITS:
             if len(blocks) > 1:
                 again.append(block)
             elif count == 1:

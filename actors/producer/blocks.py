@@ -11,6 +11,13 @@ from itertools import accumulate
 from typing import Any
 
 from escrowmq.actors.client.failures import Failure
+from escrowmq.actors.producer.delayed_blocks import (
+    NONE_LATER,
+    LaterColumns,
+    encode_later,
+    merge_later,
+    select_later,
+)
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import PrepareExtra
 
@@ -38,8 +45,8 @@ class PrepareBlock:
 
     __slots__ = (
         "_columns", "alone", "deadline", "digests", "done", "given", "heard_ms", "home_group", "home_index",
-        "home_topic", "newest_at", "opened_at", "part", "participants", "parts", "perhaps_open", "query_ids",
-        "single", "size", "timeout_ms", "tx_ids",
+        "home_topic", "later", "newest_at", "opened_at", "part", "participants", "parts", "perhaps_open",
+        "query_ids", "single", "size", "timeout_ms", "tx_ids",
     )  # fmt: skip
 
     def __init__(
@@ -64,6 +71,8 @@ class PrepareBlock:
             self.single = content
         else:
             self._columns = content  # type: ignore[assignment]
+        #: The delayed ones of its messages; the others are in ``columns``.
+        self.later = NONE_LATER
         self.size = size
         self.given = given
         self.alone = False
@@ -85,7 +94,7 @@ class PrepareBlock:
 
     @property
     def columns(self) -> dict[tuple[str, int], Column]:
-        """The messages by partition."""
+        """The messages by partition, without the delayed ones."""
         if self._columns is not None:
             return self._columns
         assert self.single is not None
@@ -116,7 +125,8 @@ class PrepareBlock:
 
     def touching(self, topic: str) -> set[int]:
         """Positions of the transactions that send to ``topic``."""
-        return {tx for (name, _), column in self.columns.items() if name == topic for tx in column[0]}
+        hit = {tx for (name, _), column in self.columns.items() if name == topic for tx in column[0]}
+        return hit.union(*(later[0] for (name, _), later in self.later.items() if name == topic))
 
     def select(self, positions: Sequence[int]) -> PrepareBlock:
         """A block of some of these transactions, in the order given; its ``done`` is not set."""
@@ -131,6 +141,7 @@ class PrepareBlock:
                 kept_sizes = [sizes[i] for i in kept]
                 columns[name] = ([place[txs[i]] for i in kept], kept_sizes, [rows[i] for i in kept])
                 size += sum(kept_sizes)
+        later, later_size = select_later(self.later, place)
         block = PrepareBlock(
             self.home_topic,
             self.home_group,
@@ -140,9 +151,10 @@ class PrepareBlock:
             [self.query_ids[i] for i in positions],
             [self.digests[i] for i in positions],
             columns,
-            size,
+            size + later_size,
             self.given,
         )
+        block.later = later
         block.deadline, block.heard_ms = self.deadline, self.heard_ms
         block.perhaps_open = self.perhaps_open
         block.participants, block.parts = self.participants, self.parts
@@ -246,9 +258,9 @@ def encode_prepare(
     """
     first = blocks[0]
     tx_ids, query_ids, digests = first.tx_ids, first.query_ids, first.digests
-    columns = first.columns if len(blocks) == 1 else {}
+    columns, later = (first.columns, first.later) if len(blocks) == 1 else ({}, NONE_LATER)
     if len(blocks) > 1:
-        tx_ids, query_ids, digests, columns = _merge(blocks)
+        tx_ids, query_ids, digests, columns, later = _merge(blocks)
     frames = [
         ops.prepare(
             app,
@@ -259,12 +271,14 @@ def encode_prepare(
             first.part,
             digests,
             first.home_group,
-            len(columns),
+            len(columns) + len(later),
             None if instance is None else _extra(blocks, instance, heard_ms),
         )
     ]
     for (topic, partition), (txs, sizes, rows) in columns.items():
         frames.append(ops.pre_message(topic, partition, txs, sizes, rows, id_of(topic)))
+    if later:
+        frames += encode_later(later, id_of)
     return b"".join(frames)
 
 
@@ -278,11 +292,12 @@ def _extra(blocks: Sequence[PrepareBlock], instance: str, heard_ms: int) -> Prep
 
 def _merge(
     blocks: Sequence[PrepareBlock],
-) -> tuple[list[str], list[str], list[int], dict[tuple[str, int], Column]]:
+) -> tuple[list[str], list[str], list[int], dict[tuple[str, int], Column], LaterColumns]:
     tx_ids: list[str] = []
     query_ids: list[str] = []
     digests: list[int] = []
     columns: dict[tuple[str, int], Column] = {}
+    delayed: list[tuple[int, LaterColumns]] = []
     for block in blocks:
         start = len(tx_ids)
         tx_ids += block.tx_ids
@@ -297,6 +312,8 @@ def _merge(
             column[1].append(len(row))
             column[2].append(row)
             continue
+        if block.later:
+            delayed.append((start, block.later))
         for name, (txs, sizes, rows) in block.columns.items():
             column = columns.get(name)
             if column is None:
@@ -304,7 +321,7 @@ def _merge(
             column[0].extend([tx + start for tx in txs] if start else txs)
             column[1].extend(sizes)
             column[2].extend(rows)
-    return tx_ids, query_ids, digests, columns
+    return tx_ids, query_ids, digests, columns, merge_later(delayed) if delayed else NONE_LATER
 
 
 def encode_decision(app: str, blocks: Sequence[DecisionBlock]) -> bytes:

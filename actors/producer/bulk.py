@@ -20,6 +20,7 @@ from escrowmq.actors.producer.bulk_blocks import BlockBuilder, BlockUnit, BulkUn
 from escrowmq.actors.producer.bulk_requests import LocalBatch, PreparedTransaction, Requested, unpack
 from escrowmq.actors.producer.bulk_spread import SpreadBuilder, SpreadUnit
 from escrowmq.actors.producer.core import ProducerCore
+from escrowmq.actors.producer.delayed_messages import Later, together
 from escrowmq.actors.producer.encoder import check_id, check_query_id
 from escrowmq.actors.producer.local_transaction import decision_of, leaves_open
 from escrowmq.actors.producer.results import TransactionResult
@@ -106,6 +107,7 @@ class BulkRun:
         self._builders: dict[tuple[int, str], BlockBuilder] = {}
         self._spread: dict[SpreadKey, SpreadBuilder] = {}  # by home topic and groups
         self._given: set[str] = set()
+        self._none_later: list[Later] = []  # made once for all transactions without delayed messages
         self._units: list[BulkUnit] = []
         self._failed: list[tuple[int, TransactionResult]] = []
         self._count = 0
@@ -122,7 +124,7 @@ class BulkRun:
         """Encodes one transaction; sends its block when that is full."""
         self._count = index + 1
         core = self._core
-        tx_id = ""
+        tx_id, later = "", self._none_later
         try:
             messages, query_id, given_id = unpack(item)
             if given_id is None:
@@ -131,7 +133,7 @@ class BulkRun:
                 tx_id = check_id(given_id)
                 self._hold(tx_id)
             query_id = tx_id if query_id is None else check_query_id(query_id)
-            placed, size = core.encoder.place(messages, tx_id)
+            placed, size = core.encoder.place(messages, tx_id, later)
         except Closed:
             raise
         except TransactionRunning as error:  # the running transaction decides about its messages
@@ -140,25 +142,28 @@ class BulkRun:
         except EscrowMQError as error:
             self._failed.append((index, TransactionResult(tx_id, TransactionState.ROLLBACK, error)))
             return
-        topic, partition, _ = placed[0]
-        group_of = core.encoder.group_of
-        gid = group_of(topic, partition)
-        one_group = core.info.groups == 1 or all(group_of(t, p) == gid for t, p, _ in placed)
+        given = given_id is not None
+        every: Sequence[Placed | Later] = placed
+        if later:
+            every, self._none_later = together(placed, later), []
+        topic, group_of = every[0][0], core.encoder.group_of
+        gid = group_of(topic, every[0][1])
+        one_group = core.info.groups == 1 or all(group_of(m[0], m[1]) == gid for m in every)
         if size > core.config.part_bytes:
-            plan = core.encoder.plan(tx_id, query_id, placed, size, self._timeout_ms, given_id is not None)
+            plan = core.encoder.plan(tx_id, query_id, placed, size, self._timeout_ms, given, later)
             self._send(PlanUnit(core, plan, index, self._give_up_s))
             return
         if not one_group:
-            self._add_spread(tx_id, query_id, placed, size, index, given=given_id is not None)
+            self._add_spread(tx_id, query_id, placed, later, size, index, given=given)
             return
         builder = self._builders.get((gid, topic))
         if builder is None:
             builder = self._builders[gid, topic] = BlockBuilder(gid, topic)
-        if given_id is not None:
+        if given:
             if tx_id in builder.ids:  # refused twice in one operation; in the next one it is recognised
                 builder = self._send_block(builder)
             builder.ids.add(tx_id)
-        builder.add(tx_id, query_id, placed, size, index)
+        builder.add(tx_id, query_id, placed, size, index, later)
         count = len(builder.tx_ids)
         if builder.size + TX_OVERHEAD * count >= core.config.request_bytes or count >= BLOCK_TRANSACTIONS:
             self._send_block(builder)
@@ -176,12 +181,22 @@ class BulkRun:
         self._given.add(tx_id)
 
     def _add_spread(
-        self, tx_id: str, query_id: str, placed: Sequence[Placed], size: int, index: int, *, given: bool
+        self,
+        tx_id: str,
+        query_id: str,
+        placed: Sequence[Placed],
+        later: Sequence[Later],
+        size: int,
+        index: int,
+        *,
+        given: bool,
     ) -> None:
         """Adds a transaction over several groups to the block of those with the same groups and home."""
-        core, topic = self._core, placed[0][0]
+        core = self._core
+        every = together(placed, later)
+        topic = every[0][0]
         group_of = core.encoder.group_of
-        groups = tuple(dict.fromkeys(group_of(t, p) for t, p, _ in placed))
+        groups = tuple(dict.fromkeys(group_of(m[0], m[1]) for m in every))
         key: SpreadKey = (topic, groups[0], tuple(sorted(groups[1:])))
         builder = self._spread.get(key)
         if builder is None:
@@ -191,7 +206,7 @@ class BulkRun:
             builder = self._spread[key] = SpreadBuilder(groups, topic)
         if given:
             builder.ids.add(tx_id)
-        builder.add(tx_id, query_id, placed, size, index, group_of)
+        builder.add(tx_id, query_id, placed, size, index, group_of, later)
         count = len(builder.tx_ids)
         # As large as in one group: each group's block is a separate call with a part of it.
         full = core.config.request_bytes * len(groups)

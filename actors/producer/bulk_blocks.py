@@ -13,6 +13,8 @@ from escrowmq.actors.client.failures import Failure
 from escrowmq.actors.producer import across_groups as flows
 from escrowmq.actors.producer.blocks import Column, DecisionBlock, Outcome, Placed, PrepareBlock, Problems
 from escrowmq.actors.producer.core import ProducerCore
+from escrowmq.actors.producer.delayed_blocks import LaterColumns, add_later, digest_with
+from escrowmq.actors.producer.delayed_messages import Later
 from escrowmq.actors.producer.encoder import TxPlan, crc32c, digest_of
 from escrowmq.actors.producer.results import TransactionResult, decided, prepare_problem, prepared, unprepared
 from escrowmq.replication.errors import (
@@ -213,7 +215,10 @@ class PlanUnit(BulkUnit):
 class BlockBuilder:
     """Collects simple transactions of one group and home topic into columns."""
 
-    __slots__ = ("_columns", "_digests", "gid", "home_topic", "ids", "indexes", "query_ids", "size", "tx_ids")
+    __slots__ = (
+        "_columns", "_digests", "_later", "gid", "home_topic", "ids", "indexes", "query_ids", "size",
+        "tx_ids",
+    )  # fmt: skip
 
     def __init__(self, gid: int, home_topic: str) -> None:
         self.gid, self.home_topic = gid, home_topic
@@ -223,9 +228,18 @@ class BlockBuilder:
         self.ids: set[str] = set()  # given ids only: generated ones never repeat
         self._digests: list[int] = []
         self._columns: dict[tuple[str, int], Column] = {}
+        self._later: LaterColumns = {}
         self.size = 0
 
-    def add(self, tx_id: str, query_id: str, placed: Sequence[Placed], size: int, index: int) -> None:
+    def add(
+        self,
+        tx_id: str,
+        query_id: str,
+        placed: Sequence[Placed],
+        size: int,
+        index: int,
+        later: Sequence[Later] = (),
+    ) -> None:
         """Adds a transaction."""
         place = len(self.tx_ids)
         self.tx_ids.append(tx_id)
@@ -241,7 +255,11 @@ class BlockBuilder:
             column[1].append(len(row))
             column[2].append(row)
         single = len(placed) == 1
-        self._digests.append(crc32c(placed[0][2]) if single else digest_of([row for _, _, row in placed]))
+        digest = crc32c(placed[0][2]) if single else digest_of([row for _, _, row in placed])
+        if later:
+            add_later(self._later, place, later)
+            digest = digest_with(digest, later)
+        self._digests.append(digest)
 
     def unit(self, core: ProducerCore, timeout_ms: int, given: set[str]) -> BlockUnit:
         """Everything collected, as a unit."""
@@ -257,5 +275,6 @@ class BlockBuilder:
             self.size,
             bool(self.ids),
         )
+        block.later = self._later
         core.encoder.pack_block(block)
         return BlockUnit(core, self.gid, block, self.indexes, given)

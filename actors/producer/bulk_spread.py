@@ -16,6 +16,8 @@ from escrowmq.actors.producer import across_groups
 from escrowmq.actors.producer.blocks import Column, Outcome, Placed, PrepareBlock
 from escrowmq.actors.producer.bulk_blocks import BulkUnit, Report
 from escrowmq.actors.producer.core import ProducerCore
+from escrowmq.actors.producer.delayed_blocks import LaterColumns, add_later, digest_with
+from escrowmq.actors.producer.delayed_messages import Later
 from escrowmq.actors.producer.encoder import digest_of
 from escrowmq.actors.producer.results import prepare_problem, unprepared
 from escrowmq.replication.errors import OutcomeUnknown
@@ -133,6 +135,7 @@ class SpreadBuilder:
         self.size = 0
         self._digests: dict[int, list[int]] = {gid: [] for gid in groups}
         self._columns: dict[int, dict[tuple[str, int], Column]] = {gid: {} for gid in groups}
+        self._later: dict[int, LaterColumns] = {gid: {} for gid in groups}
 
     def add(
         self,
@@ -142,6 +145,7 @@ class SpreadBuilder:
         size: int,
         index: int,
         group_of: Callable[[str, int], int],
+        later: Sequence[Later] = (),
     ) -> None:
         """Adds a transaction; ``group_of``: see ``Encoder``."""
         place = len(self.tx_ids)
@@ -162,9 +166,14 @@ class SpreadBuilder:
             rows_of[gid].append(row)
         home = self.groups[0]
         # The digest that the home group remembers with the id covers all of its content, in all groups.
-        self._digests[home].append(digest_of(row for _, _, row in placed))
+        self._digests[home].append(digest_with(digest_of(row for _, _, row in placed), later))
+        later_of: dict[int, list[Later]] = {}
+        for one in later:
+            later_of.setdefault(group_of(one.topic, one.partition), []).append(one)
+        for gid, items in later_of.items():
+            add_later(self._later[gid], place, items)
         for gid in self.groups[1:]:
-            self._digests[gid].append(digest_of(rows_of[gid]))
+            self._digests[gid].append(digest_with(digest_of(rows_of[gid]), later_of.get(gid, ())))
 
     def unit(self, core: ProducerCore, timeout_ms: int, given: set[str], limit_wait_s: float) -> SpreadUnit:
         """Everything collected, as a unit."""
@@ -173,6 +182,7 @@ class SpreadBuilder:
         for gid in self.groups:
             columns = self._columns[gid]
             size = sum(sum(column[1]) for column in columns.values())
+            size += sum(sum(later[1]) for later in self._later[gid].values())
             blocks[gid] = PrepareBlock(
                 self.home_topic,
                 -1 if gid == home else home,
@@ -185,6 +195,7 @@ class SpreadBuilder:
                 size,
                 bool(self.ids),
             )
+            blocks[gid].later = self._later[gid]
             core.encoder.pack_block(blocks[gid])
         blocks[home].participants = tuple(sorted(self.groups[1:]))
         return SpreadUnit(core, self.groups, blocks, self.indexes, given, limit_wait_s)

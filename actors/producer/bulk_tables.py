@@ -19,6 +19,7 @@ from escrowmq.actors.producer.bulk import BulkRun, carry_out, decisions_of
 from escrowmq.actors.producer.bulk_blocks import BlockUnit
 from escrowmq.actors.producer.bulk_requests import PreparedTransaction, TransactionColumns
 from escrowmq.actors.producer.core import ProducerCore
+from escrowmq.actors.producer.delivery_columns import Delivery, times_of_table
 from escrowmq.actors.producer.encoder import check_id, check_query_id
 from escrowmq.actors.producer.local_transaction import decision_of
 from escrowmq.actors.producer.many import check_topic
@@ -33,6 +34,7 @@ from escrowmq.actors.producer.transaction_results import (
     TransactionResults,
 )
 from escrowmq.actors.producer.transaction_rows import Chunk, TransactionRows
+from escrowmq.replication.delivery_times import AT_ONCE, given_by
 from escrowmq.replication.errors import (
     EscrowMQError,
     InvalidDecision,
@@ -61,6 +63,7 @@ def send_transactions_table(
     partition: int | None,
     local: LocalTable | None,
     transaction_timeout_s: float | None,
+    delivery: Delivery,
 ) -> TransactionResults:
     """See ``Producer.send_transactions_table``."""
     ms = timeout_ms(transaction_timeout_s, core.config.transaction_timeout_s)
@@ -69,7 +72,8 @@ def send_transactions_table(
     rows = TransactionRows(
         core.config, topic, partitions, group_of, table, columns, partition, ms, core.encoder.pack_column
     )
-    run = _TableRun(core, ms, topic, rows, partition, pipelined=local is None)
+    times = times_of_table(core.delays, table, delivery, len(rows))
+    run = _TableRun(core, ms, topic, rows, partition, times, pipelined=local is None)
     carry_out(run, run.add_all, local)
     return run.columns()
 
@@ -84,11 +88,12 @@ class _TableRun(BulkRun):
         topic: str,
         rows: TransactionRows,
         partition: int | None,
+        times: list[int] | None,
         *,
         pipelined: bool,
     ) -> None:
         super().__init__(core, ms, pipelined=pipelined)
-        self._topic, self._rows, self._partition = topic, rows, partition
+        self._topic, self._rows, self._partition, self._times = topic, rows, partition, times
         self._codes: Codes = np.full(len(rows), COMMITTED, np.int8)
 
     # ------------------------------------------------------------ adding
@@ -96,6 +101,8 @@ class _TableRun(BulkRun):
     def add_all(self) -> None:
         """Encodes all rows, and sends their blocks."""
         for chunk in self._rows.chunks():
+            if self._times is not None:
+                chunk.odd[:] |= np.array(self._times[chunk.start : chunk.start + len(chunk.odd)]) != AT_ONCE
             self._hold_all(chunk)
             for block in self._rows.blocks(chunk, self._core.ids):
                 if isinstance(block, list):
@@ -131,7 +138,11 @@ class _TableRun(BulkRun):
         key = chunk.cell(chunk.keys, at)
         value = chunk.cell(chunk.values, at)
         message = Message(
-            self._topic, _bytes(value), None if key is None else _bytes(key), {}, self._partition
+            self._topic,
+            _bytes(value),
+            None if key is None else _bytes(key),
+            partition=self._partition,
+            **given_by(AT_ONCE if self._times is None else self._times[index]),
         )
         self.add(index, (message, query_id, given))
 

@@ -11,10 +11,13 @@ import heapq
 import itertools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 from escrowmq.actors.client.background import Background, Threads
+from escrowmq.actors.client.cancelling import Cancellation, OtherTopic
 from escrowmq.actors.client.catalog import TopicCatalog
 from escrowmq.actors.client.failures import Failure, FailureKind
 from escrowmq.actors.client.forking import FORKED, tell_after_fork
@@ -28,8 +31,10 @@ from escrowmq.actors.producer.batcher import BuiltRequest, GroupBatcher
 from escrowmq.actors.producer.blocks import Block, DecisionBlock, DoneBlock, PrepareBlock
 from escrowmq.actors.producer.buffer_bound import BufferBound
 from escrowmq.actors.producer.config import ProducerConfig
+from escrowmq.actors.producer.delay_gate import DelayGate
 from escrowmq.actors.producer.encoder import Encoder, check_app
 from escrowmq.actors.producer.ids import client_version, instance_id, transaction_ids
+from escrowmq.actors.producer.later_stream import LaterParcel, LaterStream
 from escrowmq.actors.producer.parcel import Parcel
 from escrowmq.actors.producer.partition_stream import ROWS_MAX, PartitionStream
 from escrowmq.actors.producer.running import RunningHere
@@ -38,7 +43,7 @@ from escrowmq.actors.producer.send_future import SendFuture
 from escrowmq.actors.producer.statistics import Counted, ProducerStatistics
 from escrowmq.actors.producer.value_encoder import ValueEncoder
 from escrowmq.actors.producer.value_packer import ValuePacker
-from escrowmq.replication.errors import Closed, Overloaded
+from escrowmq.replication.errors import Closed, Overloaded, UnknownTopic
 
 _CLOSED = "this producer was closed; create a new one"
 
@@ -82,6 +87,9 @@ class ProducerCore:
             if how is not None:
                 self.packer = ValuePacker(how, self.router, self.clock)
             self.encoder = ValueEncoder(config, *places, serialize, self.packer)
+        #: Whether the cluster takes delayed messages, and their times.
+        self.delays = DelayGate(self.router, config.delivery_timeout_s, background.wall_s)
+        self.encoder.time_of = self.delays.time_of
         owner = self.instance if answers_checks else ""
         self._counted = Counted()
         self._batchers = [
@@ -97,6 +105,7 @@ class ProducerCore:
         self._why = _CLOSED
         self._parcels: list[Parcel] = []
         self._open: dict[str, dict[int, Parcel]] = {}  # those of them that still take messages
+        self._open_later: dict[tuple[str, int], LaterParcel] = {}
         self._blocks: list[tuple[int, Block]] = []
         self._inbox_bytes = 0
         # Whether the router's thread will look at the inbox by itself before a linger is over. Waking it for
@@ -141,6 +150,29 @@ class ProducerCore:
             self.router.wakeup.set()
         return future
 
+    def send_later(self, topic: str, partition: int | None, row: bytes, time_ms: int) -> SendFuture | None:
+        """As ``send``, for a delayed message. ``time_ms``: when it can be read, as requests carry it."""
+        size = len(row)
+        with self._lock:
+            if self._closed:
+                raise Closed(self._why)
+            if self._full(size):
+                return None
+            place = topic, self.gathers(topic) if partition is None else partition
+            parcel = self._open_later.get(place)
+            if parcel is None or parcel.size >= self.config.request_bytes or len(parcel.rows) >= ROWS_MAX:
+                parcel = self._open_later[place] = LaterParcel(*place)
+                self._parcels.append(parcel)
+            future = SendFuture(parcel, len(parcel.rows))
+            parcel.rows.append(row)
+            parcel.times.append(time_ms)
+            parcel.size += size
+            self._buffered += size
+            self._inbox_bytes += size
+        if not self._looks_soon_for_messages or self._inbox_bytes >= self.config.request_bytes:
+            self.router.wakeup.set()
+        return future
+
     def hand_over(self, topic: str, piece: Piece, size: int) -> list[Parcel] | None:
         """Queues encoded messages of ``size`` bytes if there is room now; None if not. One parcel for each
         run."""
@@ -167,6 +199,11 @@ class ProducerCore:
             partition = self.gathers(topic)
             if run.size >= self.config.request_bytes // 2:  # about a batch: the next one goes elsewhere
                 self._turn_sticky(topic, partition)
+        if run.times is not None:
+            later = LaterParcel(topic, partition)
+            later.fill(run.rows, run.sizes, run.size, run.times)
+            self._open_later.pop((topic, partition), None)
+            return later
         parcel = Parcel(topic, partition)
         parcel.rows, parcel.sizes, parcel.size = run.rows, run.sizes, run.size
         of_topic = self._open.get(topic)
@@ -282,6 +319,33 @@ class ProducerCore:
             bytes_saved=0 if self.packer is None else self.packer.bytes_saved,
         )
 
+    # ------------------------------------------------------------ cancelling
+
+    def cancel(self, wanted: Cancellation) -> Future[Any]:
+        """Asks the broker to cancel a delayed message; see ``is_cancelled`` for the answer. Its topic may be
+        looked up first. Raises UnknownTopic."""
+        topic, partition = wanted.message.topic, wanted.message.partition
+        count = self.encoder.partitions(topic)
+        if partition >= count:
+            raise UnknownTopic(topic, partition, count)
+        request = wanted.request(self.router.places.id_of(topic))
+        gid = self.encoder.group_of(topic, partition)
+        timeout_s, again = self.config.delivery_timeout_s, wanted.note_repeated
+        return self.router.leader_call(gid, "submit", request, timeout_s=timeout_s, repeated=again)
+
+    def is_cancelled(self, wanted: Cancellation, results: Sequence[Any]) -> bool | None:
+        """What was answered; None: nothing was done, ask again. Raises UnknownTopic, OutcomeUnknown."""
+        topic = wanted.message.topic
+        try:
+            done = wanted.is_done(results[0])
+        except UnknownTopic:
+            self.catalog.forget(topic)
+            raise
+        if isinstance(done, OtherTopic):
+            self.router.places.hear_id(topic, done.topic_id)
+            return None
+        return done
+
     # ------------------------------------------------------------ closing
 
     def flush(self, timeout_s: float) -> bool:
@@ -356,6 +420,7 @@ class ProducerCore:
         with self._lock:
             parcels, self._parcels = self._parcels, []
             self._open = {}
+            self._open_later = {}
             blocks, self._blocks = self._blocks, []
             self._blocks_here = [0] * len(self._blocks_here)
             self._inbox_bytes = 0
@@ -372,13 +437,14 @@ class ProducerCore:
         for parcel in parcels:
             topic, partition = parcel.topic, parcel.partition
             gid = group_of(topic, partition)
-            stream = self._batchers[gid].stream(topic, partition)
+            stream = self._batchers[gid].stream(topic, partition, parcel.later)
             if stream is None:
-                stream = self._new_stream(gid, topic, partition)
+                stream = self._new_stream(gid, topic, partition, parcel.later)
             stream.add(parcel, now)
 
-    def _new_stream(self, gid: int, topic: str, partition: int) -> PartitionStream:
-        stream = PartitionStream(
+    def _new_stream(self, gid: int, topic: str, partition: int, later: bool) -> PartitionStream:
+        make = partial(LaterStream, cluster_id=self.info.cluster_id) if later else PartitionStream
+        stream = make(
             topic,
             partition,
             self.instance,

@@ -15,6 +15,8 @@ import google_crc32c
 
 from escrowmq.actors.producer.blocks import Column, Placed, PrepareBlock
 from escrowmq.actors.producer.config import ProducerConfig
+from escrowmq.actors.producer.delayed_blocks import add_later, digest_with
+from escrowmq.actors.producer.delayed_messages import Later, takes_none, together
 from escrowmq.replication.errors import InvalidMessage, MessageTooLarge, UnknownTopic
 from escrowmq.replication.format.codec import FRAME, encode_row
 from escrowmq.replication.model import Message
@@ -65,6 +67,8 @@ class Encoder:
     serialize: Callable[[Any], bytes] | None = None
     pack: Callable[[bytes], bytes] | None = None
     pack_column: Callable[[Any], Any] | None = None
+    #: The time of a delayed message, as requests carry it; see ``DelayGate``.
+    time_of: Callable[[Message], int] = staticmethod(takes_none)
 
     def __init__(
         self,
@@ -95,9 +99,13 @@ class Encoder:
             raise MessageTooLarge(len(row), self._config.message_bytes_max)
         return partition, row
 
-    def place(self, messages: Sequence[Message], tx_id: str) -> tuple[list[Placed], int]:
-        """A transaction's messages with their partitions and rows, and their total size in bytes."""
+    def place(
+        self, messages: Sequence[Message], tx_id: str, later: list[Later] | None = None
+    ) -> tuple[list[Placed], int]:
+        """A transaction's messages with their partitions and rows, and the total size in bytes. Delayed ones
+        are added to ``later``, which has those that the transaction has already; None: there can be none."""
         placed: list[Placed] = []
+        delayed: list[tuple[Message, int, bytes]] | None = None
         total = 0
         limit = self._config.message_bytes_max
         for message in messages:
@@ -112,10 +120,26 @@ class Encoder:
             if len(row) > limit:
                 raise MessageTooLarge(len(row), limit)
             total += len(row)
-            placed.append((topic, partition, row))
+            if message.delay_s is None and message.deliver_at is None:
+                placed.append((topic, partition, row))
+            else:
+                delayed = [] if delayed is None else delayed
+                delayed.append((message, partition, row))
         if total > self._config.transaction_bytes_max:
             raise MessageTooLarge(total, self._config.transaction_bytes_max)
+        if delayed:
+            self._place_later(delayed, later)
         return placed, total
+
+    def _place_later(self, delayed: Sequence[tuple[Message, int, bytes]], later: list[Later] | None) -> None:
+        """Adds all of them or, if one is refused, none."""
+        time_of, start = (takes_none, 0) if later is None else (self.time_of, len(later))
+        added = [
+            Later(message.topic, partition, row, time_of(message), start + number)
+            for number, (message, partition, row) in enumerate(delayed)
+        ]
+        if later is not None:
+            later += added
 
     def _value_of(self, message: Message) -> Any:
         return message.value
@@ -124,11 +148,19 @@ class Encoder:
         """Compresses the values of a block, if this producer does that."""
 
     def plan(
-        self, tx_id: str, query_id: str, placed: Sequence[Placed], size: int, timeout_ms: int, given_id: bool
+        self,
+        tx_id: str,
+        query_id: str,
+        placed: Sequence[Placed],
+        size: int,
+        timeout_ms: int,
+        given_id: bool,
+        later: Sequence[Later] = (),
     ) -> TxPlan:
-        """The blocks of one transaction, from :meth:`place`."""
-        home_topic = placed[0][0]
-        if len(placed) == 1:  # by far the most frequent case
+        """The blocks of one transaction, from :meth:`place`. Its home is where its first message goes; one
+        that is not delayed, if there is one."""
+        home_topic = (placed or later)[0][0]
+        if len(placed) == 1 and not later:  # by far the most frequent case
             row = placed[0][2]
             home = self.group_of(home_topic, placed[0][1])
             single = PrepareBlock(
@@ -145,22 +177,23 @@ class Encoder:
             )
             self.pack_block(single)
             return TxPlan(tx_id, query_id, home_topic, (home,), single, None, size, given_id)
-        by_group: dict[int, list[Placed]] = {}
-        for item in placed:
+        by_group: dict[int, list[Placed | Later]] = {}
+        for item in together(placed, later):
             by_group.setdefault(self.group_of(item[0], item[1]), []).append(item)
         groups = tuple(by_group)
         header = (home_topic, timeout_ms, tx_id, query_id, given_id)
         parts: dict[int, list[PrepareBlock]] = {}
+        make = _block_with_later if later else _block
         for gid, items in by_group.items():
             home_group = -1 if gid == groups[0] else groups[0]
             parts[gid] = [
-                _block(header, home_group, number, part)
+                make(header, home_group, number, part)
                 for number, part in enumerate(_split(items, self._config.part_bytes))
             ]
         first = parts[groups[0]]
         _announce(parts, groups)
         # The digest that the home group remembers with the id covers all of its content, in all groups.
-        first[0].digests = (digest_of(row for _, _, row in placed),)
+        first[0].digests = (digest_with(digest_of(row for _, _, row in placed), later),)
         for blocks in parts.values():
             for block in blocks:  # last: parts and digests must not depend on what compression makes of them
                 self.pack_block(block)
@@ -247,10 +280,11 @@ def _not_encoded(topic: str, error: Exception) -> InvalidMessage:
     return InvalidMessage(f"message to {topic!r} cannot be encoded: {error}")
 
 
-def _split(items: Sequence[Placed], part_bytes: int) -> Iterable[Sequence[Placed]]:
+def _split(items: Sequence[Placed | Later], part_bytes: int) -> Iterable[Sequence[Placed | Later]]:
     """Runs of messages of at most ``part_bytes`` (or a single message); nearly always just one run."""
     start = size = 0
-    for at, (_, _, row) in enumerate(items):
+    for at, item in enumerate(items):
+        row = item[2]
         if size and size + len(row) > part_bytes:
             yield items[start:at]
             start, size = at, 0
@@ -266,8 +300,19 @@ def digest_of(rows: Iterable[bytes]) -> int:
     return digest
 
 
+def _block_with_later(
+    header: tuple[str, int, str, str, bool], home_group: int, number: int, items: Sequence[Placed | Later]
+) -> PrepareBlock:
+    later = [item for item in items if isinstance(item, Later)]
+    block = _block(header, home_group, number, [item for item in items if not isinstance(item, Later)])
+    block.later = {}
+    block.size += add_later(block.later, 0, later)
+    block.digests = (digest_with(block.digests[0], later),)
+    return block
+
+
 def _block(
-    header: tuple[str, int, str, str, bool], home_group: int, number: int, items: Sequence[Placed]
+    header: tuple[str, int, str, str, bool], home_group: int, number: int, items: Sequence[Any]
 ) -> PrepareBlock:
     home_topic, timeout_ms, tx_id, query_id, given = header
     columns: dict[tuple[str, int], Column] = {}

@@ -7,6 +7,13 @@ from functools import partial
 from typing import Any
 
 from escrowmq.actors.producer.core import ProducerCore
+from escrowmq.actors.producer.delivery_columns import (
+    NOT_DELAYED,
+    Delivery,
+    timed,
+    times_of_rows,
+    times_of_table,
+)
 from escrowmq.actors.producer.many import Columns, Headers, check_topic
 from escrowmq.actors.producer.parcel import Ending, Parcel
 from escrowmq.actors.producer.runs import Piece
@@ -21,6 +28,7 @@ def send_many(
     keys: Iterable[bytes | None] | None,
     headers: Headers | Iterable[Headers],
     partition: int | None,
+    delivery: Delivery = NOT_DELAYED,
     given_up: Callable[[], bool] = lambda: False,
 ) -> SentMany:
     """See ``Producer.send_many``. ``given_up()``: nobody waits any more, so nothing more is handed over."""
@@ -28,7 +36,9 @@ def send_many(
     count = core.encoder.partitions(check_topic(topic))
     serialize, pack = core.encoder.serialize, core.encoder.pack
     columns = Columns(core.config, topic, count, values, keys, headers, partition, serialize, pack)
-    return _hand_over_all(core, topic, columns.pieces(partial(core.gathers, topic)), len(columns), given_up)
+    times = times_of_rows(core.delays, delivery, len(columns))
+    pieces = timed(columns.pieces(partial(core.gathers, topic)), times)
+    return _hand_over_all(core, topic, pieces, len(columns), given_up)
 
 
 def send_table(
@@ -38,6 +48,7 @@ def send_table(
     value: str,
     key: str | None,
     partition: int | None,
+    delivery: Delivery = NOT_DELAYED,
     given_up: Callable[[], bool] = lambda: False,
 ) -> SentMany:
     """See ``Producer.send_table``; ``given_up`` as for ``send_many``."""
@@ -48,7 +59,9 @@ def send_table(
     core.check_open()
     count = core.encoder.partitions(check_topic(topic))
     rows = TableRows(core.config, topic, count, table, value, key, partition, core.encoder.pack_column)
-    return _hand_over_all(core, topic, rows.pieces(partial(core.gathers, topic)), len(rows), given_up)
+    times = times_of_table(core.delays, table, delivery, len(rows))
+    pieces = timed(rows.pieces(partial(core.gathers, topic)), times)
+    return _hand_over_all(core, topic, pieces, len(rows), given_up)
 
 
 def _hand_over_all(

@@ -56,6 +56,10 @@ class Ending:
         offset = self._base + number - self.start
         return RecordMetadata(self._topic, self._partition, offset, self._timestamp)
 
+    def offsets(self, count: Any) -> Any:
+        """The offsets of the first messages, from the numbers that count them: 0, 1, ..."""
+        return self._base + count
+
     @property
     def has_failed(self) -> bool:
         """Whether there is an error."""
@@ -95,6 +99,8 @@ class Parcel:
         "_asked", "_listening", "endings", "partition", "process", "rows", "size", "sizes", "topic",
     )  # fmt: skip
 
+    #: Whether its messages are delayed ones.
+    later: ClassVar[bool] = False
     #: Held for nanoseconds, to end messages and to wait for them. One for all, and reentrant, since the
     #: standard library acquires the locks of several futures one after the other.
     lock: ClassVar[threading.RLock] = threading.RLock()

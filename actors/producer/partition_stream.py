@@ -12,9 +12,10 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, ClassVar
 
 from escrowmq.actors.client.failures import Failure, FailureKind
+from escrowmq.actors.producer.delayed_messages import too_many_scheduled
 from escrowmq.actors.producer.parcel import Ending, Parcel
 from escrowmq.actors.producer.statistics import Counted
 from escrowmq.replication.errors import (
@@ -108,6 +109,9 @@ class PartitionStream:
     not know the partition; ``taken(topic, partition)`` when a batch is sent; ``heard(time_ms)`` with the
     group's time from an answer.
     """
+
+    #: Whether its messages are delayed ones.
+    later: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -224,7 +228,7 @@ class PartitionStream:
             self._refused(self.topic)
             batch.topic_id = info
             self._again = batch
-        elif code == ResultCode.OUT_OF_SEQUENCE and repeated:
+        elif code in (ResultCode.OUT_OF_SEQUENCE, ResultCode.TOO_MANY_SCHEDULED) and repeated:
             self._end(batch, Failure(FailureKind.UNKNOWN).error(self._describe()))
         elif code == ResultCode.OUT_OF_SEQUENCE and batch.tries < EPOCHS_MAX:
             self._out_of_sequence(batch)
@@ -275,6 +279,8 @@ class PartitionStream:
             return ProducerFenced(
                 f"producer {self._producer!r} has written to {self.topic}/{self.partition} with epoch {info}"
             )
+        if code == ResultCode.TOO_MANY_SCHEDULED:
+            return too_many_scheduled(info)
         if code == ResultCode.TOO_LARGE:
             return MessageTooLarge(info[0], info[1])
         return Failure(FailureKind.MALFORMED, f"{ResultCode(code).name} {info!r}").error(self._describe())

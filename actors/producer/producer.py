@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from datetime import datetime
 from functools import cached_property
 from typing import Any, Protocol
 
 from escrowmq.actors.client.background import Background
+from escrowmq.actors.client.cancelling import TOPICS_MAX, Cancellation
 from escrowmq.actors.client.closing import Closing
 from escrowmq.actors.client.replica_calls import ReplicaCalls
+from escrowmq.actors.client.router import result_of
+from escrowmq.actors.client.schedule_ids import ScheduleId
 from escrowmq.actors.client.statistics_timer import StatisticsTimer
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.client.values import Serializer, serializer_of
@@ -23,6 +27,7 @@ from escrowmq.actors.producer.bulk_requests import LocalBatch, Requested, Transa
 from escrowmq.actors.producer.callback_check import check_callable
 from escrowmq.actors.producer.config import ProducerConfig
 from escrowmq.actors.producer.core import ProducerCore
+from escrowmq.actors.producer.delivery_columns import Delivery
 from escrowmq.actors.producer.encoder import as_messages
 from escrowmq.actors.producer.local_transaction import call_local
 from escrowmq.actors.producer.many import Headers
@@ -38,6 +43,8 @@ from escrowmq.replication.model import Message, RecordMetadata
 
 #: What runs between prepare and decision: ``f()``, ``f(tx)`` or ``f(tx_id, query_id)``.
 LocalTransaction = Callable[..., Any]
+#: A time with a time zone, or ms since the epoch.
+DeliverAt = datetime | int
 
 
 class Answerer(Protocol):
@@ -135,11 +142,15 @@ class Producer(Closing):
         Messages of one partition keep the order in which they were sent. Raises at once: InvalidMessage,
         MessageTooLarge, UnknownTopic, Closed, and Overloaded after ``buffer_wait_s`` without room. Through
         the future: OutcomeUnknown (it may have been stored; sending it again may store it twice),
-        Unavailable, Overloaded, DiskFull (it was not stored). Callbacks of the future run in the producer's
-        thread and must not block. The future has no weak references, and makes a result for each who asks.
+        Unavailable, Overloaded, DiskFull (it was not stored). For a delayed message also NotSupported (the
+        cluster is below format level 8), at once, and TooManyScheduled, through the future. Callbacks of the
+        future run in the producer's thread and must not block. The future has no weak references, and makes a
+        result for each who asks.
         """
         core = self._core
         partition, row = core.encoder.plain(message)
+        if message.delay_s is not None or message.deliver_at is not None:
+            return self._send_later(message, partition, row)
         future = core.send(message.topic, partition, row)
         if future is None:
             deadline = core.clock() + self._config.buffer_wait_s
@@ -148,6 +159,36 @@ class Producer(Closing):
                 future = core.send(message.topic, partition, row)
         return future  # type: ignore[return-value]  # see SendFuture
 
+    def _send_later(self, message: Message, partition: int | None, row: bytes) -> Future[RecordMetadata]:
+        core, topic = self._core, message.topic
+        time_ms = core.delays.time_of(message)
+        deadline = core.clock() + self._config.buffer_wait_s
+        while (future := core.send_later(topic, partition, row, time_ms)) is None:
+            core.wait_for_room(len(row), deadline)
+        return future  # type: ignore[return-value]  # see SendFuture
+
+    def cancel(self, schedule_id: str) -> bool:
+        """Cancels a delayed message, of any producer.
+
+        True: it will never be read, because of this call or an earlier one. False: it can be read already; or
+        its time has passed after it was cancelled; or nothing is known of it: its transaction is not
+        committed, or it was never sent. A message is cancelled or becomes readable, never both.
+
+        ``schedule_id``: from the metadata of ``send``, from ``Transaction.schedule_ids``, or from
+        ``Admin.scheduled``. Raises InvalidMessage for what is no id of this cluster, UnknownTopic if the
+        topic was deleted (and the message with it), NotSupported below format level 8, OutcomeUnknown if the
+        answer was lost: call again, which is harmless.
+        """
+        core = self._core
+        core.check_open()
+        wanted = Cancellation(ScheduleId.parse(schedule_id, core.info.cluster_id))
+        core.delays.check()
+        for _ in range(TOPICS_MAX):
+            answer = result_of(core.cancel(wanted), self._config.delivery_timeout_s)
+            if (done := core.is_cancelled(wanted, answer)) is not None:
+                return done
+        return False
+
     def send_many(
         self,
         topic: str,
@@ -155,19 +196,25 @@ class Producer(Closing):
         keys: Iterable[bytes | None] | None = None,
         headers: Headers | Iterable[Headers] = None,
         partition: int | None = None,
+        *,
+        delay_s: float | Sequence[float | None] | None = None,
+        deliver_at: DeliverAt | Sequence[DeliverAt | None] | None = None,
     ) -> SentMany:
         """Sends a message for each of ``values``, at half the cost of ``send``; one result for all.
 
         ``keys``: one for each value, or None. ``headers``: of all messages, or one mapping (or None) for
         each. ``partition``: of all; otherwise by key, and messages without a key go to the partitions in
-        turn. Messages of one partition keep their order, also among those of ``send``.
+        turn. Messages of one partition keep their order, also among those of ``send``. ``delay_s``,
+        ``deliver_at``: as of a ``Message``, for all, or a list with one for each (None: not delayed); numpy
+        arrays will do.
 
         All rows are checked before any is sent: InvalidMessage and MessageTooLarge name the first row that
         is wrong. Many rows wait for room in the buffer several times, up to ``buffer_wait_s`` each. Raises
         Overloaded, with nothing sent, if there is no room for the first of them; later, the rows for which
         there was none have that error. Everything else is as for ``send``.
         """
-        return handing_over.send_many(self._core, topic, values, keys, headers, partition)
+        delivery = Delivery(delay_s, deliver_at)
+        return handing_over.send_many(self._core, topic, values, keys, headers, partition, delivery)
 
     def send_table(
         self,
@@ -177,15 +224,20 @@ class Producer(Closing):
         value: str = "value",
         key: str | None = None,
         partition: int | None = None,
+        delay_s: float | str | None = None,
+        deliver_at: DeliverAt | str | None = None,
     ) -> SentMany:
         """Sends a message for each row of a pyarrow Table or RecordBatch, or of a pandas DataFrame.
 
         ``value`` and ``key`` name columns of bytes or strings (binary, string, large, view, fixed size,
         dictionary). A null key is no key; a null value raises InvalidMessage. The messages have no headers.
+        ``delay_s``, ``deliver_at``: as of a ``Message``, for all, or the name of a column of numbers, or of
+        timestamps with a time zone (null: not delayed).
         Raises NotSupported without pyarrow. Everything else is as for :meth:`send_many`; the rows are encoded
         in C, so a row costs a third of a ``send``.
         """
-        return handing_over.send_table(self._core, topic, table, value, key, partition)
+        delivery = Delivery(delay_s, deliver_at)
+        return handing_over.send_table(self._core, topic, table, value, key, partition, delivery)
 
     # ------------------------------------------------------------ transactions
 
@@ -291,6 +343,8 @@ class Producer(Closing):
         tx_id: str | None = None,
         query_id: str | None = None,
         partition: int | None = None,
+        delay_s: float | str | None = None,
+        deliver_at: DeliverAt | str | None = None,
         transaction_timeout_s: float | None = None,
     ) -> TransactionResults:
         """As :meth:`send_transactions`, for the rows of a pyarrow Table or RecordBatch, or of a pandas
@@ -298,7 +352,8 @@ class Producer(Closing):
 
         ``value``, ``key``, ``tx_id``, ``query_id`` name columns: values and keys as for :meth:`send_table`,
         ids of text. A null key is no key, a null ``tx_id`` gets a new id, a null ``query_id`` is the
-        transaction's id. The messages have no headers.
+        transaction's id. The messages have no headers. ``delay_s``, ``deliver_at``: as for
+        :meth:`send_table`; delayed rows cost as much as with ``send_transactions``.
 
         The callback gets PreparedTransactions, whose columns are Arrow arrays. It returns what that of
         ``send_transactions`` returns, or a column with one decision for each: booleans (True commits), or
@@ -310,7 +365,14 @@ class Producer(Closing):
         """
         columns = TransactionColumns(value, key, tx_id, query_id)
         call = transactions_of_table(
-            self._core, topic, table, columns, partition, local_transaction, transaction_timeout_s
+            self._core,
+            topic,
+            table,
+            columns,
+            partition,
+            local_transaction,
+            transaction_timeout_s,
+            Delivery(delay_s, deliver_at),
         )
         return call(local_transaction)
 

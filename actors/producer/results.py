@@ -11,6 +11,7 @@ from typing import Any
 
 from escrowmq.actors.client.failures import Failure
 from escrowmq.actors.producer.blocks import Outcome
+from escrowmq.actors.producer.delayed_messages import too_many_scheduled
 from escrowmq.actors.producer.encoder import TxPlan
 from escrowmq.replication.errors import (
     EscrowMQError,
@@ -59,6 +60,8 @@ def prepare_problem(
     if code == ResultCode.TOO_MANY_OPEN:
         text = f"the limit of {info} open transactions of this app and topic is reached: settle some first"
         return TooManyOpenTransactions(text, LIMIT_RETRY_AFTER_S)
+    if code == ResultCode.TOO_MANY_SCHEDULED:
+        return too_many_scheduled(info)
     if code == ResultCode.UNKNOWN_TOPIC:
         return UnknownTopic(str(info[0]) if info else "?")
     if code == ResultCode.BAD_PARTITION:

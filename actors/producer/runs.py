@@ -19,10 +19,11 @@ class Run:
     """Messages of one partition in order; ``partition`` None: that in which keyless messages gather.
 
     ``rows`` are encoded messages or, if there are ``sizes``, one body of so many concatenated ones.
-    ``numbers``: which messages of the call they are.
+    ``numbers``: which messages of the call they are. ``times``: when each can be read, as requests carry it;
+    None: at once.
     """
 
-    __slots__ = ("numbers", "partition", "rows", "size", "sizes")
+    __slots__ = ("numbers", "partition", "rows", "size", "sizes", "times")
 
     def __init__(
         self,
@@ -33,6 +34,7 @@ class Run:
         sizes: list[int] | None = None,
     ) -> None:
         self.partition, self.rows, self.numbers, self.size, self.sizes = partition, rows, numbers, size, sizes
+        self.times: list[int] | None = None
 
 
 #: Runs that are handed over together.

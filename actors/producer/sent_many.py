@@ -148,8 +148,8 @@ class SentMany(Sequence[RecordMetadata]):
 
     @property
     def offsets(self) -> Integers:
-        """The offset of each row."""
-        return self._column(lambda ending, count: ending.metadata(ending.start).offset + _np().arange(count))
+        """The offset of each row. Delayed messages have none."""
+        return self._column(lambda ending, count: ending.offsets(_np().arange(count)))
 
     @property
     def partitions(self) -> Integers:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from escrowmq.actors.producer.bulk_requests import TransactionColumns
 from escrowmq.actors.producer.callback_check import check_callable
 from escrowmq.actors.producer.core import ProducerCore
+from escrowmq.actors.producer.delivery_columns import Delivery
 from escrowmq.replication.errors import NotSupported
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ def transactions_of_table(
     partition: int | None,
     local: Callable[..., Any] | None,
     transaction_timeout_s: float | None,
+    delivery: Delivery,
     *,
     awaits: bool = False,
 ) -> TableCall:
@@ -44,7 +46,7 @@ def transactions_of_table(
 
     def call(run_local: Callable[..., Any] | None) -> TransactionResults:
         return send_transactions_table(
-            core, topic, table, columns, partition, run_local, transaction_timeout_s
+            core, topic, table, columns, partition, run_local, transaction_timeout_s, delivery
         )
 
     return call

@@ -178,9 +178,9 @@ def _field_sizes(column: pa.Array) -> Integers:
 # ---------------------------------------------------------------- columns
 
 
-def column_of(table: Any, name: str, kinds: Kinds | None = None) -> pa.ChunkedArray:
-    """A column of a table of Arrow or pandas, if it can be sent: of one of ``kinds``; None: any with
-    bytes."""
+def column_of(table: Any, name: str, kinds: Kinds | None = None, wanted: str = "string") -> pa.ChunkedArray:
+    """A column of a table of Arrow or pandas, if it can be sent: of one of ``kinds``, which are ``wanted`` in
+    words; None: any with bytes."""
     arrow = isinstance(table, pa.Table | pa.RecordBatch)
     names = table.schema.names if arrow else getattr(table, "columns", None)
     if names is None or not (arrow or hasattr(table, "iloc")):
@@ -198,7 +198,7 @@ def column_of(table: Any, name: str, kinds: Kinds | None = None) -> pa.ChunkedAr
         column = pa.chunked_array([column])
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     if not any(is_one(kind) for is_one in kinds or _WITH_BYTES):
-        wanted = "binary or string" if kinds is None else "string"
+        wanted = "binary or string" if kinds is None else wanted
         raise InvalidMessage(f"column {name!r} has type {kind}; make it {wanted} before you send it")
     return column
 

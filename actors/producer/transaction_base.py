@@ -11,9 +11,11 @@ import enum
 import logging
 from collections.abc import Callable, Sequence
 
+from escrowmq.actors.client.schedule_ids import ScheduleId
 from escrowmq.actors.producer import across_groups as across_groups
 from escrowmq.actors.producer.blocks import Outcome, Placed
 from escrowmq.actors.producer.core import ProducerCore
+from escrowmq.actors.producer.delayed_messages import Later
 from escrowmq.actors.producer.encoder import TxPlan, check_id, check_query_id
 from escrowmq.actors.producer.local_transaction import decision_of, leaves_open
 from escrowmq.actors.producer.results import TransactionResult, decided, prepared
@@ -26,6 +28,7 @@ from escrowmq.replication.errors import (
     TransactionRunning,
     TransactionSettled,
 )
+from escrowmq.replication.format.timer_ops import owner_of
 from escrowmq.replication.model import Message, TransactionState
 
 log = logging.getLogger(__name__)
@@ -64,8 +67,8 @@ class TransactionBase:
     """What both interfaces share. Not thread-safe: a transaction belongs to one thread or task."""
 
     __slots__ = (
-        "_answer", "_core", "_decision", "_given_id", "_groups", "_home_index", "_one_way_commit", "_phase",
-        "_placed", "_size", "_taken_up", "_timeout_ms", "query_id", "tx_id",
+        "_answer", "_core", "_decision", "_given_id", "_groups", "_home_index", "_later", "_one_way_commit",
+        "_phase", "_placed", "_size", "_taken_up", "_timeout_ms", "query_id", "tx_id",
     )  # fmt: skip
 
     def __init__(
@@ -87,6 +90,7 @@ class TransactionBase:
         self._phase = Phase.COLLECTING
         self._decision: TransactionState | None = None
         self._placed: list[Placed] = []
+        self._later: list[Later] = []  # kept: see schedule_ids
         self._size = 0
         self._groups: Sequence[int] = ()  # home group first, once prepared
         self._home_index: int | None = None
@@ -108,6 +112,21 @@ class TransactionBase:
     def given_id(self) -> bool:
         """Whether the application gave the id, so that another attempt or process may have run it before."""
         return self._given_id
+
+    @property
+    def schedule_ids(self) -> tuple[str | None, ...]:
+        """For each delayed message, in the order in which they were added, the id for ``Producer.cancel``.
+
+        None for one with ``delay_s``, whose time is known only once the transaction is committed. Before that
+        nothing can be cancelled.
+        """
+        owner, cluster_id = owner_of(self._core.app, self.tx_id), self._core.info.cluster_id
+        return tuple(
+            ScheduleId(one.topic, one.partition, one.time, owner, one.ordinal).text(cluster_id)
+            if one.time > 0
+            else None
+            for one in self._later
+        )
 
     @property
     def prepared(self) -> bool:
@@ -148,9 +167,11 @@ class TransactionBase:
             raise InvalidMessage(
                 f"transaction {self.tx_id!r} is {self._phase.text}: messages are added before prepare()"
             )
-        placed, size = self._core.encoder.place(messages, self.tx_id)
+        before = len(self._later)
+        placed, size = self._core.encoder.place(messages, self.tx_id, self._later)
         limit = self._core.config.transaction_bytes_max
         if self._size + size > limit:
+            del self._later[before:]
             raise MessageTooLarge(self._size + size, limit)
         self._placed += placed
         self._size += size
@@ -162,12 +183,12 @@ class TransactionBase:
             return None
         if self._phase is not Phase.COLLECTING:
             raise InvalidMessage(f"transaction {self.tx_id!r} is {self._phase.text}: it cannot be prepared")
-        if not self._placed:
+        if not (self._placed or self._later):
             self._to(Phase.PREPARING)
             self._to(Phase.PREPARED)
             return None
         plan = self._core.encoder.plan(
-            self.tx_id, self.query_id, self._placed, self._size, self._timeout_ms, self._given_id
+            self.tx_id, self.query_id, self._placed, self._size, self._timeout_ms, self._given_id, self._later
         )
         if self._given_id and not self._core.running.begin_given(self.tx_id):
             raise TransactionRunning(self.tx_id, TransactionState.PREPARE.value)

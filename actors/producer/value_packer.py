@@ -75,7 +75,9 @@ class ValuePacker:
             block.single = (topic, partition, made)
             block.size += len(made) - len(row)
             return
-        for _, sizes, rows in block.columns.values():
+        columns = [(sizes, rows) for _, sizes, rows in block.columns.values()]
+        columns += [(later[1], later[2]) for later in block.later.values()]
+        for sizes, rows in columns:
             for place, row in enumerate(rows):
                 made = self.pack(row)
                 if made is not row:

@@ -34,6 +34,7 @@ _COMMANDS = {
 _GROUPS = {
     "topic": "topics",
     "txn": "transactions",
+    "schedule": "scheduled",
     "group": "groups",
     "members": "members",
     "node": "nodes",

@@ -18,7 +18,7 @@ from escrowmq.cluster.look import Look, take
 
 if TYPE_CHECKING:
     from escrowmq.actors.admin.types import ClusterStatus, FeedbackStatus, GroupStatus, ReplicaStatus
-    from escrowmq.replication.calling.answers import OverdueReport
+    from escrowmq.replication.calling.answers import OverdueReport, TimersReport
 
 NO_FEEDBACK = "no feedback process: no producer that answers checks has run yet"
 #: Columns that fit a terminal of 100 characters and show whether and where there is a problem. The others
@@ -130,6 +130,8 @@ def _group(group: GroupStatus) -> dict[str, Any]:
         "branches_open": across and across.branches,
         "branches_due": across and across.due,
         "branch_against_home": across and across.against_home,
+        "delayed_messages": group.timers and f"{group.timers.waiting} of {group.timers.most}",
+        "next_delayed": group.timers and _due(group.timers.next_ms),
         "ids_of_applications": ids and f"{ids.count} of {ids.most}",
         "checks_overdue": None if group.overdue is None else group.overdue.count,
         "ids_remembered": None if ids is None else "as promised" if short_ms is None else _short(short_ms),
@@ -144,6 +146,7 @@ def _alarms(group: GroupStatus) -> list[str]:
         *([f"{against} branches against their home"] if against else []),
         *([] if short_ms is None else [f"ids are remembered {_short(short_ms)}"]),
         *([_overdue(group.overdue)] if group.overdue is not None and group.overdue.count else []),
+        *([_full(group.timers)] if group.timers is not None and _is_full(group.timers) else []),
     ]
 
 
@@ -153,6 +156,17 @@ def _overdue(late: OverdueReport) -> str:
         f"{count} open transactions are overdue for a check, that of app {late.app}, topic {late.topic} by "
         f"{duration(late.oldest_ms)}: start an instance of the app that answers checks; if one runs, let the "
         f"group's leader change (escrowmq node maintenance)"
+    )
+
+
+def _is_full(timers: TimersReport) -> bool:
+    return 0 < timers.most <= timers.waiting
+
+
+def _full(timers: TimersReport) -> str:
+    return (
+        f"{timers.waiting} delayed messages wait, as many as it takes: new ones are refused; cancel some "
+        "(escrowmq schedule list), or raise broker.timers_max"
     )
 
 
@@ -181,6 +195,10 @@ def _feedback(status: FeedbackStatus) -> dict[str, Any]:
         "polls_refused": report and report.counts.get("polls_refused", 0),
         "errors": report and report.counts.get("errors", 0),
     }
+
+
+def _due(next_ms: int | None) -> str | None:
+    return when(next_ms) if next_ms else None
 
 
 def _age(since_ms: int) -> str | None:

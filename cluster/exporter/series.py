@@ -31,6 +31,7 @@ HISTOGRAMS = {
     "snapshot": "escrowmq_replica_snapshot_seconds",
     "prepare": "escrowmq_transactions_prepare_seconds",
     "commit": "escrowmq_transactions_commit_seconds",
+    "lateness": "escrowmq_delayed_lateness_seconds",
 }
 #: The counters of a feedback process, and the ``result`` label that each becomes.
 CHECK_RESULTS = {
@@ -98,6 +99,8 @@ class Series:
             if (late := led.led.overdue) is not None:
                 yield ("escrowmq_checks_overdue", label), late.count
                 yield ("escrowmq_checks_overdue_oldest_seconds", label), late.oldest_ms / 1000
+            if led.led.delayed is not None:
+                yield ("escrowmq_delayed_waiting", label), led.led.delayed
             yield from self._open(label[0], led.led.apps, found.at)
 
     def _open(self, group: str, apps: Named, now: float) -> Iterator[Sample]:
@@ -190,6 +193,8 @@ def _replica_counters(label: tuple[str, str], told: MetricsReport) -> Iterator[S
     yield ("escrowmq_replica_clients_cut_total", label), told.clients_cut
     yield ("escrowmq_replica_disk_size_bytes", label), told.disk_bytes
     yield ("escrowmq_transactions_prepared_total", label), told.prepared
+    yield ("escrowmq_delayed_released_total", label), told.released
+    yield ("escrowmq_delayed_cancelled_total", label), told.cancelled
     for decided, count in told.decided.items():
         outcome, _, by = decided.partition("/")
         yield ("escrowmq_transactions_decided_total", (*label, outcome.lower(), by)), count

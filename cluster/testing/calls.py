@@ -22,12 +22,13 @@ from escrowmq.replication.errors import (
 )
 from escrowmq.replication.format.codec import OpType, decode_ops
 
-#: What a test can make fail -> the type of the operations concerned.
+#: What a test can make fail -> the types of the operations concerned.
 KINDS = {
-    "send": OpType.MESSAGE,
-    "prepare": OpType.PREPARE,
-    "commit": OpType.COMMIT,
-    "rollback": OpType.ROLLBACK,
+    "send": (OpType.MESSAGE, OpType.SCHEDULED),
+    "prepare": (OpType.PREPARE,),
+    "commit": (OpType.COMMIT,),
+    "rollback": (OpType.ROLLBACK,),
+    "cancel": (OpType.CANCEL,),
 }
 #: A test can also make this call fail.
 COMMIT_OFFSETS = "commit_offsets"
@@ -118,7 +119,8 @@ class Network:
             if planned.request is request:
                 return planned
         for planned in self._planned:
-            if planned.request is None and (KINDS.get(planned.kind) in kinds or planned.kind == method):
+            meant = planned.kind == method or not kinds.isdisjoint(KINDS.get(planned.kind, ()))
+            if planned.request is None and meant:
                 planned.request = request
                 return planned
         return None

@@ -141,6 +141,7 @@ class MemoryReplica(RunningReplica):
                 open_transactions_max=config.open_transactions_max,
                 queue_bytes_max=config.queue_bytes,
                 copy_bytes=config.copy_bytes_max,
+                timers_max=config.timers_max,
             ),
             start_job=_run_now,
             on_due=self.checks_due.announce,
@@ -175,9 +176,9 @@ class MemoryReplica(RunningReplica):
         """When the timer steps next. A real replica's timer runs ten times a second; this one only when
         something can be due."""
         now, due_ms = self._stage.now(), self.replica.state.due.next_ms()
-        if due_ms is None:
-            return now + IDLE_S
-        return now + min(max((due_ms - self.now_ms()) / 1000, TIMER_S), IDLE_S)
+        pause_s = IDLE_S if due_ms is None else min(max((due_ms - self.now_ms()) / 1000, TIMER_S), IDLE_S)
+        wake_ms = self.replica.wake_in_ms()  # a delayed message can be read from then on
+        return now + (pause_s if wake_ms is None else min(pause_s, wake_ms / 1000))
 
 
 class MemoryBroker(BrokerCalls):

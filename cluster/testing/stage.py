@@ -83,7 +83,7 @@ class Stage:
         return self._now
 
     def wall_s(self) -> float:
-        """Seconds since the epoch."""
+        """See ``Background``."""
         return self._start_s + self._now
 
     def wall_ms(self) -> int:

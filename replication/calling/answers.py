@@ -10,7 +10,7 @@ The named tuples here are sent by position and must never get a new field. Times
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Self, TypeAlias
 
 from escrowmq.replication.calling.carried_answers import Carried
@@ -229,6 +229,37 @@ class OpenTransactions(Carried, frozen=True):
         return [OpenTransaction(*row) for row in zip(*columns, strict=True)]
 
 
+class ScheduledMessages(Carried, frozen=True):
+    """Delayed messages that wait, in order of time. ``reached``: ask again with this as ``after`` for the
+    next ones; b"": these are all."""
+
+    partitions: Sequence[int] = ()
+    times_ms: Sequence[int] = ()
+    owners: Sequence[int] = ()
+    ordinals: Sequence[int] = ()
+    sizes: Sequence[int] = ()
+    reached: bytes = b""
+
+    @classmethod
+    def of(cls, rows: Iterable[Sequence[int]], reached: bytes) -> Self:
+        """From rows that have the columns' elements in order."""
+        partitions, times_ms, owners, ordinals, sizes = list(zip(*rows, strict=True)) or [()] * 5
+        return cls(partitions, times_ms, owners, ordinals, sizes, reached)
+
+    def rows(self) -> Iterator[tuple[int, int, int, int, int]]:
+        """Partition, time, owner, ordinal and bytes of each."""
+        return zip(self.partitions, self.times_ms, self.owners, self.ordinals, self.sizes, strict=True)
+
+
+class TimersReport(Carried, frozen=True, kw_only=True):
+    """Delayed messages of a group: ``waiting`` of at most ``most``. ``next_ms``: when the first of them can
+    be read (ms since the epoch, 0: none waits; None: not known now)."""
+
+    waiting: int = 0
+    most: int = 0
+    next_ms: int | None = None
+
+
 class SettledTransaction(Carried, frozen=True):
     """What one group reports about a settled transaction: its record and who decided it. ``checked_ms``: when
     a check was last answered without a decision; 0: never. ``by``: "producer", "feedback",
@@ -387,7 +418,8 @@ class ReplicaReport(Carried, frozen=True, kw_only=True):
     again. ``level``: the format level that its state has reached, 0 if it is not running. ``disk_full``: it
     takes no new work, because a write found no room, or less than ``reserve_bytes`` are free.
     ``room_problem``: why its free space is not known now; ``free_bytes`` is what was last known. ``scrub``,
-    ``across``, ``given_ids`` and ``members``: None if it is not running; ``overdue``: None unless it leads.
+    ``across``, ``given_ids``, ``timers`` and ``members``: None if it is not running; ``overdue``: None unless
+    it leads.
     """
 
     gid: int
@@ -425,3 +457,4 @@ class ReplicaReport(Carried, frozen=True, kw_only=True):
     members: MembersReport | None = None
     overdue: OverdueReport | None = None
     room_problem: str = ""
+    timers: TimersReport | None = None

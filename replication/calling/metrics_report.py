@@ -45,13 +45,14 @@ class LedMetrics(Carried, frozen=True, kw_only=True):
     ``apps``: open and parked transactions. ``topics``: messages that ever became readable, on which all
     replicas agree, and their bytes since this process started. ``oldest_age_s``: age of the oldest open
     transaction since it was prepared, by the group's time; 0: none is open. ``overdue``: transactions that
-    were not checked in time; None: not told by an earlier version.
+    were not checked in time. ``delayed``: delayed messages that wait. None: not told by an earlier version.
     """
 
     apps: Named
     topics: Named
     oldest_age_s: float
     overdue: OverdueReport | None = None
+    delayed: int | None = None
 
 
 class MetricsReport(Carried, frozen=True, kw_only=True):
@@ -61,7 +62,8 @@ class MetricsReport(Carried, frozen=True, kw_only=True):
     is counted at one replica; ``refused``: requests by reason; ``terms_led``: how often it became leader.
     ``clients``: those with a connection of their own now; ``client_requests``: what came over such ones.
     ``client_unread_bytes``: answers that they have not read; ``clients_cut``: how many were disconnected for
-    that. ``histograms`` are in seconds. ``led``: None unless it leads. ``disk_bytes``: size of its disk.
+    that. ``released``, ``cancelled``: delayed messages that became readable, or were cancelled, under its
+    lead. ``histograms`` are in seconds. ``led``: None unless it leads. ``disk_bytes``: of its file system.
     """
 
     gid: int
@@ -78,4 +80,6 @@ class MetricsReport(Carried, frozen=True, kw_only=True):
     refused: Mapping[str, int] = msgspec.field(default_factory=dict)
     histograms: Mapping[str, HistogramReport] = msgspec.field(default_factory=dict)
     disk_bytes: int = 0
+    released: int = 0
+    cancelled: int = 0
     led: LedMetrics | None = None

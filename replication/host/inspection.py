@@ -24,11 +24,13 @@ from escrowmq.replication.calling.answers import (
     Reply,
     ScrubReport,
     SettledTransaction,
+    TimersReport,
 )
 from escrowmq.replication.errors import Closed
 from escrowmq.replication.host.member_changes import report_of
 from escrowmq.replication.host.running import RunningReplica
 from escrowmq.replication.model import OpenTransaction, TransactionState
+from escrowmq.replication.replica.releases import NEVER
 from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.open_table import OpenTable, OpenTx, View
 from escrowmq.replication.state.overdue import overdue
@@ -180,6 +182,7 @@ class Inspection:
                 level=state.level,
                 across=_across(state),
                 given_ids=_given_ids(state),
+                timers=_timers(running),
                 members=report_of(running),
             )
 
@@ -222,6 +225,17 @@ def _given_ids(state: StateMachine) -> GivenIdsReport:
         count=given.old + given.young,
         most=settings.remember_ids_max,
         short_ms=given.reach_ms(settings, state.now_ms),
+    )
+
+
+def _timers(running: RunningReplica) -> TimersReport:
+    timers = running.replica.state.timers
+    due_ms = running.replica.admission.releases.next_ms if running.node.ready else 0
+    waiting = timers.counts.total
+    return TimersReport(
+        waiting=waiting,
+        most=running.setup.config.timers_max,
+        next_ms=0 if not waiting else due_ms if 0 < due_ms < NEVER else None,
     )
 
 

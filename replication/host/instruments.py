@@ -36,6 +36,7 @@ class Instruments:
             "snapshot": running.checkpointing.seconds,
             "prepare": self._requests.prepare_s(),
             "commit": self._requests.commit_s(),
+            "lateness": replica.admission.releases.lateness_s,
         }
         refused = self._requests.refused()
         refused["too_many_open"] += replica.admission.too_many_open
@@ -56,6 +57,8 @@ class Instruments:
             refused={reason: count for reason, count in refused.items() if count},
             histograms={name: HistogramReport.of(histogram) for name, histogram in histograms.items()},
             disk_bytes=running.room.size_bytes,
+            released=replica.admission.releases.released,
+            cancelled=replica.admission.releases.cancelled,
             led=self._led() if running.node.ready else None,
         )
 
@@ -87,6 +90,7 @@ class Instruments:
             topics=_named(topics, topics[:TOPICS_MAX]),
             oldest_age_s=age_ms / 1000,
             overdue=overdue(state.transactions, running.now_ms(), politely),
+            delayed=state.timers.counts.total,
         )
 
 

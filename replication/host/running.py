@@ -130,6 +130,7 @@ class RunningReplica:
                 open_transactions_max=config.open_transactions_max,
                 queue_bytes_max=config.queue_bytes,
                 copy_bytes=config.copy_bytes_max,
+                timers_max=config.timers_max,
             ),
             start_job=self._start_job,
             on_due=self.checks_due.announce,

@@ -28,6 +28,7 @@ from escrowmq.replication.replica.submission import LeftOut, Submission
 from escrowmq.replication.replica.topics_under_way import TopicsUnderWay
 from escrowmq.replication.state.machine import Result, StateMachine
 from escrowmq.replication.state.open_tx import TIMER_FIELDS, Run
+from escrowmq.replication.state.topics import Partition
 from escrowmq.replication.state.transactions import (
     BY_HOME,
     COMMITTED,
@@ -129,7 +130,7 @@ class Admission:
                     submission.results[number] = [int(ResultCode.UNKNOWN_TOPIC), [unit.ops[0].meta[1]]]
                 elif kind == OpType.CANCEL:
                     self._write_cancel(writer, submission, number)
-                elif self.releases.is_full() and schedules(unit.ops):
+                elif self.releases.is_full() and schedules(unit.ops) and not self._is_known(unit.ops[0]):
                     submission.results[number] = [
                         int(ResultCode.TOO_MANY_SCHEDULED),
                         self.releases.timers_max,
@@ -144,6 +145,19 @@ class Admission:
                     writer.verbatim(submission, number, unit)
         return writer.finish() if writer.submissions or writer.frames else None
 
+    def _is_known(self, op: Op) -> bool:
+        """Whether it is sent again, because its answer was lost: it brings nothing new, and must not be told
+        that nothing was done."""
+        if op.type == OpType.PREPARE:
+            opened = self._state.transactions.look(op.meta[0]).open
+            return not op.meta[5] and all(tx_id in opened for tx_id in op.meta[2])
+        topic, number, producer, epoch, seq = op.meta[:5]
+        partition = self._state.topics.find(topic, number)
+        if not isinstance(partition, Partition):
+            return True  # apply says what is wrong
+        known = self._state.producers.get((producer, partition.slot))
+        return known is not None and epoch == known[0] and seq < known[1]
+
     def _write_release(self, writer: EntryWriter) -> None:
         """What is due, before everything else in the entry: what that schedules or cancels comes later."""
         budget = COPY_BYTES_MAX // 2 if self._queue else COPY_BYTES_MAX
@@ -153,7 +167,7 @@ class Admission:
             frames = self._frames(references_of(records), segment, writer)
             for frame in frames:
                 writer.leaders(frame)
-            frame, writer.timing = self.releases.written(records, len(frames))
+            frame, writer.timing = self.releases.written(records, len(frames), writer.now_ms)
             writer.leaders(frame)
 
     def _write_cancel(self, writer: EntryWriter, submission: Submission, number: int) -> None:
@@ -358,6 +372,7 @@ class Admission:
                 result = self._with_left_out(submission, number, result)
             submission.results[number] = result
         if entry.timing is not None:
+            self.releases.count(entry.timing)
             for submission, number, answer in entry.timing.answers:
                 submission.results[number] = answer
         for submission in entry.submissions:

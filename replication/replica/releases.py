@@ -19,12 +19,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from escrowmq.replication.format import timer_ops as build
+from escrowmq.replication.metrics import LATENCY_S, Histogram
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.open_tx import OpenTx
 from escrowmq.replication.state.timers import due_ms, records_of
 from escrowmq.replication.state.topics import Partition
-from escrowmq.replication.timers.record import KEY_BYTES, RECORD, key_of, last_key
+from escrowmq.replication.timers.record import KEY_BYTES, RECORD, deliver_ms_of, key_of, last_key
 
 #: Messages of one release, if nothing else waits and if something does: some 15 ms of the leader's thread.
 RELEASED_MAX, RELEASED_BESIDE = 1_024, 512
@@ -40,6 +41,7 @@ class Timing:
 
     earliest_ms: int = NEVER
     released: bytes = b""
+    released_count: int = 0
     cancelling: list[bytes] = field(default_factory=list)
     #: Answers to CANCELs: the results of their operations are replaced by these.
     answers: list[tuple[Any, int, list[Any]]] = field(default_factory=list)
@@ -58,6 +60,10 @@ class Releases:
         self._cancelled_to = b""
         #: Nothing is due before this time; early rather than late.
         self.next_ms = 0
+        #: Messages that became readable, that were cancelled, and how late their releases were composed: of
+        #: this process, as leader.
+        self.released = self.cancelled = 0
+        self.lateness_s = Histogram(LATENCY_S)
 
     def forget(self) -> None:
         """Leadership is lost."""
@@ -99,11 +105,20 @@ class Releases:
         """When ``due`` should be asked next, if nothing happens until then; None: not before."""
         return None if self._releasing or self.next_ms == NEVER else self.next_ms
 
-    def written(self, records: Sequence[bytes], references: int) -> tuple[bytes, Timing]:
-        """The RELEASE of these, behind so many references."""
+    def written(self, records: Sequence[bytes], references: int, now_ms: int) -> tuple[bytes, Timing]:
+        """The RELEASE of these, behind so many references, in an entry of that time."""
         key = records[-1][:KEY_BYTES]
         self._releasing = key
-        return build.release(key, references, self._timers.counts.of(records)), Timing(released=key)
+        for record in records:
+            self.lateness_s.observe((now_ms - deliver_ms_of(record)) / 1000)
+        return build.release(key, references, self._timers.counts.of(records)), Timing(
+            released=key, released_count=len(records)
+        )
+
+    def count(self, timing: Timing) -> None:
+        """The entry is applied, at this leader."""
+        self.released += timing.released_count
+        self.cancelled += len(timing.cancelling)
 
     # -------------------------------------------------------------- what is scheduled
 

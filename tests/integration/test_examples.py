@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from examples import consumer_group, hello_transaction, order_service
+from examples import consumer_group, hello_transaction, order_service, reminders
 
 if TYPE_CHECKING:
     from escrowmq import Cluster
@@ -31,6 +31,12 @@ def test_order_service_ends_with_the_same_orders_in_database_and_topic(
     stored, sent = order_service.run(cluster, unique("orders"))
     assert stored == sent
     assert stored == {f"order-{n}" for n in range(12) if n % 4 != 3}
+
+
+def test_who_pays_in_time_is_not_reminded(cluster: Cluster, unique: Unique) -> None:
+    paid, reminded = reminders.run(cluster, unique("orders"))
+    assert paid == {f"order-{n}" for n in range(0, 8, 2)}
+    assert reminded == {f"order-{n}" for n in range(1, 8, 2)}
 
 
 def test_consumer_group_counts_every_message_once_over_a_change_of_members(

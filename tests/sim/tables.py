@@ -147,6 +147,8 @@ BOUNDS: dict[str, int | Most] = {
     "ComposedEntry.submissions": REQUESTS,
     "Releases._cancelling": REQUESTS,
     "Releases._coming": REQUESTS,
+    "Histogram.counts": OF_THE_PROGRAM,
+    "Histogram.bounds": OF_THE_PROGRAM,
     "Timing.answers": REQUESTS,
     "Timing.cancelling": REQUESTS,
     "Replica._own": _entries,

@@ -53,6 +53,7 @@ _ANSWERS = {method: (part, method) for part, methods in _PARTS.items() for metho
     "group_delete": ("groups", "delete"),
     "group_list": ("groups", "names"),
     "group_describe": ("groups", "describe"),
+    "scheduled": ("scheduled", "messages"),
     "members": ("members", "members"),
     "client_link": ("client_link", "__call__"),
     "change_members": ("members", "change"),

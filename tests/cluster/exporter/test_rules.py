@@ -133,6 +133,18 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         {'escrowmq_checks_overdue_oldest_seconds{group="0"}': "301+60x9"},
         {'escrowmq_checks_overdue_oldest_seconds{group="0"}': "61+60x5 0x9"},
     ),
+    "EscrowMQDelayedMessagesLate": (
+        {
+            'escrowmq_delayed_lateness_seconds_bucket{group="0",replica="0",le="5"}': "0+10x19",
+            'escrowmq_delayed_lateness_seconds_bucket{group="0",replica="0",le="10"}': "0+100x19",
+            'escrowmq_delayed_lateness_seconds_bucket{group="0",replica="0",le="+Inf"}': "0+100x19",
+        },
+        {
+            'escrowmq_delayed_lateness_seconds_bucket{group="0",replica="0",le="0.01"}': "0+90x19",
+            'escrowmq_delayed_lateness_seconds_bucket{group="0",replica="0",le="10"}': "0+100x19",
+            'escrowmq_delayed_lateness_seconds_bucket{group="0",replica="0",le="+Inf"}': "0+100x19",
+        },
+    ),
     "EscrowMQConsumerLags": (
         {'escrowmq_consumer_lag{consumer_group="billing",topic="t"}': "10+10x39"},
         {'escrowmq_consumer_lag{consumer_group="billing",topic="t"}': "1000-10x39"},

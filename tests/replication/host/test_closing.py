@@ -79,12 +79,12 @@ def test_an_opening_that_cannot_be_broken_off_is_undone_at_its_end(
 ) -> None:
     recover, reached, goes_on = Checkpoints.recover, threading.Event(), threading.Event()
 
-    def slow(self: Checkpoints, factory: Any) -> Any:
+    def slow(self: Checkpoints, factory: Any, **more: Any) -> Any:
         reached.set()
         assert goes_on.wait(20.0)
         if fails:
             raise DiskFailed("as it happens")
-        return recover(self, factory)
+        return recover(self, factory, **more)
 
     monkeypatch.setattr(Checkpoints, "recover", slow)
     monkeypatch.setattr(hosting, "BREAK_OFF_S", 0.1)

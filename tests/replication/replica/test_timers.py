@@ -397,3 +397,18 @@ def test_the_leader_says_when_it_wants_to_be_woken(single: Single) -> None:
     assert single.replica.wake_in_ms() == 29
     pass_ms(single, 29)
     assert single.texts() == ["b"] and single.replica.wake_in_ms() == 670
+
+
+def test_what_is_sent_again_is_not_refused_for_what_has_filled_the_group_since(tmp_path: Path) -> None:
+    """Its answer was lost. A refusal says that nothing was done."""
+    single = opened(tmp_path, Limits(timers_max=2))
+    assert single.submit(prepared("x", [-500], ["in x"])) == [[0]]
+    assert single.submit(scheduled([-500], ["a"], seq=0))[0][0] == ResultCode.OK
+    assert single.submit(scheduled([-500], ["b"], seq=1))[0][0] == ResultCode.OK
+    assert single.submit(scheduled([-500], ["b"], seq=1))[0][0] == ResultCode.DUPLICATE
+    assert single.submit(prepared("x", [-500], ["in x"])) == [[0]]
+    assert single.submit(scheduled([-500], ["c"], seq=2)) == [[ResultCode.TOO_MANY_SCHEDULED, 2]]
+    assert single.submit(prepared("y", [-500], ["d"])) == [[ResultCode.TOO_MANY_SCHEDULED, 2]]
+    single.submit(ops.commit("app", ["x"]))
+    assert waiting(single) == 3
+    single.close()

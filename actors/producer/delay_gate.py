@@ -1,0 +1,73 @@
+"""Lets a producer's delayed messages pass once the cluster takes them.
+
+A broker group below format level 8 refuses a whole request that holds a delayed message, with everything
+else in it. So a producer asks before it sends its first one. It asks the leader of group 0, which reaches a
+level last, as for compression (value_packer.py); a level never falls, so nobody asks again once it is
+reached.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from escrowmq.actors.client.router import result_of
+from escrowmq.actors.client.turns import Turns
+from escrowmq.replication.calling.answers import LevelReport
+from escrowmq.replication.delivery_times import check_not_too_far, delivery_time
+from escrowmq.replication.errors import NotSupported
+from escrowmq.replication.format.timer_ops import LEVEL_OF_TIMERS
+from escrowmq.replication.model import Message
+
+#: How long the first delayed message waits for the level in a cluster whose software knows it: a new cluster
+#: reaches it after a second or two.
+LEVEL_WAIT_S, LEVEL_PAUSE_S = 10.0, 0.1
+
+
+class DelayGate:
+    """See the module's text. Thread-safe."""
+
+    def __init__(
+        self,
+        router: Turns,
+        timeout_s: float,
+        wall_clock: Callable[[], float] = time.time,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._router, self._timeout_s, self._wall_clock, self._pause = router, timeout_s, wall_clock, pause
+        self._waited = False
+        #: Whether the cluster is known to have the level.
+        self.ready = False
+
+    def check(self) -> None:
+        """Returns if the cluster takes delayed messages; asks and waits if that is not known yet.
+
+        Raises NotSupported, Unavailable or Closed; nothing was sent then.
+        """
+        if self.ready:
+            return
+        until = time.monotonic() + (0.0 if self._waited else LEVEL_WAIT_S)
+        while True:
+            asked = self._router.leader_call(0, "levels", timeout_s=self._timeout_s)
+            report = result_of(asked, self._timeout_s)
+            known, applied = report if isinstance(report, LevelReport) else (0, 0)
+            if applied >= LEVEL_OF_TIMERS:
+                self.ready = True
+                return
+            if known < LEVEL_OF_TIMERS or time.monotonic() >= until:
+                break
+            self._pause(LEVEL_PAUSE_S)
+        self._waited = True  # an upgrade is under way: those who come now are told at once
+        raise NotSupported(
+            f"delayed messages need format level {LEVEL_OF_TIMERS}, and the cluster is at {applied}; upgrade "
+            "every replica first"
+        )
+
+    def time_of(self, message: Message) -> int:
+        """The time of a delayed message as requests carry it; see :meth:`check`. Raises InvalidMessage."""
+        return self.time(message.delay_s, message.deliver_at)
+
+    def time(self, delay_s: object, deliver_at: object) -> int:
+        """The same for what a caller gives; one of the two is not None."""
+        self.check()
+        return check_not_too_far(delivery_time(delay_s, deliver_at), self._wall_clock() * 1000)
