@@ -196,13 +196,17 @@ class Releases:
 
 
 def _fitting(records: list[bytes], copied: int, segment: int) -> list[bytes]:
-    """As many as can be copied where they must be, at least one."""
+    """As many as can be copied where they must be, at least one. All copies of a key stay together, since
+    the cursor passes all of them; what of these is too much is referred to."""
+    before = b""
     for at, record in enumerate(records):
         *_, index, _, size = RECORD.unpack(record)
+        key = record[:KEY_BYTES]
         if index < segment:
             copied -= size
-            if copied < 0 and at:
-                return records[:at]
+        if copied < 0 and at and key != before:
+            return records[:at]
+        before = key
     return records
 
 

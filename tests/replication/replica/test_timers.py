@@ -12,7 +12,7 @@ from escrowmq.replication.format import ops, timer_ops
 from escrowmq.replication.format.codec import encode_row
 from escrowmq.replication.format.timer_ops import owner_of
 from escrowmq.replication.model import ResultCode
-from escrowmq.replication.replica import releases
+from escrowmq.replication.replica import admission, releases
 from escrowmq.replication.replica.replica import Limits
 from escrowmq.replication.state.timers import TimerCounts
 from escrowmq.replication.timers import runs, store
@@ -342,6 +342,23 @@ def test_bodies_of_other_segments_are_copied_and_retention_keeps_what_waits(
     kept = single.state.topics.topics["t"].partitions[0].index
     last = kept.runs_from(kept.end - 2)[-1]
     assert last.log_index > index, "copied into the entry that released them"
+    single.close()
+
+
+def test_copies_of_one_key_are_released_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An id of the application that was used twice. A release that ended between the two moved the cursor
+    past both."""
+    monkeypatch.setattr(admission, "COPY_BYTES_MAX", 1_000)
+    single = Single(tmp_path, segment_bytes=4_000)
+    single.topic()
+    single.to_highest_level()
+    at = single.now_ms + 100
+    for value in ("a" * 900, "b" * 900):
+        single.submit(scheduled([at], [value]))
+    for _ in range(5):
+        single.submit(message("t", 0, [b"x" * 900]))
+    single.send(now_ms=at)
+    assert [text[0] for text in single.texts()[5:]] == ["a", "b"] and waiting(single) == 0
     single.close()
 
 
