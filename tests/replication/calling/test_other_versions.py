@@ -173,6 +173,8 @@ SAMPLES: list[Any] = [
     AcrossReport(undone=2),
     GivenIdsReport(count=1, most=2),
     OverdueReport(count=3, app="shop"),
+    answers.TimersReport(waiting=2, most=9, next_ms=5),
+    answers.ScheduledMessages.of([[0, 5, 7, 1, 20], [1, 6, 7, 2, 30]], b"key"),
     answers.TopicNames(7, 3, ["orders"]),
     answers.PartitionBounds([0], [1], [2]),
     answers.PartitionSpans([0], [1], [2]),

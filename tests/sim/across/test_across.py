@@ -38,7 +38,10 @@ def run(seed: int, groups: int) -> ManyGroups:
 def test_promises_hold_over_several_groups_and_every_phase_is_reached() -> None:
     counts: Counter[str] = Counter()
     reached, struck, did = Cells(), Counter[str](), Counter[str]()
-    for seed in range(SEEDS):
+    wanted = (*BEGUN, *CHANGED, "compressed")
+    for seed in range(3 * SEEDS):
+        if seed >= SEEDS and all(did[what] for what in wanted):
+            break  # some things happen in one schedule of a dozen
         simulation = run(seed, 2 + seed % 2)
         assert simulation.workload.report is not None
         counts += simulation.workload.report.counts
@@ -55,7 +58,7 @@ def test_promises_hold_over_several_groups_and_every_phase_is_reached() -> None:
     assert {phase for phase, _ in reached} >= {phase.value for phase in (*Phase, *AcrossPhase)} - rare
     assert all(struck[kind] for kind in (*GROUP_WEIGHTS, CHANGE, "late-copy", "kill", "partition")), struck
     assert set(struck) <= set(GROUP_KINDS)
-    assert all(did[what] for what in (*BEGUN, *CHANGED, "compressed")), did
+    assert all(did[what] for what in wanted), [what for what in wanted if not did[what]]
 
 
 def test_a_seed_is_the_same_schedule_in_every_process() -> None:
