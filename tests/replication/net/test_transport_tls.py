@@ -189,10 +189,18 @@ def test_a_half_finished_tls_handshake_counts_as_a_stranger_and_is_put_out(
             sock.sendall(b"\x16\x03\x01\x02\x00\x01")  # a ClientHello that never ends
         counters = leader.driver.counters
         wait_until(lambda: counters.crowded_out == 5 and counters.timed_out == tcp.STRANGERS_MAX)
-        assert all(sock.recv(1) == b"" for sock in opened)
+        assert all(map(is_put_out, opened))
         commits(leader, b"not disturbed")
         for sock in opened:
             sock.close()
+
+
+def is_put_out(sock: socket.socket) -> bool:
+    """The other side resets the connection if it closes it before it has read what was sent."""
+    try:
+        return sock.recv(1) == b""
+    except ConnectionResetError:
+        return True
 
 
 # ------------------------------------------------------------------ pure
