@@ -10,7 +10,7 @@ import contextlib
 import re
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -102,6 +102,7 @@ class Cluster(Closing):
         value_deserializer: Deserializer | None = None,
         statistics_callback: Callable[[ConsumerStatistics], object] | None = None,
         statistics_interval_s: float = 60.0,
+        tags: Collection[str] | None = None,
         **options: Any,
     ) -> Consumer:
         """A member of consumer group ``group``. ``options``: settings of ``ConsumerConfig``.
@@ -109,6 +110,7 @@ class Cluster(Closing):
         ``on_assign``, ``on_revoke``, ``on_lost``: see :meth:`Consumer.subscribe`. ``instance_id``: a static
         member, see :class:`Consumer`. ``pattern``: instead of ``topics``, see :meth:`Consumer.subscribe`.
         ``value_deserializer``: "json", "msgpack", "arrow" or a function, see :class:`Consumer`.
+        ``tags``: only messages with one of these tags, see :class:`Consumer`.
         """
         settings = self._settings("consumer", config, options)
         return self._made(
@@ -126,6 +128,7 @@ class Cluster(Closing):
                 value_deserializer=value_deserializer,
                 statistics_callback=statistics_callback,
                 statistics_interval_s=statistics_interval_s,
+                tags=tags,
             )
         )
 

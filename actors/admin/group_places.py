@@ -10,11 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
+from escrowmq.actors.admin.share_places import describe_shares
+from escrowmq.actors.admin.share_types import ShareSettings
 from escrowmq.actors.admin.types import GroupDescription, GroupPartition
 from escrowmq.actors.client.consumer_groups import GroupSnapshot, TopicPartition, coordinator_group
 from escrowmq.actors.client.router import Router, result_of
 from escrowmq.actors.consumer.offsets import OffsetReader
 from escrowmq.replication.errors import UnknownTopic
+from escrowmq.replication.format.share_settings import GroupSettings
 
 #: Groups asked for at a time. Their calls occupy the sixteen threads of a leader that also serve heartbeats.
 AT_A_TIME = 32
@@ -29,12 +32,19 @@ def describe_groups(
     found: list[GroupDescription] = []
     for names in _portions(groups):
         snapshots = _snapshots(router, names, timeout_s)
+        with_settings = [
+            (name, ShareSettings.of(GroupSettings().changed(snapshot.settings)))
+            for name, snapshot in zip(names, snapshots, strict=True)
+            if snapshot.settings
+        ]
+        shares = describe_shares(router, with_settings, timeout_s)
         wanted = sorted({tp for snapshot in snapshots for tp in _partitions(snapshot)})
         bounds = offsets.bounds(wanted, timeout_s)
         for name, snapshot in zip(names, snapshots, strict=True):
             gid = coordinator_group(name, router.info.groups)
             places = _places(snapshot, bounds)
-            found.append(GroupDescription(name, gid, snapshot.members, places, snapshot.generation))
+            share = shares.get(name)
+            found.append(GroupDescription(name, gid, snapshot.members, places, snapshot.generation, share))
     return found
 
 

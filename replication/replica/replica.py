@@ -17,7 +17,6 @@ from escrowmq.replication.calling.answers import Leadership, LevelReport, Reply
 from escrowmq.replication.errors import DiskFull, EscrowMQError, MessageTooLarge, Overloaded
 from escrowmq.replication.format import ops as build
 from escrowmq.replication.format.codec import Op, decode_ops
-from escrowmq.replication.format.share_ops import LEVEL_OF_SHARES
 from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.metrics import Counts
 from escrowmq.replication.replica import fetching, retention
@@ -27,7 +26,7 @@ from escrowmq.replication.replica.entry_writing import ComposedEntry
 from escrowmq.replication.replica.levels import next_level
 from escrowmq.replication.replica.submission import AboutTopics, Submission
 from escrowmq.replication.replica.validation import level_needed
-from escrowmq.replication.state.machine import Result, StateMachine
+from escrowmq.replication.state.machine import LEVEL_MAX, Result, StateMachine
 from escrowmq.replication.state.topics import Topic
 
 #: When a client asks again if the leader's disk is full: people or retention have to free space first.
@@ -170,7 +169,7 @@ class Replica:
             done(self.not_leader())
             return
         # Levels only rise, so what is admitted here may be in an entry that is written later.
-        if self.state.level < LEVEL_OF_SHARES and (needed := level_needed(ops)) > self.state.level:
+        if self.state.level < LEVEL_MAX and (needed := level_needed(ops)) > self.state.level:
             done(("unsupported", needed))
             return
         submission = (

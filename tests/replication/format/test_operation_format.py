@@ -42,6 +42,7 @@ from tests.support.fed_state import (
     state_with_a_numbered_alteration,
     state_with_ids,
     state_with_lives,
+    state_with_shares,
     state_with_timers,
 )
 
@@ -138,6 +139,7 @@ def samples() -> dict[str, str]:
     frames["snapshot of level 5"] = b"".join(encode(capture(state_with_lives().state, 3, ["a.runs"])))
     frames["snapshot of level 6"] = b"".join(encode(capture(state_with_ids().state, 3, ["a.runs"])))
     frames["snapshot of level 8"] = b"".join(encode(capture(state_with_timers().state, 3, ["a.runs"])))
+    frames["snapshot of level 9"] = b"".join(encode(capture(state_with_shares().state, 3, ["a.runs"])))
     columns = tuple(array("Q", [i, i + 1]) for i in range(6))
     frames["run file"] = b"".join(encode_runs({7: columns}))
     return {name: data.hex() for name, data in frames.items()}
