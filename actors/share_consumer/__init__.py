@@ -1,4 +1,4 @@
-"""Share consumers: any number of consumers take single messages of the same topics, and settle each by itself.
+"""Share consumers: any number of consumers take single messages of the same topics, and settle each alone.
 
 The broker hands out messages under leases; this side keeps them in a small buffer, extends their leases while
 they wait or are handled, and gathers what the application says about them. Decisions are in files without

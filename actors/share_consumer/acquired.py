@@ -35,8 +35,8 @@ class Acquired:
     """Messages of one partition, handed out to this consumer, and not yet to the application."""
 
     __slots__ = (
-        "_blob", "_count", "_internal", "_pieces", "_rows", "offsets", "partition", "size", "topic", "topic_id",
-        "unpacked",
+        "_blob", "_count", "_internal", "_pieces", "_rows", "offsets", "partition", "size", "topic",
+        "topic_id", "unpacked",
     )  # fmt: skip
 
     def __init__(self, row: AcquiredRow) -> None:
@@ -46,7 +46,8 @@ class Acquired:
         if sum(run[3] for run in row.runs) != len(row.blob):
             raise CorruptLog(f"{len(row.blob)} bytes of {row.topic}/{row.partition} came for {row.runs[:3]}")
         # A copy if this is a view of Ray's shared memory, which must not fill with data that is never polled.
-        self._blob, self.size, self._rows = bytes(row.blob), len(row.blob), None
+        self._blob, self.size = bytes(row.blob), len(row.blob)
+        self._rows: list[Row] | PackedRows | None = None
         self._count = sum(run[1] for run in row.runs)
         self._pieces = _pieces(row)
         #: All that was handed out.
@@ -92,25 +93,38 @@ class Acquired:
                 if records:
                     break
                 raise DamagedValue(self.topic, self.partition, piece.first, error.reason) from error
-            for key, value, headers, tx_id in rows:
+            for row in rows:
                 offset = self._pieces[0].first
                 if offset in wanted:
-                    if deserialize is not None:
-                        try:
-                            value = deserialize(value)
-                        except Exception as error:
-                            if records:
-                                return records
-                            raise NotDeserializable(self.topic, self.partition, offset, repr(error)) from error
-                    attempt = piece.expiries + (history(headers).attempt if self._internal else 1)
-                    records.append(
-                        ShareRecord(
-                            self.topic, self.partition, offset, piece.ts_ms, key, value,
-                            {} if headers is None else headers, tx_id, attempt, lease,
-                        )
-                    )  # fmt: skip
+                    try:
+                        records.append(self._record(row, self._pieces[0], lease, deserialize))
+                    except NotDeserializable:
+                        if records:
+                            return records
+                        raise
                 self.skip()
         return records
+
+    def _record(self, row: Row, piece: _Piece, lease: int, deserialize: Deserialize | None) -> ShareRecord:
+        key, value, headers, tx_id = row
+        made: object = value
+        if deserialize is not None:
+            try:
+                made = deserialize(value)
+            except Exception as error:
+                raise NotDeserializable(self.topic, self.partition, piece.first, repr(error)) from error
+        return ShareRecord(
+            self.topic,
+            self.partition,
+            piece.first,
+            piece.ts_ms,
+            key,
+            made,
+            {} if headers is None else headers,
+            tx_id,
+            piece.expiries + (history(headers).attempt if self._internal else 1),
+            lease,
+        )
 
     def _plain(self, rows: list[Row] | PackedRows, start: int, stop: int, room: int) -> Sequence[Row]:
         if not isinstance(rows, PackedRows):
@@ -133,7 +147,7 @@ def _pieces(row: AcquiredRow) -> deque[_Piece]:
                 if base < 0:
                     break
             if not base <= first < base + count:
-                raise CorruptLog(f"offset {first} of {row.topic}/{row.partition} was handed out without its row")
+                raise CorruptLog(f"offset {first} of {row.topic}/{row.partition} came without its row")
             stop = min(last, base + count - 1)
             found.append(_Piece(first, stop, expiries, at + first - base, ts_ms))
             first = stop + 1

@@ -1,4 +1,4 @@
-"""Checks of what callers pass to a share consumer, made at the call, with the argument's name in the error."""
+"""Checks of what callers pass to a share consumer, made at the call, with the argument's name in the text."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ def check_not_internal(topics: object) -> None:
     """A share group reads its own retries by itself, and nobody else's. Raises ConfigError."""
     for topic in topics if isinstance(topics, list | tuple) else ():
         if is_reserved(topic):
-            raise ConfigError(f"topic {topic!r} is the broker's own; name the topics that messages are sent to")
+            raise ConfigError(
+                f"topic {topic!r} is the broker's own; name the topics that messages are sent to"
+            )
 
 
 def delay_ms(delay_s: object) -> int:
@@ -53,8 +55,11 @@ def reason_text(reason: object) -> str:
 
 def check_lease(lease_s: object) -> float:
     """The length of a lease. Raises InvalidMessage."""
-    known = not isinstance(lease_s, bool) and isinstance(lease_s, int | float)
-    if not known or not LEASE_S_MIN <= lease_s <= LEASE_S_MAX:
+    if (
+        isinstance(lease_s, bool)
+        or not isinstance(lease_s, int | float)
+        or not LEASE_S_MIN <= lease_s <= LEASE_S_MAX
+    ):
         raise InvalidMessage(f"lease_s must be {LEASE_S_MIN:g} to {LEASE_S_MAX:g} seconds, not {lease_s!r}")
     return float(lease_s)
 

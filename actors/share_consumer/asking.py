@@ -41,30 +41,34 @@ class Asking:
         #: How long a leader may wait for messages. Shorter if groups wait for their turn meanwhile.
         self.wait_s = wait_s / -(-max(len(self._groups), 1) // at_a_time)
 
-    def next(self, now: float, buffered: int, target: int) -> list[tuple[AskedGroup, int]]:
-        """Groups to ask now, and for how many messages, if ``target`` are wanted in the buffer. The caller
+    def next(self, now: float, buffered: int, target: int) -> list[AskedGroup]:
+        """Groups to ask now, each for ``asked`` messages, if ``target`` are wanted in the buffer. The caller
         reports the answers.
 
-        Nothing as long as half of it is there, so that calls are few. Each group is asked for its share of
-        what is missing: which of them has messages is not known before.
+        Each group is asked for its share of what is missing: which of them has messages is not known before.
+        At least for one: a call that waits at a group without messages must not keep others unasked.
         """
-        under_way = [group for group in self._groups if group.asked]
-        missing = target - buffered - sum(group.asked for group in under_way)
-        free = min(self._at_a_time, len(self._groups)) - len(under_way)
-        if not self.wanted(buffered, target) or free <= 0:
-            return []
-        ready = [group for group in self._groups if not group.asked and group.not_before <= now][:free]
-        for group in ready:
-            # At least one each: a call that waits at a group without messages must not keep others unasked.
-            group.asked = max(-(-missing // free), 1)
-            self._groups.remove(group)
-            self._groups.append(group)
-        return [(group, group.asked) for group in ready]
+        ready = self._ready(now, buffered, target)
+        if ready:
+            missing = target - buffered - sum(group.asked for group in self._groups)
+            share = max(-(-missing // len(ready)), 1)
+            for group in ready:
+                group.asked = share
+                self._groups.remove(group)
+                self._groups.append(group)
+        return ready
 
-    @staticmethod
-    def wanted(buffered: int, target: int) -> bool:
-        """Whether more is to be asked for."""
-        return target > 0 and 2 * buffered <= target
+    def may_ask(self, now: float, buffered: int, target: int) -> bool:
+        """Whether ``next`` has something."""
+        return bool(self._ready(now, buffered, target))
+
+    def _ready(self, now: float, buffered: int, target: int) -> list[AskedGroup]:
+        """Nothing as long as half of what is wanted is there, so that calls are few."""
+        if not target or 2 * buffered > target:
+            return []
+        free = self._at_a_time - sum(1 for group in self._groups if group.asked)
+        ready = [group for group in self._groups if not group.asked and group.not_before <= now]
+        return ready[: max(free, 0)]
 
     def answered(self, group: AskedGroup, again_s: float, now: float) -> None:
         """The leader has answered; without messages, it may say when to ask again."""

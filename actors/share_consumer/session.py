@@ -22,6 +22,7 @@ from escrowmq.actors.share_consumer.config import ShareConsumerConfig
 from escrowmq.actors.share_consumer.gathering import Gathering, Ranges
 from escrowmq.actors.share_consumer.in_hand import Batch, InHand, PlaceOfBatch
 from escrowmq.actors.share_consumer.ranges import flat, merged, pairs, ranges_of
+from escrowmq.actors.share_consumer.results import outcome
 from escrowmq.actors.share_consumer.statistics import ShareCounted
 from escrowmq.replication.calling.share_answers import AcquiredRow, Place
 from escrowmq.replication.errors import (
@@ -75,13 +76,15 @@ class ShareSession:
         #: Messages that the application waits for, and those to have ahead. 0: it does not poll.
         self.target, self.polled_at = 0, router.clock()
         self._acks_under_way = dict.fromkeys(topics, 0)
-        #: The last reason why acks were put back or given up; None: since it was last looked at, there is none.
-        self.ack_error: EscrowMQError | None = None
+        #: Why acks were put back, and why acks were given up, the last time, since the application asked.
+        self.ack_delayed: EscrowMQError | None = None
+        self.ack_given_up: EscrowMQError | None = None
         #: Topics that a broker does not know any more.
         self.gone: set[str] = set()
         #: A bug that ended the work. Kept to be raised: otherwise the topics would just look empty.
         self.failure: Exception | None = None
-        self.stopping = False
+        #: Nothing more is asked for; and nothing at all is sent any more.
+        self.stopping = self.ended = False
 
     @property
     def acks_unconfirmed(self) -> bool:
@@ -107,7 +110,7 @@ class ShareSession:
     def stopped(self, detail: str) -> None:
         """See ``Source``."""
         with self._condition:
-            self.stopping = True
+            self.stopping = self.ended = True
             self._condition.notify_all()
 
     def _failed(self, error: Exception) -> None:
@@ -120,7 +123,8 @@ class ShareSession:
         for gid in self.gathering.due(now):
             if gid not in full:
                 self._send_acks(gid)
-        if self.target and now - self.polled_at >= self._idle_s:
+        buffered = self._in_hand.buffered
+        if (self.target or buffered) and self._is_idle(now):
             self.target = 0  # the application is busy, or hangs: others have time for what lies here
             self.give_back()
         alike: dict[tuple[int, float], list[Batch]] = {}
@@ -129,10 +133,13 @@ class ShareSession:
         for (gid, lease_s), batches in alike.items():
             self._extend(gid, batches, lease_s)
         if not self.stopping:
-            for asked, count in self.asking.next(now, self._in_hand.buffered, self.target):
-                self._ask(asked, count)
+            for asked in self.asking.next(now, self._in_hand.buffered, self.target):
+                self._ask(asked)
         wake = min(self._in_hand.next_tend(), self.asking.next_ask(now), self.gathering.next_due(full))
-        return min(wake, self.polled_at + self._idle_s) if self.target else wake
+        return min(wake, self.polled_at + self._idle_s) if self.target or self._in_hand.buffered else wake
+
+    def _is_idle(self, now: float) -> bool:
+        return now - self.polled_at >= self._idle_s
 
     def _call(
         self,
@@ -158,16 +165,14 @@ class ShareSession:
                 self._condition.notify_all()
 
         deadline = now + self._config.call_timeout_s + wait_s
-        request = Request(
-            method, args, deadline, ended, windowed=False, patience_s=wait_s, awaited=awaited
-        )
+        request = Request(method, args, deadline, ended, windowed=False, patience_s=wait_s, awaited=awaited)
         self._router.channels[gid].submit(request, now)
 
     # ------------------------------------------------------------ messages
 
-    def _ask(self, asked: AskedGroup, count: int) -> None:
+    def _ask(self, asked: AskedGroup) -> None:
         wait_s, bytes_max = self.asking.wait_s, self._config.acquire_bytes
-        about = self._topics[asked.gid], min(count, ASKED_MAX), bytes_max, self._config.lease_s, wait_s
+        about = self._topics[asked.gid], min(asked.asked, ASKED_MAX), bytes_max, self._config.lease_s, wait_s
         args = self._group, self._member, *about
         self._call(asked.gid, "share_acquire", args, partial(self._acquired, asked), wait_s=wait_s)
 
@@ -192,7 +197,7 @@ class ShareSession:
                 again_s = max(again_s, FAILED_PAUSE_S)
                 self._not_there(asked.gid, row)
         self.asking.answered(asked, again_s, now)
-        if self.stopping or not self.target:
+        if self.stopping or self._is_idle(now):
             self.give_back()
 
     def _not_there(self, gid: int, row: AcquiredRow) -> None:
@@ -254,15 +259,16 @@ class ShareSession:
             self._counted.ack_latencies.observe(now - asked_at, now)
         for at, (place, ranges) in enumerate(acks.items()):
             count = sum(last - first + 1 for first, last in ranges)
-            error = failed or _why_not_acked(place, *answer[1][at])
+            error = failed or _why_not_acked(place, *outcome(answer[1][at]))
             if error is None:
                 self._counted.acked += count
                 continue
-            self.ack_error = error
             # An ack counts whenever it comes, so it is worth every attempt.
-            if isinstance(error, Unavailable | Overloaded | OutcomeUnknown) and not self.stopping:
+            if isinstance(error, Unavailable | Overloaded | OutcomeUnknown) and not self.ended:
+                self.ack_delayed = error
                 self.gathering.put_back(gid, place, ranges, now + ACK_AGAIN_S)
             else:
+                self.ack_given_up = error
                 self._counted.acks_failed += count
 
 

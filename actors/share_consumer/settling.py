@@ -13,6 +13,7 @@ from typing import Any
 from escrowmq.actors.client.router import Router, result_of
 from escrowmq.actors.client.share_groups import create_internal_topic
 from escrowmq.actors.share_consumer.in_hand import Batch, InHand
+from escrowmq.actors.share_consumer.results import outcome
 from escrowmq.actors.share_consumer.statistics import ShareCounted
 from escrowmq.replication.calling.backoff import Backoff
 from escrowmq.replication.errors import (
@@ -123,13 +124,12 @@ def send_nack(
 
     def submit(group: int, operation: bytes) -> tuple[int, Any]:
         left_s = max(deadline - router.clock(), 0.001)
-        code, info = result_of(router.submit(group, operation, left_s), left_s)[0]
-        return code, info
+        return outcome(result_of(router.submit(group, operation, left_s), left_s)[0])
 
     while True:
         code, info = submit(gid, request)
         if code == ResultCode.PARTIAL:
-            _, code, info = info[0]
+            code, info = outcome(info[0][1:])
         if code in (ResultCode.OK, ResultCode.DUPLICATE):
             return
         if code == ResultCode.UNKNOWN_TOPIC and type(info) is str and info != place[0]:
@@ -149,8 +149,7 @@ def _why_not(place: tuple[str, int, int], code: int, info: Any) -> EscrowMQError
     if code in (ResultCode.UNKNOWN_TOPIC, ResultCode.BAD_PARTITION, ResultCode.OTHER_TOPIC):
         return UnknownTopic(topic, gone=True)
     if code == ResultCode.OUT_OF_RANGE:
-        start, end = info if isinstance(info, list | tuple) and len(info) == 2 else (0, 0)
-        return OffsetOutOfRange(topic, partition, offset, start, end)
+        return OffsetOutOfRange(topic, partition, offset, 0, info if type(info) is int else 0)
     if code == ResultCode.TOO_MANY_SCHEDULED:
         return TooManyScheduled(f"{info} messages wait for their time in this broker group", 1.0)
     return EscrowMQError(f"a nack of {topic}/{partition} was refused: {ResultCode(code).name} {info!r}")

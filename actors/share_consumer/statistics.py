@@ -13,8 +13,8 @@ class ShareConsumerStatistics:
 
     ``records``: returned by ``poll``. ``bytes``: received. ``acked``: final, durably; ``acks_failed``: given
     up, so these messages are delivered again. ``nacked`` (with those that could not be read), ``rejected``
-    and ``released`` (with what lay in the buffer) are counted when a broker has confirmed them. ``leases_lost``:
-    messages whose lease ended before they were settled. ``extensions``: calls that extended leases.
+    and ``released`` (with what lay in the buffer) are counted when a broker has confirmed them.
+    ``leases_lost``: messages whose lease ended before they were settled. ``extensions``: calls for that.
 
     ``buffered`` (waiting for ``poll``), ``held`` (buffered, or with the application) and ``acks_waiting``
     describe the present. ``ack_p50_s`` and ``ack_p99_s`` cover the last one to two minutes, without the time
