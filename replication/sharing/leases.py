@@ -52,6 +52,11 @@ class Leases:
         """Whether nothing more is handed out to anybody."""
         return self.messages >= MESSAGES_MAX
 
+    @property
+    def in_use(self) -> bool:
+        """Whether anything was ever handed out."""
+        return bool(self._windows)
+
     def held(self, pair: Pair) -> int:
         """How many messages of a pair are handed out, or have an ack or a nack under way."""
         window = self._windows.get(pair)

@@ -28,8 +28,8 @@ PAIRS_MAX, RANGES_MAX = 50_000, 2_000_000
 #: Final ranges of one pair. Leaders hand out nothing new from here on, and what is handed out then, 20,000
 #: messages at most, can still be acknowledged.
 RANGES_OF_PAIR_MAX = 10_000
-#: Beyond this nothing is acknowledged that was not handed out.
-RANGES_OF_PAIR_LAST = RANGES_OF_PAIR_MAX + 20_000
+#: Beyond these only what was never handed out could be acknowledged: it is refused.
+RANGES_OF_PAIR_LAST, RANGES_LAST = RANGES_OF_PAIR_MAX + 20_000, RANGES_MAX + 1_000_000
 #: Groups with settings of their own.
 GROUPS_MAX = 50_000
 
