@@ -22,6 +22,7 @@ from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.client.values import Deserializer, Serializer
 from escrowmq.actors.consumer.config import ConsumerConfig
 from escrowmq.actors.consumer.consumer import Consumer
+from escrowmq.actors.consumer.replies import Replies, check_app
 from escrowmq.actors.consumer.statistics import ConsumerStatistics
 from escrowmq.actors.consumer.takeover import Handler
 from escrowmq.actors.producer.config import ProducerConfig
@@ -131,6 +132,17 @@ class Cluster(Closing):
                 tags=tags,
             )
         )
+
+    def replies(self, app: str, group: str | None = None, **options: Any) -> Replies:
+        """What share groups have done with messages that were sent with ``reply_to=app``: done, or failed.
+
+        Read as a member of consumer group ``group`` ("replies.<app>"), from the beginning if that has no
+        place yet. ``options``: settings of ``ConsumerConfig``. Call it once before such messages are sent: it
+        creates the topic of the app's replies, and without that topic brokers drop them.
+        """
+        check_app(app)
+        options = {"auto_offset_reset": "earliest", **options}
+        return Replies(self.consumer(group or f"replies.{app}", **options), app)
 
     def _new_admin(self, info: ClusterInfo) -> Admin:
         return Admin(info)

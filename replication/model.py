@@ -14,7 +14,7 @@ from typing import Any
 
 from escrowmq.replication.delivery_times import delivery_time
 from escrowmq.replication.errors import InvalidMessage
-from escrowmq.replication.message_headers import TAG, text_of, with_tag
+from escrowmq.replication.message_headers import REPLY_TO, TAG, text_of, with_own
 
 
 class TransactionState(enum.Enum):
@@ -74,7 +74,9 @@ class Message:
     stored or, in a transaction, after the commit; or a time, as a datetime with a time zone, or in ms since
     the epoch. A time that is past means at once.
 
-    ``tag``: a word by which consumers can select messages; it is the header ``escrowmq-tag``.
+    ``tag``: a word by which consumers can select messages. ``reply_to``: the app that is told what becomes of
+    the message in share groups, see ``Cluster.replies``. Both are headers (``escrowmq-tag``,
+    ``escrowmq-reply-to``).
     """
 
     topic: str
@@ -97,6 +99,7 @@ class Message:
         delay_s: float | None = None,
         deliver_at: datetime | int | None = None,
         tag: str | None = None,
+        reply_to: str | None = None,
     ) -> None:
         if type(topic) is not str or not topic:
             raise InvalidMessage(f"topic must be a non-empty str, not {topic!r}")
@@ -112,8 +115,8 @@ class Message:
             raise InvalidMessage(f"partition must be a non-negative int or None, not {partition!r}")
         if delay_s is not None or deliver_at is not None:
             delivery_time(delay_s, deliver_at)
-        if tag is not None:
-            headers = with_tag(headers, tag)
+        if tag is not None or reply_to is not None:
+            headers = with_own(headers, tag, reply_to)
         _set_topic(self, topic)
         _set_value(self, value)
         _set_key(self, key)
@@ -126,6 +129,11 @@ class Message:
     def tag(self) -> str | None:
         """Its tag, or None."""
         return text_of(self.headers, TAG)
+
+    @property
+    def reply_to(self) -> str | None:
+        """The app that is told what becomes of it, or None."""
+        return text_of(self.headers, REPLY_TO)
 
     def __setstate__(self, values: Sequence[Any]) -> None:
         """Also reads what an earlier version pickles: values by position, without the newer fields."""
@@ -200,6 +208,11 @@ class ConsumerRecord:
     def tag(self) -> str | None:
         """The tag that its sender gave it, or None."""
         return text_of(self.headers, TAG)
+
+    @property
+    def reply_to(self) -> str | None:
+        """The app that its sender wants to be told what becomes of it, or None."""
+        return text_of(self.headers, REPLY_TO)
 
 
 @dataclass(frozen=True, slots=True)

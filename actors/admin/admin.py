@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any
 
 from escrowmq.actors.admin import group_reset, share_settings
 from escrowmq.actors.admin.dead_letters import DeadLetters
@@ -24,7 +24,7 @@ from escrowmq.actors.admin.topic_altering import alter_topic
 from escrowmq.actors.admin.topic_creation import create_topic, new_name_problem
 from escrowmq.actors.admin.topic_deletion import delete_topic
 from escrowmq.actors.admin.transactions import TransactionAdmin
-from escrowmq.actors.admin.trimming import PartitionTrim, carry_out, plan_trim
+from escrowmq.actors.admin.trimming import FoundPlaces, PartitionTrim, carry_out, plan_trim
 from escrowmq.actors.admin.types import (
     ClusterStatus,
     GroupDescription,
@@ -64,14 +64,6 @@ from escrowmq.replication.model import (
     TopicInfo,
     TransactionState,
 )
-
-P = TypeVar("P")
-
-
-def _known(place: P | UnknownTopic) -> P:
-    if isinstance(place, UnknownTopic):
-        raise place
-    return place
 
 
 class Admin(Closing):
@@ -158,16 +150,8 @@ class Admin(Closing):
         self, name: str, before: int | datetime, partition: int | None = None
     ) -> tuple[PartitionTrim, ...]:
         """What ``trim_topic`` would remove now; changes nothing. Raises what ``trim_topic`` raises."""
-
-        def at_time(partitions: Sequence[int], time_ms: int) -> list[int]:
-            found = self._offsets.offsets([(name, p, time_ms) for p in partitions], self._timeout_s)
-            return [_known(offset) for offset in found]
-
-        def bounds(partitions: Sequence[int]) -> list[tuple[int, int]]:
-            found = self._offsets.bounds([(name, p) for p in partitions], self._timeout_s)
-            return [_known(found[name, p]) for p in partitions]
-
-        return plan_trim(self._topic(name), before, partition, bounds=bounds, at_time=at_time)
+        found = FoundPlaces(self._offsets, name, self._timeout_s)
+        return plan_trim(self._topic(name), before, partition, bounds=found.bounds, at_time=found.at_time)
 
     def trim_topic(
         self,

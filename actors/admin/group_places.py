@@ -15,9 +15,9 @@ from escrowmq.actors.admin.share_types import ShareSettings
 from escrowmq.actors.admin.types import GroupDescription, GroupPartition
 from escrowmq.actors.client.consumer_groups import GroupSnapshot, TopicPartition, coordinator_group
 from escrowmq.actors.client.router import Router, result_of
+from escrowmq.actors.client.share_groups import settings_told
 from escrowmq.actors.consumer.offsets import OffsetReader
 from escrowmq.replication.errors import UnknownTopic
-from escrowmq.replication.format.share_settings import GroupSettings
 
 #: Groups asked for at a time. Their calls occupy the sixteen threads of a leader that also serve heartbeats.
 AT_A_TIME = 32
@@ -33,7 +33,7 @@ def describe_groups(
     for names in _portions(groups):
         snapshots = _snapshots(router, names, timeout_s)
         with_settings = [
-            (name, ShareSettings.of(GroupSettings().changed(snapshot.settings)))
+            (name, ShareSettings.of(settings_told(snapshot.settings)))
             for name, snapshot in zip(names, snapshots, strict=True)
             if snapshot.settings
         ]

@@ -46,4 +46,4 @@ def _ms(name: str, seconds: Any) -> int:
 def _in_seconds(problem: str) -> str:
     for name in ("delays", "lease", "max_age"):
         problem = problem.replace(f"{name}_ms", f"{name}_s (in ms)")
-    return problem
+    return f"delays_s: {problem}" if problem.startswith("a delay") else problem

@@ -109,7 +109,7 @@ class GroupDescription:
 
     @property
     def kind(self) -> str:
-        """"share" or "stream"; "": it was not used yet."""
+        """ "share" or "stream"; "": it was not used yet."""
         decided = "" if self.share is None else self.share.settings.kind
         return decided or ("stream" if self.members or self.partitions else "")
 

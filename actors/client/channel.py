@@ -38,8 +38,8 @@ READ_ONLY = frozenset(
     (
         "about", "audit", "client_link", "committed", "fetch", "fetch_ends", "find_transaction",
         "group_describe", "group_list", "levels", "members", "metrics", "offsets", "open_pairs",
-        "open_topics", "partition_bounds", "scheduled", "spans", "status", "topic_names", "topics",
-        "transactions", "tx_states", "watch", "whoami",
+        "open_topics", "partition_bounds", "scheduled", "share_final", "share_places", "spans",
+        "status", "topic_names", "topics", "transactions", "tx_states", "watch", "whoami",
     )
 )  # fmt: skip
 _by_number = attrgetter("number")

@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from escrowmq.replication.errors import EscrowMQError, GroupKindMismatch, InvalidMessage, Overloaded
+from escrowmq.actors.client.consumer_groups import coordinator_group
+from escrowmq.replication.errors import ConfigError, EscrowMQError, GroupKindMismatch, Overloaded
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.internal_topics import owner_problem
 from escrowmq.replication.format.share_ops import group_settings
-from escrowmq.replication.format.share_settings import GroupSettings, Value
+from escrowmq.replication.format.share_settings import NAMES, GroupSettings, Value
 from escrowmq.replication.model import NO_ID, ResultCode
 
 #: Submits one operation to a broker group; returns its result code and the information that comes with it.
@@ -29,13 +30,17 @@ def set_group(submit: Submit, groups: int, group: str, values: Mapping[str, Valu
     """Gives the group these settings, in every broker group; returns all that are then in force. Safe to
     repeat; without values it completes an interrupted change.
 
-    Raises InvalidMessage, GroupKindMismatch, NotSupported below format level 9, or Overloaded when others
+    A kind is decided in the group's coordinator's broker group first, which knows whether it has offsets.
+    Raises ConfigError, GroupKindMismatch, NotSupported below format level 9, or Overloaded when others
     keep changing them.
     """
     if (problem := owner_problem("group", group)) is not None:
-        raise InvalidMessage(problem)
-    found, number = _asked(submit, group)
+        raise ConfigError(problem)
+    found, number = _told(group, *submit(0, group_settings(group, {})))
     if values:
+        if "kind" in values:
+            gid = coordinator_group(group, groups)
+            _told(group, *submit(gid, group_settings(group, {"kind": values["kind"]})))
         for _ in range(ROUNDS_MAX):
             code, told = submit(0, group_settings(group, values, number))
             found, number = _told(group, code, told)
@@ -46,16 +51,12 @@ def set_group(submit: Submit, groups: int, group: str, values: Mapping[str, Valu
     wanted = {name: value for name, value in found.items() if value != ""}  # no kind is decided
     for gid in range(1, groups):
         _told(group, *submit(gid, group_settings(group, wanted, number)))
-    return GroupSettings().changed(found)
+    return settings_told(found)
 
 
-def group_settings_now(submit: Submit, group: str) -> GroupSettings:
-    """The settings in force, as broker group 0 has them."""
-    return GroupSettings().changed(_asked(submit, group)[0])
-
-
-def _asked(submit: Submit, group: str) -> tuple[dict[str, Value], int]:
-    return _told(group, *submit(0, group_settings(group, {})))
+def settings_told(values: Mapping[str, Any]) -> GroupSettings:
+    """What a broker has told; settings that only later versions know are left out."""
+    return GroupSettings().changed({name: value for name, value in values.items() if name in NAMES})
 
 
 def _told(group: str, code: int, told: Any) -> tuple[dict[str, Value], int]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from escrowmq.cluster.cli.options import ConnectionOptions, moment, with_connection
+from escrowmq.cluster.cli.options import TAG_HELP, ConnectionOptions, moment, with_connection
 from escrowmq.cluster.cli.output import note, text_or_base64, when
 from escrowmq.cluster.cli.record_template import HELP, template
 from escrowmq.cluster.cli.shown import Format, Shown
@@ -51,7 +51,7 @@ def consume(
         int | None, typer.Option("--max", min=1, help="Stop after this many messages.")
     ] = None,
     partition: Annotated[list[int] | None, typer.Option(help="Only these partitions; repeatable.")] = None,
-    tag: Annotated[list[str] | None, typer.Option(help="Only messages with this tag; repeatable.")] = None,
+    tag: Annotated[list[str] | None, typer.Option(help=TAG_HELP)] = None,
     form: Annotated[
         str | None, typer.Option("--template", "-f", help=HELP, metavar="TEXT", show_default=False)
     ] = None,

@@ -38,8 +38,8 @@ def send(producer: Producer, *tags: str | None) -> None:
 
 
 def test_a_tag_is_a_header_and_shows_at_the_record(cluster: InMemoryCluster, producer: Producer) -> None:
-    message = Message(TOPIC, b"x", headers={"h": b"1"}, tag="größer")
-    assert message.tag == "größer"
+    message = Message(TOPIC, b"x", headers={"h": b"1"}, tag="größer", reply_to="shop")
+    assert (message.tag, message.reply_to) == ("größer", "shop")
     producer.send(message).result(0)
     with producer.transaction() as tx:
         tx.send(Message(TOPIC, b"in a transaction", tag="small"))
@@ -47,12 +47,13 @@ def test_a_tag_is_a_header_and_shows_at_the_record(cluster: InMemoryCluster, pro
     with cluster.consumer("all", [TOPIC], auto_offset_reset="earliest") as consumer:
         records = consumer.poll()
     assert [record.tag for record in records] == ["größer", "small", None]
+    assert [record.reply_to for record in records] == ["shop", None, None]
     assert records[0].headers["h"] == b"1"
     assert records[2].headers == {}
 
 
 def test_a_message_keeps_its_tag_when_it_is_copied() -> None:
-    message = Message(TOPIC, b"x", tag="big")
+    message = Message(TOPIC, b"x", tag="big", reply_to="shop")
     assert dataclasses.replace(message, value=b"y").tag == "big"
     assert copy.copy(message) == message
     given = {"h": b"1"}
@@ -66,6 +67,12 @@ def test_a_bad_tag_is_refused_where_it_is_written(tag: Any, cluster: InMemoryClu
         Message(TOPIC, tag=tag)
     with pytest.raises(ConfigError, match="tag"):
         cluster.consumer("g", [TOPIC], tags=[tag])
+
+
+@pytest.mark.parametrize("app", ["", "a b", "x" * 181, b"shop", "größe", "a/b"])
+def test_a_bad_reply_address_is_refused_where_it_is_written(app: Any) -> None:
+    with pytest.raises(InvalidMessage, match="reply_to"):
+        Message(TOPIC, reply_to=app)
 
 
 @pytest.mark.parametrize("tags", ["big", [], b"big", 7, [str(n) for n in range(1001)]])
