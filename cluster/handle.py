@@ -28,6 +28,8 @@ from escrowmq.actors.consumer.takeover import Handler
 from escrowmq.actors.producer.config import ProducerConfig
 from escrowmq.actors.producer.producer import Producer
 from escrowmq.actors.producer.statistics import ProducerStatistics
+from escrowmq.actors.share_consumer.config import ShareConsumerConfig
+from escrowmq.actors.share_consumer.share_consumer import ShareConsumer
 from escrowmq.cluster.config import Config, change_section
 from escrowmq.feedback.states import TxStatusQuerier
 from escrowmq.replication.errors import Closed
@@ -133,6 +135,36 @@ class Cluster(Closing):
             )
         )
 
+    def share_consumer(
+        self,
+        group: str,
+        topics: Sequence[str],
+        *,
+        lease_s: float | None = None,
+        auto_offset_reset: str | None = None,
+        config: ShareConsumerConfig | None = None,
+        value_deserializer: Deserializer | None = None,
+        **options: Any,
+    ) -> ShareConsumer:
+        """A consumer of share group ``group``: any number of them take single messages of ``topics`` under
+        leases of ``lease_s`` seconds (None: as the group has it set), and settle each by itself.
+
+        ``options``: settings of ``ShareConsumerConfig``. ``value_deserializer``: "json", "msgpack", "arrow" or
+        a function, see :class:`ShareConsumer`.
+        """
+        stated = {"lease_s": lease_s, "auto_offset_reset": auto_offset_reset}
+        options.update({name: value for name, value in stated.items() if value is not None})
+        settings = self._settings("share_consumer", config, options)
+        return self._made(
+            self._new_share_consumer(
+                self._open_info(),
+                group=group,
+                topics=topics,
+                config=settings,
+                value_deserializer=value_deserializer,
+            )
+        )
+
     def replies(self, app: str, group: str | None = None, **options: Any) -> Replies:
         """What share groups have done with messages that were sent with ``reply_to=app``: done, or failed.
 
@@ -152,6 +184,9 @@ class Cluster(Closing):
 
     def _new_consumer(self, info: ClusterInfo, **arguments: Any) -> Consumer:
         return Consumer(info, **arguments)
+
+    def _new_share_consumer(self, info: ClusterInfo, **arguments: Any) -> ShareConsumer:
+        return ShareConsumer(info, **arguments)
 
     # ------------------------------------------------------------ the cluster
 

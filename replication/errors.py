@@ -317,6 +317,37 @@ class MemberFenced(EscrowMQError):
         )
 
 
+class LeaseLost(EscrowMQError):
+    """The lease of a message ended, and another consumer of the share group has the message. Nothing was
+    done."""
+
+    def __init__(self, topic: str, partition: int, offset: int) -> None:
+        super().__init__(topic, partition, offset)
+        self.topic, self.partition, self.offset = topic, partition, offset
+
+    def __str__(self) -> str:
+        return (
+            f"the lease of {self.topic}/{self.partition}, offset {self.offset}, ended, and another consumer has "
+            "the message; leave it to that one (if it was handled here, ack still counts), and raise lease_s or "
+            "lease_extend_max_s if handlers need longer"
+        )
+
+
+class RecordNotHeld(EscrowMQError):
+    """A share consumer was told about a message that it does not hold. Nothing was done."""
+
+    def __init__(self, topic: str, partition: int, offset: int) -> None:
+        super().__init__(topic, partition, offset)
+        self.topic, self.partition, self.offset = topic, partition, offset
+
+    def __str__(self) -> str:
+        return (
+            f"this consumer does not hold {self.topic}/{self.partition}, offset {self.offset}: it did not poll "
+            "it, or it was acked, nacked, rejected or released before; settle each record once, with the "
+            "consumer that polled it"
+        )
+
+
 class GroupKindMismatch(EscrowMQError):
     """A consumer group is read by offsets ("stream"), or message by message ("share"): which of both its
     first use has decided, and this group's is the other one. Nothing was done."""

@@ -38,8 +38,8 @@ class Parts:
         self.instruments = Instruments(running, self.requests.counts)
         self.watching = Watching(running)
         self.scheduled = Scheduled(running)
-        self.share_reports = ShareReports(running)
         self.sharing = sharing(running)
+        self.share_reports = ShareReports(running)
         self.members = MemberChanges(running)
         self.offers = Offers(running)
         self._door: Door | None = None
