@@ -12,7 +12,7 @@ from typing import Any
 
 from escrowmq.actors.client.catalog import TopicCatalog
 from escrowmq.actors.client.router import Router, result_of
-from escrowmq.actors.client.share_groups import create_internal_topic, group_settings_now, set_group
+from escrowmq.actors.client.share_groups import create_internal_topic, set_group
 from escrowmq.actors.share_consumer.results import outcome
 from escrowmq.replication.errors import (
     EscrowMQError,
@@ -69,12 +69,9 @@ def begin(router: Router, group: str, topics: Sequence[str], create: str, timeou
 
 def of_kind(submit: Any, router: Router, group: str, kind: str) -> GroupSettings:
     """Decides the group's kind, if nobody has. Raises GroupKindMismatch."""
-    settings = group_settings_now(submit, group)
-    if settings.kind == kind:
-        return settings
-    if settings.kind:
-        raise GroupKindMismatch(group, settings.kind)
-    return set_group(submit, router.info.groups, group, {"kind": kind})
+    groups = router.info.groups
+    settings = set_group(submit, groups, group, {})
+    return settings if settings.kind == kind else set_group(submit, groups, group, {"kind": kind})
 
 
 def make_internal_topics(submit: Any, router: Router, catalog: TopicCatalog, group: str) -> None:

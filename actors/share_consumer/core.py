@@ -149,10 +149,9 @@ class ShareConsumerCore:
             session.polled_at = now
             session.target = (0 if records else max_records) + self.prefetch
             self._counted.records += len(records)
-            wake = session.asking.may_ask(now, self._in_hand.buffered, session.target)
-        if wake:
-            self.router.wakeup.set()
-        return records, unreadable
+            if session.asking.may_ask(now, self._in_hand.buffered, session.target):
+                self.router.wakeup.set()
+            return records, unreadable
 
     def done_with(self, unreadable: Sequence[Unreadable]) -> None:
         """Nacks messages that cannot be handed out, so that others are not held up, and they end as dead
@@ -182,9 +181,8 @@ class ShareConsumerCore:
             self.check_open()
             batch = self._in_hand.find(record)
             self._in_hand.settled(batch, record.offset)
-            news = self._session.gathering.add(batch.gid, batch.place, record.offset, self.clock())
-        if news:
-            self.router.wakeup.set()
+            if self._session.gathering.add(batch.gid, batch.place, record.offset, self.clock()):
+                self.router.wakeup.set()
 
     def nack(self, record: ConsumerRecord, delay_s: float | None, reason: str) -> None:
         """See :meth:`ShareConsumer.nack`."""
@@ -214,7 +212,7 @@ class ShareConsumerCore:
         session, deadline = self._session, self.clock() + timeout_s
         with self.condition:
             session.gathering.hurry(self.clock())
-        self.router.wakeup.set()
+            self.router.wakeup.set()
         with self.condition:
             while session.acks_unconfirmed and session.failure is None and not session.ended:
                 left_s = deadline - self.clock()
