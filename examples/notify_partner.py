@@ -1,4 +1,4 @@
-"""Best-effort notification: a partner is told about each payment, at growing intervals, until it has answered.
+"""Best-effort notification: a partner is told of each payment, at growing intervals, until it answers.
 
 The partner's service is down at times. A share group retries each notification by itself: one that waits
 holds up no other. After the last attempt it becomes a dead letter, and a person may redrive it; the partner
