@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from examples import consumer_group, hello_transaction, order_service, reminders
+from examples import consumer_group, hello_transaction, order_service, reminders, share_consumer
 
 if TYPE_CHECKING:
     from escrowmq import Cluster
@@ -44,6 +44,16 @@ def test_consumer_group_counts_every_message_once_over_a_change_of_members(
 ) -> None:
     totals = consumer_group.run(cluster, unique("invoices"), messages=200)
     assert totals == {f"customer-{c}": sum(range(c, 200, 4)) for c in range(4)}
+
+
+def test_every_order_gets_its_mail_or_is_a_dead_letter(cluster: Cluster, unique: Unique) -> None:
+    sent, dead = share_consumer.run(cluster, unique("orders"))
+    assert set(sent) == {f"order-{n}" for n in range(40)} - {"order-1", "order-2", "order-7"}
+    assert dead == {
+        "order-1": "no such address",
+        "order-2": "no such address",
+        "order-7": "ValueError: the mailbox is full",
+    }
 
 
 @pytest.mark.long
