@@ -29,6 +29,7 @@ from escrowmq.actors.share_consumer.session import ShareSession
 from escrowmq.actors.share_consumer.settling import Settling
 from escrowmq.actors.share_consumer.statistics import ShareConsumerStatistics, ShareCounted
 from escrowmq.replication.errors import Closed, ConfigError, EscrowMQError, Unavailable, UnknownTopic
+from escrowmq.replication.format.codec import encode_row
 from escrowmq.replication.format.share_ops import BY_TABLE, REJECT
 from escrowmq.replication.model import ConsumerRecord
 
@@ -182,8 +183,13 @@ class ShareConsumerCore:
 
     # ------------------------------------------------------------ settling
 
-    def ack(self, record: ConsumerRecord) -> None:
+    def ack(self, record: ConsumerRecord, result: bytes | None = None) -> None:
         """See :meth:`ShareConsumer.ack`."""
+        app = None if result is None else args.replies_to(record, result)
+        if app is not None:
+            self.check_open()
+            self.settling.ack(record, app, encode_row(record.key, result or b"", None, record.tx_id))
+            return
         with self.condition:
             self.check_open()
             batch = self._in_hand.find(record)
