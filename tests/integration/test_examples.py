@@ -19,6 +19,7 @@ from examples import (
     order_service,
     reminders,
     saga,
+    share_consumer,
     why_not_dual_write,
 )
 from tests.support.share_examples import COMPENSATED, DUAL_WRITES, GIVEN_UP, HEARD, SAGAS
@@ -74,6 +75,16 @@ def test_two_writes_without_a_transaction_break_and_the_escrow_does_not(
     cluster: Cluster, unique: Unique
 ) -> None:
     assert why_not_dual_write.run(cluster, unique("orders")) == DUAL_WRITES
+
+
+def test_every_order_gets_its_mail_or_is_a_dead_letter(cluster: Cluster, unique: Unique) -> None:
+    sent, dead = share_consumer.run(cluster, unique("orders"))
+    assert set(sent) == {f"order-{n}" for n in range(40)} - {"order-1", "order-2", "order-7"}
+    assert dead == {
+        "order-1": "no such address",
+        "order-2": "no such address",
+        "order-7": "ValueError: the mailbox is full",
+    }
 
 
 @pytest.mark.long
