@@ -1,9 +1,9 @@
-"""Compensation: the shop hears what the warehouse has done with each order, and gives the money back if need be.
+"""Compensation: the shop hears what the warehouse has done with each order, and may give the money back.
 
-Each order is sent with ``reply_to``. The warehouse's share group acknowledges with a result, or rejects. Either
-way the broker writes one reply for the shop, in the entry of its log that settles the order. The shop handles
-replies with an inbox: a table row in the same database transaction, so that a reply that is read again after a
-crash is not handled twice.
+Each order is sent with ``reply_to``. The warehouse's share group acknowledges with a result, or rejects.
+Either way the broker writes one reply for the shop, in the entry of its log that settles the order. The
+shop handles replies with an inbox: a table row in the same database transaction, so that a reply that is
+read again after a crash is not handled twice.
 
 Run it: ``python examples/compensation.py`` (starts an embedded cluster; takes some seconds).
 """
@@ -52,7 +52,9 @@ def run(
     return {state: [id for of, id in rows if of == state] for state in {state for state, _ in rows}}
 
 
-def place(producer: escrowmq.Producer, database: sqlite3.Connection, topic: str, order: str, app: str) -> None:
+def place(
+    producer: escrowmq.Producer, database: sqlite3.Connection, topic: str, order: str, app: str
+) -> None:
     """The order and its message happen together."""
     message = Message(topic, order.encode(), key=order.encode(), reply_to=app)
     with producer.transaction(query_id=order) as tx:

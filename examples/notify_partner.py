@@ -1,8 +1,8 @@
-"""Best-effort notification: a partner is told about each payment, at growing intervals, until it has answered.
+"""Best-effort notification: a partner is told of each payment, at growing intervals, until it answers.
 
-The partner's service is down at times. A share group retries each notification by itself: one that waits holds
-up no other. After the last attempt it becomes a dead letter, and a person may redrive it; the partner may also
-ask back, which is what makes the pattern complete: nobody depends on the last notification.
+The partner's service is down at times. A share group retries each notification by itself: one that waits
+holds up no other. After the last attempt it becomes a dead letter, and a person may redrive it; the partner
+may also ask back, which is what makes the pattern complete: nobody depends on the last notification.
 
 Run it: ``python examples/notify_partner.py`` (starts an embedded cluster; takes some seconds).
 """

@@ -1,8 +1,9 @@
 """A saga: a trip is booked in steps, each by another service; if one fails, the earlier ones are undone.
 
-The coordinator keeps the state of each trip in its database. A step is a message with ``reply_to``; its reply
-moves the trip on: to the next step, or, if it failed, to undoing what is done, the last step first. Each step is
-sent as a transaction whose id names trip and step, so a step that is sent again after a crash is done once.
+The coordinator keeps the state of each trip in its database. A step is a message with ``reply_to``; its
+reply moves the trip on: to the next step, or, if it failed, to undoing what is done, the last step first.
+Each step is sent as a transaction whose id names trip and step, so a step that is sent again after a crash
+is done once.
 
 The broker knows nothing of sagas: replies are all that is needed.
 

@@ -1,8 +1,9 @@
 """Why "save, then send" is not enough: four ways to write to a database and a broker, each failing once.
 
-A crash at the wrong moment, or an answer that is lost, leaves an order without its message, a message without
-its order, or two messages. No order of the two writes avoids that, since nothing ties them together. The last
-way is the escrow: the message is durable before the order, and becomes readable only with it.
+A crash at the wrong moment, or an answer that is lost, leaves an order without its message, a message
+without its order, or two messages. No order of the two writes avoids that, since nothing ties them
+together. The last way is the escrow: the message is durable before the order, and becomes readable only
+with it.
 
 Run it: ``python examples/why_not_dual_write.py`` (starts an embedded cluster; takes some seconds).
 """
@@ -15,21 +16,21 @@ from collections import Counter
 from collections.abc import Callable
 
 import escrowmq
-from escrowmq import Cluster, Message, OutcomeUnknown, Producer, TransactionState
+from escrowmq import Cluster, Message, OutcomeUnknown, Producer, TransactionState, TxStatusQuerier
 
 
 class Crash(Exception):
     """The process dies here. (An exception, so that the example goes on.)"""
 
 
-class Shop:
+class Shop(TxStatusQuerier):
     """Orders in a database, messages in a topic."""
 
     def __init__(self, cluster: Cluster, topic: str) -> None:
         self.topic, self.database = topic, sqlite3.connect(":memory:", check_same_thread=False)
         self.database.execute("create table orders (id text primary key)")
         self.database.commit()
-        self.producer: Producer = cluster.producer(app=topic, tx_status_querier=self.state_of)
+        self.producer: Producer = cluster.producer(app=topic, tx_status_querier=self)
 
     def insert(self, order: str) -> None:
         """Not committed yet."""
@@ -43,7 +44,7 @@ class Shop:
         """Whether the order was committed."""
         return self.database.execute("select 1 from orders where id = ?", (order,)).fetchone() is not None
 
-    def state_of(self, tx_id: str, query_id: str) -> TransactionState:
+    def query_status(self, tx_id: str, query_id: str) -> TransactionState:
         """What the broker asks after a crash."""
         return TransactionState.COMMITTED if self.has(query_id) else TransactionState.ROLLBACK
 
@@ -70,7 +71,7 @@ def send_inside_the_database_transaction(shop: Shop, order: str) -> None:
 
 
 def send_again_when_in_doubt(shop: Shop, order: str) -> None:
-    """The order is there once, and its message twice: the first answer was lost, so the service tried again."""
+    """The order is there once, and its message twice: an answer was lost, so the service tried again."""
     shop.insert(order)
     shop.database.commit()
     try:
@@ -81,8 +82,8 @@ def send_again_when_in_doubt(shop: Shop, order: str) -> None:
 
 
 def escrow(shop: Shop, order: str) -> None:
-    """The message is durable before the order is written. The process dies after the order, at the moment that
-    broke the others: the broker asks whether the order exists, and commits the message."""
+    """The message is durable before the order is written. The process dies after the order, at the moment
+    that broke the others: the broker asks whether the order exists, and commits the message."""
     tx = shop.producer.transaction(query_id=order, transaction_timeout_s=1)
     tx.send(Message(shop.topic, order.encode()))
     tx.prepare()
