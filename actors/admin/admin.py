@@ -45,6 +45,7 @@ from escrowmq.actors.client.feedback_processes import FeedbackProcesses
 from escrowmq.actors.client.replica_calls import ReplicaCalls
 from escrowmq.actors.client.router import Router, result_of
 from escrowmq.actors.client.schedule_ids import ScheduleId
+from escrowmq.actors.client.share_level import await_level
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.consumer.arguments import check_time
 from escrowmq.actors.consumer.offsets import OffsetReader
@@ -350,10 +351,11 @@ class Admin(Closing):
 
         Settings: ``max_attempts``, ``delays_s`` (a list), ``lease_s``, ``max_age_s`` (None: no limit) and
         ``dead_letters`` ("keep" or "drop"), see ``ShareSettings``; those not named stay. They count from the
-        next failure or lease on, also for messages that wait. Without settings nothing is changed. Repeat the
-        call if it was interrupted. Raises ConfigError, NotSupported while a replica runs older software.
+        next failure or lease on, also for messages that wait. Repeat the call if it was interrupted. Raises
+        ConfigError, NotSupported while a replica runs older software.
         """
         values = share_settings.values_of(settings)
+        await_level(self._router, self._timeout_s)
         return ShareSettings.of(share_groups.set_group(self._submit, self.info.groups, group, values))
 
     def dead_letters(

@@ -13,6 +13,7 @@ from typing import Any
 from escrowmq.actors.client.catalog import TopicCatalog
 from escrowmq.actors.client.router import Router, result_of
 from escrowmq.actors.client.share_groups import create_internal_topic, set_group
+from escrowmq.actors.client.share_level import await_level
 from escrowmq.actors.share_consumer.results import outcome
 from escrowmq.replication.errors import (
     EscrowMQError,
@@ -53,6 +54,7 @@ def begin(router: Router, group: str, topics: Sequence[str], create: str, timeou
         for partition in range(catalog.partitions(topic)):
             gid = router.places.group_of(topic, partition)
             by_group.setdefault(gid, {}).setdefault(topic, []).append(partition)
+    await_level(router, timeout_s)
     # From here on something is written: a misspelt topic has no effect.
     settings = of_kind(submit, router, group, SHARE)
     make_internal_topics(submit, router, catalog, group)

@@ -101,6 +101,10 @@ class Series:
                 yield ("escrowmq_checks_overdue_oldest_seconds", label), late.oldest_ms / 1000
             if led.led.delayed is not None:
                 yield ("escrowmq_delayed_waiting", label), led.led.delayed
+            if led.led.shares is not None:
+                pairs, ranges = led.led.shares
+                yield ("escrowmq_share_partitions", label), pairs
+                yield ("escrowmq_share_ranges", label), ranges
             yield from self._open(label[0], led.led.apps, found.at)
 
     def _open(self, group: str, apps: Named, now: float) -> Iterator[Sample]:
@@ -199,6 +203,8 @@ def _replica_counters(label: tuple[str, str], told: MetricsReport) -> Iterator[S
     yield ("escrowmq_transactions_prepared_total", label), told.prepared
     yield ("escrowmq_delayed_released_total", label), told.released
     yield ("escrowmq_delayed_cancelled_total", label), told.cancelled
+    for became, count in told.forwarded.items():
+        yield ("escrowmq_share_forwarded_total", (*label, became)), count
     for decided, count in told.decided.items():
         outcome, _, by = decided.partition("/")
         yield ("escrowmq_transactions_decided_total", (*label, outcome.lower(), by)), count

@@ -45,7 +45,8 @@ class LedMetrics(Carried, frozen=True, kw_only=True):
     ``apps``: open and parked transactions. ``topics``: messages that ever became readable, on which all
     replicas agree, and their bytes since this process started. ``oldest_age_s``: age of the oldest open
     transaction since it was prepared, by the group's time; 0: none is open. ``overdue``: transactions that
-    were not checked in time. ``delayed``: delayed messages that wait. None: not told by an earlier version.
+    were not checked in time. ``delayed``: delayed messages that wait. ``shares``: pairs of a share group and
+    a partition, and final ranges of all of them. None: not told by an earlier version.
     """
 
     apps: Named
@@ -53,6 +54,7 @@ class LedMetrics(Carried, frozen=True, kw_only=True):
     oldest_age_s: float
     overdue: OverdueReport | None = None
     delayed: int | None = None
+    shares: Sequence[int] | None = None
 
 
 class MetricsReport(Carried, frozen=True, kw_only=True):
@@ -63,7 +65,8 @@ class MetricsReport(Carried, frozen=True, kw_only=True):
     ``clients``: those with a connection of their own now; ``client_requests``: what came over such ones.
     ``client_unread_bytes``: answers that they have not read; ``clients_cut``: how many were disconnected for
     that. ``released``, ``cancelled``: delayed messages that became readable, or were cancelled, under its
-    lead. ``histograms`` are in seconds. ``led``: None unless it leads. ``disk_bytes``: of its file system.
+    lead. ``forwarded``: what became of messages that consumer groups could not handle, and replies, by
+    kind. ``histograms`` are in seconds. ``led``: None unless it leads. ``disk_bytes``: of its file system.
     """
 
     gid: int
@@ -82,4 +85,5 @@ class MetricsReport(Carried, frozen=True, kw_only=True):
     disk_bytes: int = 0
     released: int = 0
     cancelled: int = 0
+    forwarded: Mapping[str, int] = msgspec.field(default_factory=dict)
     led: LedMetrics | None = None

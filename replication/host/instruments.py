@@ -59,6 +59,7 @@ class Instruments:
             disk_bytes=running.room.size_bytes,
             released=replica.admission.releases.released,
             cancelled=replica.admission.releases.cancelled,
+            forwarded={kind: count for kind, count in replica.admission.shares.counts.items() if count},
             led=self._led() if running.node.ready else None,
         )
 
@@ -91,6 +92,7 @@ class Instruments:
             oldest_age_s=age_ms / 1000,
             overdue=overdue(state.transactions, running.now_ms(), politely),
             delayed=state.timers.counts.total,
+            shares=(len(state.shares.pairs), state.shares.ranges),
         )
 
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import strategies as st
 
 from escrowmq.replication.errors import InvalidMessage
-from escrowmq.replication.format import codec, ops, timer_ops
+from escrowmq.replication.format import codec, ops, share_ops, timer_ops
 from escrowmq.replication.format.codec import PrepareExtra
 from escrowmq.replication.replica.validation import TIMEOUT_MS_MAX, parse_request
 from escrowmq.replication.state import snapshot as snapshots
@@ -61,6 +61,21 @@ REQUESTS = [
     + timer_ops.pre_scheduled("orders", 1, [0, 1], [len(ROW)] * 2, [-3, 1 << 40], [0, 0], [ROW, ROW], 0),
     ops.commit("shop", ["t", "u"]),
     timer_ops.cancel("orders", 1, [(1 << 52, (1 << 64) - 1, 4), (5, 9, 3)], 0),
+    *(ops.create_topic(f"__{name}", {"partitions": 1}, 0) for name in ("retry.mail", "dead.mail")),
+    ops.create_topic("__replies.shop", {"partitions": 1}, 0),
+    share_ops.group_settings("mail", {"max_attempts": 2, "delays_ms": [0, 5], "dead_letters": "drop"}),
+    share_ops.group_settings("sms", {"kind": "share", "max_age_ms": 3, "lease_ms": 5_000}, 7),
+    share_ops.share_create("mail", "orders", 0, "earliest", 0),
+    share_ops.share_create("sms", "orders", 1, "latest", 0),
+    share_ops.share_ack("mail", "orders", 0, [0, 0, 2, 3, 6, 6], 0),
+    share_ops.share_ack("mail", "__retry.mail", 0, [1, 1], 0),
+    share_ops.share_reply("mail", "orders", 0, "shop", [4, 7], [ROW, ROW], 0),
+    share_ops.nack("mail", "orders", 0, [5, 8, 9], [-1, -2, 7], ["no", "", "x"], "ab", "me", 0),
+    share_ops.nack("mail", "__retry.mail", 0, [0, 2], [0, -1], ["no", "no"], "", "lease", 0),
+    share_ops.nack("mail", "__dead.mail", 0, [0], [-1], [""], "", "operator:me", 0),
+    share_ops.nack("mail", "orders", 1, [0, 1], [0, 0], ["", ""], "", "me", 0, stream=True),
+    share_ops.places("billing", "orders", [0, 3, 2, 1, 4, 0]),
+    ops.delete_group("mail", 3),
 ]  # fmt: skip
 
 
@@ -85,6 +100,11 @@ def survives(state: StateMachine) -> None:
     assert waiting(again) == waiting(state)
     assert again.transactions.open_count() == state.transactions.open_count()
     assert again.group_offsets == state.group_offsets
+    assert {key: pair.saved() for key, pair in again.shares.pairs.items()} == {
+        key: pair.saved() for key, pair in state.shares.pairs.items()
+    }
+    assert (again.shares.groups, again.shares.ranges) == (state.shares.groups, state.shares.ranges)
+    assert again.attempts == state.attempts
     assert (again.level, again.settings) == (LEVEL_MAX, state.settings)
     assert again.forgotten_ms == state.forgotten_ms
     assert again.producers.forgotten_ms == state.producers.forgotten_ms

@@ -59,3 +59,17 @@ def test_overdue_checks_are_told_of_each_group_and_not_invented_for_earlier_vers
     series = Series().of(found)
     assert series["escrowmq_checks_overdue", ("0",)] == 2
     assert series["escrowmq_checks_overdue_oldest_seconds", ("0",)] == 90.5
+
+
+def test_what_leaders_forwarded_is_told_by_what_became_of_it() -> None:
+    found = opened(0, shop=1)
+    told = found.metrics[0, 0]
+    assert told.led is not None and not any("share" in name for name, _ in Series().of(found))
+    led = msgspec.structs.replace(told.led, shares=(3, 40))
+    forwarded = {"retried": 5, "dead": 1}
+    found.metrics[0, 0] = msgspec.structs.replace(told, led=led, forwarded=forwarded)  # type: ignore[index]
+    series = Series().of(found)
+    assert series["escrowmq_share_forwarded_total", ("0", "0", "retried")] == 5
+    assert series["escrowmq_share_forwarded_total", ("0", "0", "dead")] == 1
+    assert series["escrowmq_share_partitions", ("0",)] == 3
+    assert series["escrowmq_share_ranges", ("0",)] == 40
