@@ -49,7 +49,8 @@ value of the wrong type or out of range is an error, too. Names end in their uni
 milliseconds, `_bytes` bytes.
 
 `broker`, `feedback` and `supervisor` take effect where the cluster is started (`escrowmq up`,
-`start_local`); `producer`, `consumer` and `answerer` take effect in the process that produces or consumes.
+`start_local`); `producer`, `consumer`, `share_consumer` and `answerer` take effect in the process that
+produces or consumes.
 `cluster.groups` and `cluster.replicas` take effect when the cluster is founded, that is, started for the
 first time; later, `escrowmq members set` changes the number of replicas of a group.
 """

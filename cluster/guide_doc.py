@@ -16,6 +16,7 @@ from typing import Any
 from escrowmq.actors.admin.topic_creation import TopicOptions
 from escrowmq.actors.consumer.config import ConsumerConfig
 from escrowmq.actors.producer.config import ProducerConfig
+from escrowmq.actors.share_consumer.config import ShareConsumerConfig
 from escrowmq.cluster.config_doc import shown
 from escrowmq.cluster.config_tree import leaves, reason
 from escrowmq.feedback.config import AnswererConfig
@@ -25,6 +26,7 @@ TABLES: dict[str, type[Any]] = {
     "topic options": TopicOptions,
     "producer options": ProducerConfig,
     "consumer options": ConsumerConfig,
+    "share consumer options": ShareConsumerConfig,
     "querier options": AnswererConfig,
 }
 _REGION = re.compile(r"(<!-- table: ([a-z ]+) \(.*?-->\n).*?(<!-- end of table -->\n)", re.DOTALL)

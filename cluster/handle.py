@@ -149,8 +149,8 @@ class Cluster(Closing):
         """A consumer of share group ``group``: any number of them take single messages of ``topics`` under
         leases of ``lease_s`` seconds (None: as the group has it set), and settle each by itself.
 
-        ``options``: settings of ``ShareConsumerConfig``. ``value_deserializer``: "json", "msgpack", "arrow" or
-        a function, see :class:`ShareConsumer`.
+        ``options``: settings of ``ShareConsumerConfig``. ``value_deserializer``: "json", "msgpack", "arrow"
+        or a function, see :class:`ShareConsumer`.
         """
         stated = {"lease_s": lease_s, "auto_offset_reset": auto_offset_reset}
         options.update({name: value for name, value in stated.items() if value is not None})

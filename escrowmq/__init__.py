@@ -27,6 +27,11 @@ if TYPE_CHECKING:
     from escrowmq.actors.producer.statistics import ProducerStatistics
     from escrowmq.actors.producer.transaction import Transaction
     from escrowmq.actors.producer.transaction_results import PreparedTransactions, TransactionResults
+    from escrowmq.actors.share_consumer.async_share_consumer import AsyncShareConsumer
+    from escrowmq.actors.share_consumer.config import ShareConsumerConfig
+    from escrowmq.actors.share_consumer.record import ShareRecord
+    from escrowmq.actors.share_consumer.share_consumer import ShareConsumer
+    from escrowmq.actors.share_consumer.statistics import ShareConsumerStatistics
     from escrowmq.cluster.config import Config, load_config
     from escrowmq.cluster.connecting import connect
     from escrowmq.cluster.handle import Cluster, LocalCluster
@@ -48,6 +53,7 @@ if TYPE_CHECKING:
         InvalidDecision,
         InvalidMessage,
         JavaNotFound,
+        LeaseLost,
         MemberFenced,
         MessageTooLarge,
         NotAuthorized,
@@ -60,6 +66,7 @@ if TYPE_CHECKING:
         OutcomeUnknown,
         Overloaded,
         ProducerFenced,
+        RecordNotHeld,
         StaleMember,
         TooManyOpenTransactions,
         TooManyScheduled,
@@ -92,6 +99,7 @@ __all__ = [
     "Admin",
     "AsyncConsumer",
     "AsyncProducer",
+    "AsyncShareConsumer",
     "BrokerConfig",
     "ChannelConfig",
     "Closed",
@@ -115,6 +123,7 @@ __all__ = [
     "InvalidDecision",
     "InvalidMessage",
     "JavaNotFound",
+    "LeaseLost",
     "LocalCluster",
     "MemberFenced",
     "Message",
@@ -136,9 +145,14 @@ __all__ = [
     "ProducerFenced",
     "ProducerStatistics",
     "RecordMetadata",
+    "RecordNotHeld",
     "Replies",
     "Reply",
     "SentMany",
+    "ShareConsumer",
+    "ShareConsumerConfig",
+    "ShareConsumerStatistics",
+    "ShareRecord",
     "StaleMember",
     "TooManyOpenTransactions",
     "TooManyScheduled",
@@ -170,13 +184,13 @@ __all__ = [
 ]
 
 _ERRORS = (
-    "ClusterNotFound Closed ConfigError CorruptLog DamagedValue DataDirLocked DataDirMismatch DataLoss "
+    "Closed ClusterNotFound ConfigError CorruptLog DamagedValue DataDirLocked DataDirMismatch DataLoss "
     "DiskFull EscrowMQError GroupKindMismatch GroupNotEmpty InvalidDecision InvalidMessage JavaNotFound "
-    "MemberFenced MessageTooLarge NotAuthorized NotDeserializable NotFullyPrepared NotLeader "
-    "NotSerializable NotSupported OffsetOutOfRange OutcomeUnknown Overloaded ProducerFenced StaleMember "
-    "TooManyOpenTransactions TooManyScheduled TopicExists TopicRecreated TransactionConflict "
-    "TransactionIdTaken TransactionRunning TransactionSettled Unavailable UnknownDeadLetter UnknownGroup "
-    "UnknownTopic UnknownTransaction UnknownVersion"
+    "LeaseLost MemberFenced MessageTooLarge NotAuthorized NotDeserializable NotFullyPrepared NotLeader "
+    "NotSerializable NotSupported OffsetOutOfRange OutcomeUnknown Overloaded ProducerFenced "
+    "RecordNotHeld StaleMember TooManyOpenTransactions TooManyScheduled TopicExists TopicRecreated "
+    "TransactionConflict TransactionIdTaken TransactionRunning TransactionSettled Unavailable "
+    "UnknownDeadLetter UnknownGroup UnknownTopic UnknownTransaction UnknownVersion"
 )
 _VALUES = "ConsumerRecord Message OpenTransaction RecordMetadata TopicInfo TransactionState"
 #: Module -> the names it gives to the public face.
@@ -198,6 +212,11 @@ _SOURCES = {
     "actors.producer.statistics": "ProducerStatistics",
     "actors.producer.transaction": "Transaction",
     "actors.producer.transaction_results": "PreparedTransactions TransactionResults",
+    "actors.share_consumer.async_share_consumer": "AsyncShareConsumer",
+    "actors.share_consumer.config": "ShareConsumerConfig",
+    "actors.share_consumer.record": "ShareRecord",
+    "actors.share_consumer.share_consumer": "ShareConsumer",
+    "actors.share_consumer.statistics": "ShareConsumerStatistics",
     "cluster.config": "Config load_config",
     "cluster.connecting": "connect",
     "cluster.handle": "Cluster LocalCluster",

@@ -327,9 +327,9 @@ class LeaseLost(EscrowMQError):
 
     def __str__(self) -> str:
         return (
-            f"the lease of {self.topic}/{self.partition}, offset {self.offset}, ended, and another consumer has "
-            "the message; leave it to that one (if it was handled here, ack still counts), and raise lease_s or "
-            "lease_extend_max_s if handlers need longer"
+            f"the lease of {self.topic}/{self.partition}, offset {self.offset}, ended, and another consumer "
+            "has the message; leave it to that one (if it was handled here, ack still counts), and raise "
+            "lease_s or lease_extend_max_s if handlers need longer"
         )
 
 
@@ -342,9 +342,9 @@ class RecordNotHeld(EscrowMQError):
 
     def __str__(self) -> str:
         return (
-            f"this consumer does not hold {self.topic}/{self.partition}, offset {self.offset}: it did not poll "
-            "it, or it was acked, nacked, rejected or released before; settle each record once, with the "
-            "consumer that polled it"
+            f"this consumer does not hold {self.topic}/{self.partition}, offset {self.offset}: it did not "
+            "poll it, or it was acked, nacked, rejected or released before; settle each record once, with "
+            "the consumer that polled it"
         )
 
 

@@ -54,6 +54,11 @@ def set_group(submit: Submit, groups: int, group: str, values: Mapping[str, Valu
     return settings_told(found)
 
 
+def group_settings_now(submit: Submit, group: str) -> GroupSettings:
+    """The settings in force, as broker group 0 has them."""
+    return settings_told(_told(group, *submit(0, group_settings(group, {})))[0])
+
+
 def settings_told(values: Mapping[str, Any]) -> GroupSettings:
     """What a broker has told; settings that only later versions know are left out."""
     return GroupSettings().changed({name: value for name, value in values.items() if name in NAMES})

@@ -113,6 +113,10 @@ class AsyncShareConsumer(AsyncClosing):
         """As :meth:`ShareConsumer.ack`; does not wait."""
         self._core.ack(record)
 
+    async def ack_with(self, record: ShareRecord, result: bytes) -> None:
+        """As :meth:`ShareConsumer.ack` with a ``result``."""
+        await asyncio.to_thread(self._core.ack, record, result)
+
     async def nack(self, record: ShareRecord, delay_s: float | None = None, reason: str = "") -> None:
         """As :meth:`ShareConsumer.nack`."""
         await asyncio.to_thread(self._core.nack, record, delay_s, reason)

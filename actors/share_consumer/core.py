@@ -29,6 +29,7 @@ from escrowmq.actors.share_consumer.session import ShareSession
 from escrowmq.actors.share_consumer.settling import Settling
 from escrowmq.actors.share_consumer.statistics import ShareConsumerStatistics, ShareCounted
 from escrowmq.replication.errors import Closed, ConfigError, EscrowMQError, Unavailable, UnknownTopic
+from escrowmq.replication.format.codec import encode_row
 from escrowmq.replication.format.share_ops import BY_TABLE, REJECT
 from escrowmq.replication.model import ConsumerRecord
 
@@ -122,18 +123,25 @@ class ShareConsumerCore:
     def poll(self, max_records: int, timeout_s: float) -> list[ShareRecord]:
         """See :meth:`ShareConsumer.poll`; the caller has checked the arguments."""
         deadline = self.clock() + timeout_s
+        while True:
+            records, unreadable = self._wait_for_some(max_records, deadline)
+            self.done_with(unreadable)
+            if records:
+                return records
+            if not unreadable:
+                self.raise_trouble()
+                return []
+
+    def _wait_for_some(self, max_records: int, deadline: float) -> tuple[list[ShareRecord], list[Unreadable]]:
+        records, unreadable = self.take(max_records)  # a cluster in memory answers when the lock is released
         with self.condition:
-            while True:
+            while not (records or unreadable):
                 records, unreadable = self.take(max_records)
                 now = self.clock()
-                if records or now >= deadline:
+                if records or unreadable or now >= deadline:
                     break
-                if not unreadable:
-                    self.condition.wait(deadline - now)
-        self.done_with(unreadable)
-        if not records:
-            self.raise_trouble()
-        return records
+                self.condition.wait(deadline - now)
+        return records, unreadable
 
     def take(self, max_records: int) -> tuple[list[ShareRecord], list[Unreadable]]:
         """What is available now; if nothing is, so many are asked for. The caller passes what is unreadable
@@ -175,8 +183,13 @@ class ShareConsumerCore:
 
     # ------------------------------------------------------------ settling
 
-    def ack(self, record: ConsumerRecord) -> None:
+    def ack(self, record: ConsumerRecord, result: bytes | None = None) -> None:
         """See :meth:`ShareConsumer.ack`."""
+        app = None if result is None else args.replies_to(record, result)
+        if app is not None:
+            self.check_open()
+            self.settling.ack(record, app, encode_row(record.key, result or b"", None, record.tx_id))
+            return
         with self.condition:
             self.check_open()
             batch = self._in_hand.find(record)

@@ -103,10 +103,6 @@ class ShareSession:
                     self._failed(error)
             return float("inf")
 
-    def waited_for(self) -> bool:
-        """See ``Waited``."""
-        return self.acks_unconfirmed
-
     def stopped(self, detail: str) -> None:
         """See ``Source``."""
         with self._condition:
@@ -141,17 +137,7 @@ class ShareSession:
     def _is_idle(self, now: float) -> bool:
         return now - self.polled_at >= self._idle_s
 
-    def _call(
-        self,
-        gid: int,
-        method: str,
-        args: tuple[Any, ...],
-        done: Done,
-        *,
-        wait_s: float = 0.0,
-        awaited: bool = False,
-    ) -> None:
-        """``awaited``: somebody may wait for the answer, so the clock of a cluster in memory moves for it."""
+    def _call(self, gid: int, method: str, args: tuple[Any, ...], done: Done, wait_s: float = 0.0) -> None:
         now = self._router.clock()
 
         def ended(answer: Any, maybe_done: bool) -> None:
@@ -165,7 +151,8 @@ class ShareSession:
                 self._condition.notify_all()
 
         deadline = now + self._config.call_timeout_s + wait_s
-        request = Request(method, args, deadline, ended, windowed=False, patience_s=wait_s, awaited=awaited)
+        # Callers wait on the condition, if at all: the clock of a cluster in memory does not move for these.
+        request = Request(method, args, deadline, ended, windowed=False, patience_s=wait_s, awaited=False)
         self._router.channels[gid].submit(request, now)
 
     # ------------------------------------------------------------ messages
@@ -174,7 +161,7 @@ class ShareSession:
         wait_s, bytes_max = self.asking.wait_s, self._config.acquire_bytes
         about = self._topics[asked.gid], min(asked.asked, ASKED_MAX), bytes_max, self._config.lease_s, wait_s
         args = self._group, self._member, *about
-        self._call(asked.gid, "share_acquire", args, partial(self._acquired, asked), wait_s=wait_s)
+        self._call(asked.gid, "share_acquire", args, partial(self._acquired, asked), wait_s)
 
     def _acquired(self, asked: AskedGroup, answer: Any, asked_at: float) -> None:
         now = self._router.clock()
@@ -249,7 +236,7 @@ class ShareSession:
             for (topic, partition, topic_id), ranges in acks.items()
         )
         self._acks_under_way[gid] += 1
-        self._call(gid, "submit", (request,), partial(self._acked, gid, acks), awaited=True)
+        self._call(gid, "submit", (request,), partial(self._acked, gid, acks))
 
     def _acked(self, gid: int, acks: Mapping[PlaceOfBatch, Ranges], answer: Any, asked_at: float) -> None:
         now = self._router.clock()

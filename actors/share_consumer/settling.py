@@ -1,4 +1,4 @@
-"""What the holder of a lease says of one message: nack, reject, release, extend. Blocking; from any thread.
+"""What is said of one message: ack with a reply, nack, reject, release, extend. Blocking; from any thread.
 
 These are rare and matter one by one, so each is a call of its own, and returns when the broker has confirmed
 it. A nack or a reject may be repeated: for a message that is final already it does nothing.
@@ -24,7 +24,7 @@ from escrowmq.replication.errors import (
     Unavailable,
     UnknownTopic,
 )
-from escrowmq.replication.format.share_ops import REJECT, nack
+from escrowmq.replication.format.share_ops import REJECT, nack, share_reply
 from escrowmq.replication.model import ConsumerRecord, ResultCode
 
 #: Pauses before a nack that did not fit into its entry is sent again.
@@ -63,13 +63,34 @@ class Settling:
                 self._in_hand.reopened(batch, record.offset)
             raise
 
+    def ack(self, record: ConsumerRecord, app: str, row: bytes) -> None:
+        """The message is done, and the app is told ``row``, unless it was done before. Raises RecordNotHeld,
+        UnknownTopic, Unavailable, OutcomeUnknown: then it may be repeated."""
+        with self._condition:
+            batch = self._in_hand.find(record)
+            self._in_hand.settled(batch, record.offset)
+        topic, partition, topic_id = batch.place
+        request = share_reply(self._group, topic, partition, app, [record.offset], [row], topic_id)
+        place = topic, partition, record.offset
+        try:
+            send_settling(self._router, batch.gid, request, place, self._timeout_s, self._pause)
+        except UnknownTopic:
+            raise
+        except EscrowMQError:
+            with self._condition:
+                self._in_hand.reopened(batch, record.offset)
+            raise
+        with self._condition:
+            self._counted.acked += 1
+
     def nack_in(self, batch: Batch, offset: int, delay_ms: int, reason: str, by: str) -> None:
         """The same for a message that is not open any more."""
         topic, partition, topic_id = batch.place
         request = nack(
             self._group, topic, partition, [offset], [delay_ms], [reason], self._member, by, topic_id
         )
-        send_nack(self._router, batch.gid, request, (topic, partition, offset), self._timeout_s, self._pause)
+        place = topic, partition, offset
+        send_settling(self._router, batch.gid, request, place, self._timeout_s, self._pause)
         with self._condition:
             if delay_ms == REJECT:
                 self._counted.rejected += 1
@@ -110,7 +131,7 @@ class Settling:
             raise LeaseLost(record.topic, record.partition, record.offset)
 
 
-def send_nack(
+def send_settling(
     router: Router,
     gid: int,
     request: bytes,
@@ -118,8 +139,9 @@ def send_nack(
     timeout_s: float,
     pause: Callable[[float], None],
 ) -> None:
-    """Sends a NACK of one message until it is durable, and creates the topic that its copy goes to if it is
-    missing. Raises LeaseLost, UnknownTopic, TooManyScheduled, Unavailable, OutcomeUnknown."""
+    """Sends a NACK, or an ack with a reply, of one message until it is durable; creates the topic that the
+    copy or the reply goes to if it is missing. Raises LeaseLost, UnknownTopic, TooManyScheduled, Unavailable,
+    OutcomeUnknown."""
     deadline, attempts = router.clock() + timeout_s, 0
 
     def submit(group: int, operation: bytes) -> tuple[int, Any]:
@@ -132,8 +154,8 @@ def send_nack(
             code, info = outcome(info[0][1:])
         if code in (ResultCode.OK, ResultCode.DUPLICATE):
             return
-        if code == ResultCode.UNKNOWN_TOPIC and type(info) is str and info != place[0]:
-            create_internal_topic(submit, router.info.groups, info)
+        if code == ResultCode.UNKNOWN_TOPIC and info and info[0] != place[0]:
+            create_internal_topic(submit, router.info.groups, info[0])
         elif code != ResultCode.RETRY:
             raise _why_not(place, code, info)
         if router.clock() >= deadline:
@@ -152,4 +174,5 @@ def _why_not(place: tuple[str, int, int], code: int, info: Any) -> EscrowMQError
         return OffsetOutOfRange(topic, partition, offset, 0, info if type(info) is int else 0)
     if code == ResultCode.TOO_MANY_SCHEDULED:
         return TooManyScheduled(f"{info} messages wait for their time in this broker group", 1.0)
-    return EscrowMQError(f"a nack of {topic}/{partition} was refused: {ResultCode(code).name} {info!r}")
+    refused = f"offset {offset} of {topic}/{partition} cannot be settled"
+    return EscrowMQError(f"{refused}: {ResultCode(code).name} {info!r}")

@@ -115,13 +115,17 @@ class ShareConsumer(Closing):
 
     # ------------------------------------------------------------ settling
 
-    def ack(self, record: ShareRecord) -> None:
+    def ack(self, record: ShareRecord, result: bytes | None = None) -> None:
         """The message is done: the group never gets it again. Returns at once; acks of 5 ms travel together.
+
+        With ``result``, the app that the sender named in ``reply_to`` is told that it is done, with these
+        bytes (see ``Cluster.replies``): once, however often this is repeated. Then it returns when that is
+        durable, or raises Unavailable or OutcomeUnknown. Without ``reply_to`` nobody is told.
 
         Counts also after the lease has ended. It is repeated through outages for as long as this consumer
         lives; ``flush`` and ``close`` wait for it. Raises RecordNotHeld; Closed.
         """
-        self.core.ack(record)
+        self.core.ack(record, result)
 
     def nack(self, record: ShareRecord, delay_s: float | None = None, reason: str = "") -> None:
         """The message could not be handled now: it comes again, to any consumer of the group, as the next

@@ -19,8 +19,9 @@ class Found:
 
     ``members``: the members of each group in the newest configuration seen so far. ``reports`` and
     ``metrics`` lack replicas that did not answer in time; a broker of an earlier version has no metrics.
-    ``lag``: messages by consumer group and topic. ``lag_limited``: there are more consumer groups than were
-    asked for. ``supervisor``: whether it answered.
+    ``lag``: messages by consumer group and topic. ``shares``: for consumer groups with retries, the messages
+    that are leased, that come again, and that are dead. ``lag_limited``: there are more consumer groups than
+    were asked for. ``supervisor``: whether it answered.
     """
 
     at: float
@@ -31,6 +32,7 @@ class Found:
     feedback: ShardReports = field(default_factory=list)
     lag: Mapping[tuple[str, str], int] = field(default_factory=dict)
     lag_limited: bool = False
+    shares: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
     supervisor: bool = False
 
     def leader(self, gid: int) -> ReplicaReport | None:

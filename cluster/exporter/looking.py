@@ -36,7 +36,8 @@ CONSUMER_GROUPS_MAX = 200
 LAG_EVERY_S = 15.0
 LAG_TIMEOUT_S = 10.0
 
-Lag = tuple[dict[tuple[str, str], int], bool]
+#: Lag by consumer group and topic, whether there are more groups, and what ``Found.shares`` has.
+Lag = tuple[dict[tuple[str, str], int], bool, dict[str, tuple[int, int, int]]]
 
 
 class OneAtATime(Generic[T]):
@@ -77,7 +78,7 @@ class Looks:
         self._slow = [ThreadPoolExecutor(1, thread_name_prefix=f"look-{what}") for what in ("head", "lag")]
         self._supervisor = OneAtATime(lambda: self._slow[0].submit(supervisor), clock)
         self._lags = OneAtATime(lambda: self._slow[1].submit(self._look_at_lag), clock)
-        self._lag: Lag = ({}, False)
+        self._lag: Lag = ({}, False, {})
         self._lag_at = float("-inf")
         info = router.info
         self._members = {
@@ -108,8 +109,9 @@ class Looks:
             reports,
             metrics,
             [] if shards is None else shards,
-            *self._lag,
+            *self._lag[:2],
             supervisor=bool(there),
+            shares=self._lag[2],
         )
 
     def close(self) -> None:
@@ -161,7 +163,7 @@ class Looks:
         self._questions = {place: asked for place, asked in self._questions.items() if place[0] in known}
 
     def _look_at_lag(self) -> Lag:
-        """The lag by consumer group and topic, for at most CONSUMER_GROUPS_MAX groups."""
+        """See ``Lag``; for at most CONSUMER_GROUPS_MAX groups."""
         router = self._router
         asked = [
             router.leader_call(gid, "group_list", timeout_s=LAG_TIMEOUT_S)
@@ -174,9 +176,15 @@ class Looks:
             except EscrowMQError as error:  # a group without a leader must not hide the others
                 log.debug("consumer groups of a broker group are not known: %s", error)
         chosen, found = sorted(names)[:CONSUMER_GROUPS_MAX], dict[tuple[str, str], int]()
+        shares: dict[str, tuple[int, int, int]] = {}
         for group in describe_groups(router, self._offsets, chosen, LAG_TIMEOUT_S):
             for place in group.partitions:
                 if place.lag is not None:
                     key = group.group, place.topic
                     found[key] = found.get(key, 0) + place.lag
-        return found, len(names) > CONSUMER_GROUPS_MAX
+            if (share := group.share) is not None:
+                shares[group.group] = share.leased, share.retrying, share.dead
+                for part in share.partitions:
+                    key = group.group, part.topic
+                    found[key] = found.get(key, 0) + part.lag
+        return found, len(names) > CONSUMER_GROUPS_MAX, shares

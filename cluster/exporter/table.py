@@ -13,10 +13,12 @@ from escrowmq.cluster.exporter.metric import Metric
 from escrowmq.cluster.exporter.tables.cluster_metrics import CLUSTER_METRICS
 from escrowmq.cluster.exporter.tables.delayed_metrics import DELAYED_METRICS
 from escrowmq.cluster.exporter.tables.replica_metrics import REPLICA_METRICS
+from escrowmq.cluster.exporter.tables.share_metrics import SHARE_METRICS
 from escrowmq.cluster.exporter.tables.topic_metrics import TOPIC_METRICS
 from escrowmq.cluster.exporter.tables.transaction_metrics import TRANSACTION_METRICS
 
 METRICS: tuple[Metric, ...] = (
-    *CLUSTER_METRICS, *REPLICA_METRICS, *TRANSACTION_METRICS, *TOPIC_METRICS, *DELAYED_METRICS
+    *CLUSTER_METRICS, *REPLICA_METRICS, *TRANSACTION_METRICS, *TOPIC_METRICS, *DELAYED_METRICS,
+    *SHARE_METRICS
 )  # fmt: skip
 BY_NAME = {metric.name: metric for metric in METRICS}

@@ -34,6 +34,11 @@ REFERENCE: dict[str, tuple[str, str, str]] = {
         "Read what is committed. [Guide](../guide.md#consumers).",
         "Consumer AsyncConsumer ConsumerStatistics Replies Reply",
     ),
+    "share-consumer": (
+        "Share consumers",
+        "Take single messages, and settle each by itself. [Guide](../guide.md#share-groups).",
+        "ShareConsumer AsyncShareConsumer ShareRecord ShareConsumerStatistics",
+    ),
     "admin": ("Administration", "Topics, transactions, groups, replicas, nodes.", "Admin"),
     "values": (
         "Messages and records",
@@ -43,7 +48,7 @@ REFERENCE: dict[str, tuple[str, str, str]] = {
     "settings": (
         "Settings",
         "Each setting's default and reason is in [configuration](../configuration.md).",
-        "Config load_config BrokerConfig ProducerConfig ConsumerConfig ChannelConfig",
+        "Config load_config BrokerConfig ProducerConfig ConsumerConfig ShareConsumerConfig ChannelConfig",
     ),
     "databases": ("Databases", "[Guide](../guide.md#the-fence).", ""),
     "testing": ("Testing", "A cluster in memory. [Testing your service](../testing.md).", ""),

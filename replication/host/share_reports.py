@@ -62,7 +62,7 @@ class ShareReports:
             pair.start,
             partition.index.end,
             pair.waiting,
-            0,
+            self._running.replica.share_desk.leases.held((group, partition.slot)),
             later.get(partition.slot, 0),
             pair.expired,
             pair.ranges,

@@ -32,6 +32,7 @@ from escrowmq.replication.format.internal_topics import (
 from escrowmq.replication.format.packing import StoredRow
 from escrowmq.replication.format.share_ops import BY_TABLE, REASON_BYTES_MAX, REJECT
 from escrowmq.replication.format.share_settings import KEEP, GroupSettings
+from escrowmq.replication.message_headers import REPLY_TO
 from escrowmq.replication.state.index import Run
 from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.topics import Partition
@@ -143,7 +144,7 @@ class Failures:
     @staticmethod
     def _failed_reply(found: StoredRow | None, headers: dict[str, str]) -> list[Copy]:
         """What its sender is told, if it wants to hear."""
-        wanted = (found.headers or {}).get(forwarded.REPLY_TO) if found is not None else None
+        wanted = (found.headers or {}).get(REPLY_TO) if found is not None else None
         if found is None or wanted is None:
             return []
         app = wanted.decode(errors="replace")

@@ -23,6 +23,7 @@ from escrowmq.replication.model import ResultCode
 from escrowmq.replication.replica.handing_out import HandedOut, Reach
 from escrowmq.replication.sharing.leases import Doomed, Leases, Pair
 from escrowmq.replication.sharing.ranges import Final, Range
+from escrowmq.replication.sharing.window import EXPIRIES_MAX
 from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.topics import Partition
 
@@ -34,6 +35,8 @@ LOOKS_MAX = 1_000
 NACKED_AT_ONCE = 500
 #: When a caller asks again that finds too many leases, or calls, at this leader.
 FULL_RETRY_S = 1.0
+#: The reason of that NACK.
+EXPIRED = f"{EXPIRIES_MAX + 1} leases in a row ended without an answer from their consumers"
 #: How often windows of deleted partitions are looked for.
 TIDY_MS = 10_000
 
@@ -300,7 +303,7 @@ class ShareDesk:
                 partition.number,
                 some,
                 [share_ops.BY_TABLE] * len(some),
-                [""] * len(some),
+                [EXPIRED] * len(some),
                 "",
                 share_ops.BY_LEASE,
                 partition.topic_id,

@@ -11,7 +11,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from examples import consumer_group, hello_transaction, order_service, reminders
+from examples import (
+    compensation,
+    consumer_group,
+    hello_transaction,
+    notify_partner,
+    order_service,
+    reminders,
+    saga,
+    share_consumer,
+    why_not_dual_write,
+)
+from tests.support.share_examples import COMPENSATED, DUAL_WRITES, GIVEN_UP, HEARD, SAGAS
 
 if TYPE_CHECKING:
     from escrowmq import Cluster
@@ -44,6 +55,36 @@ def test_consumer_group_counts_every_message_once_over_a_change_of_members(
 ) -> None:
     totals = consumer_group.run(cluster, unique("invoices"), messages=200)
     assert totals == {f"customer-{c}": sum(range(c, 200, 4)) for c in range(4)}
+
+
+def test_every_order_gets_its_mail_or_is_a_dead_letter(cluster: Cluster, unique: Unique) -> None:
+    sent, dead = share_consumer.run(cluster, unique("orders"))
+    assert set(sent) == {f"order-{n}" for n in range(40)} - {"order-1", "order-2", "order-7"}
+    assert dead == {
+        "order-1": "no such address",
+        "order-2": "no such address",
+        "order-7": "ValueError: the mailbox is full",
+    }
+
+
+def test_a_partner_that_is_down_is_told_later(cluster: Cluster, unique: Unique) -> None:
+    heard, dead, in_the_end = notify_partner.run(cluster, unique("payments"))
+    assert (heard, dead) == (HEARD, GIVEN_UP)
+    assert in_the_end == HEARD | dict.fromkeys(GIVEN_UP, 1)
+
+
+def test_a_shop_gives_back_what_the_warehouse_cannot_deliver(cluster: Cluster, unique: Unique) -> None:
+    assert compensation.run(cluster, unique("orders")) == COMPENSATED
+
+
+def test_a_saga_ends_booked_or_undone(cluster: Cluster, unique: Unique) -> None:
+    assert saga.run(cluster, unique("trips")) == SAGAS
+
+
+def test_two_writes_without_a_transaction_break_and_the_escrow_does_not(
+    cluster: Cluster, unique: Unique
+) -> None:
+    assert why_not_dual_write.run(cluster, unique("orders")) == DUAL_WRITES
 
 
 @pytest.mark.long

@@ -38,7 +38,7 @@ TOPIC_METRICS: tuple[Metric, ...] = (
         labels=("consumer_group", "topic"),
         help=(
             "Messages that a consumer group has yet to read, in those of the topic's partitions "
-            "where it has a committed offset."
+            "where it has a committed offset; of a share group, those that are not final."
         ),
         source="the coordinator of the consumer group",
         alerts=(

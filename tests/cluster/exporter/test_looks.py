@@ -18,7 +18,8 @@ from escrowmq.cluster.exporter.series import Key, Series, Value
 from escrowmq.cluster.exporter.table import BY_NAME
 from escrowmq.feedback.asking.shard_report import ShardReport
 from escrowmq.replication.errors import Unavailable
-from escrowmq.replication.format import ops
+from escrowmq.replication.format import ops, share_ops
+from escrowmq.replication.model import NO_ID
 from tests.support.brokers import Brokers, ClientCalls
 from tests.support.requests import prepare
 from tests.support.waiting import wait_until
@@ -185,6 +186,26 @@ def test_the_lag_of_consumer_groups_comes_with_a_later_look(watched: Watched) ->
     brokers.groups[0].submit(ops.group_offsets("billing", "t", {0: 1, 1: 3}))
     wait_until(lambda: "lag" in {n.rpartition("_")[2] for n, _ in watched.look()}, 20.0, "the lag")
     assert one(watched.look(), "escrowmq_consumer_lag", "billing", "t") == 6
+
+
+def test_dead_letters_and_retries_of_a_group_come_with_a_later_look(watched: Watched) -> None:
+    brokers = watched.brokers
+    brokers.at_highest_level()
+    brokers.topic("t")
+    brokers.produce("t", 0, [b"x"] * 5)
+    submit = brokers.groups[0].submit
+    for name in ("__retry.mail", "__dead.mail"):
+        submit(ops.create_topic(name, {"partitions": 1}, 0, 0))
+    submit(share_ops.group_settings("mail", {"kind": "share"}))
+    submit(share_ops.share_create("mail", "t", 0, "earliest", NO_ID))
+    reasons, delays = ["no"] * 3, [share_ops.REJECT, share_ops.REJECT, 60_000]
+    submit(share_ops.nack("mail", "t", 0, [0, 1, 2], delays, reasons, "", "kim", NO_ID))
+    wait_until(lambda: ("escrowmq_dead_letters", ("mail",)) in watched.look(), 20.0, "the dead letters")
+    found = watched.look()
+    assert one(found, "escrowmq_dead_letters", "mail") == 2
+    assert one(found, "escrowmq_share_retrying", "mail") == 1
+    assert one(found, "escrowmq_share_leased", "mail") == 0
+    assert one(found, "escrowmq_consumer_lag", "mail", "t") == 2
 
 
 def test_replicas_that_only_the_router_has_heard_of_are_asked(watched: Watched) -> None:

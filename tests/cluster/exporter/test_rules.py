@@ -149,6 +149,14 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         {'escrowmq_consumer_lag{consumer_group="billing",topic="t"}': "10+10x39"},
         {'escrowmq_consumer_lag{consumer_group="billing",topic="t"}': "1000-10x39"},
     ),
+    "EscrowMQRetriesPileUp": (
+        {'escrowmq_share_retrying{consumer_group="mail"}': "1001+10x39"},
+        {'escrowmq_share_retrying{consumer_group="mail"}': "5000-10x39"},
+    ),
+    "EscrowMQDeadLetters": (
+        {'escrowmq_dead_letters{consumer_group="mail"}': "0x20 1x5"},
+        {'escrowmq_dead_letters{consumer_group="mail"}': "7x39"},
+    ),
     "EscrowMQNamesLimited": (
         {'escrowmq_exporter_names_limited{label="app"}': "1x70"},
         {'escrowmq_exporter_names_limited{label="app"}': "0x70"},

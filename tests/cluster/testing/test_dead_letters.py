@@ -1,0 +1,232 @@
+"""Dead letters in a cluster in memory: listed, redriven once, sent elsewhere, dropped; and replies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from escrowmq import (
+    ConfigError,
+    InvalidMessage,
+    Message,
+    UnknownDeadLetter,
+    UnknownGroup,
+    UnknownTopic,
+)
+from escrowmq.actors.admin import dead_letters
+from escrowmq.replication.format.codec import encode_row
+from escrowmq.replication.format.share_ops import BY_TABLE, share_reply
+from escrowmq.replication.model import ResultCode
+from escrowmq.testing import InMemoryCluster
+from tests.support.mail import Mail
+
+START = datetime(2026, 7, 1, tzinfo=UTC)
+START_MS = round(START.timestamp() * 1000)
+
+
+@pytest.fixture
+def cluster() -> Iterator[InMemoryCluster]:
+    with InMemoryCluster(start=START) as made:
+        made.admin.create_topic("orders")
+        made.admin.create_topic("lost")
+        yield made
+
+
+@pytest.fixture
+def mail(cluster: InMemoryCluster) -> Mail:
+    return Mail(cluster)
+
+
+def ids(cluster: InMemoryCluster, **wanted: Any) -> list[str]:
+    return [letter.id for letter in cluster.admin.dead_letters("mail", **wanted)]
+
+
+def test_a_dead_letter_tells_all_about_its_message(cluster: InMemoryCluster, mail: Mail) -> None:
+    mail.send(Message("orders", b"x", b"k", {"h": b"1"}, tag="paid", reply_to="shop"))
+    cluster.clock.advance(5)
+    mail.fail(0, delay_ms=0)
+    cluster.clock.advance(5)
+    mail.fail(0, topic="__retry.mail", reason="no such address")
+    (letter,) = cluster.admin.dead_letters("mail")
+    assert letter.origin == ("orders", 0, 0, START_MS)
+    assert (letter.key, letter.value, letter.tx_id, letter.problem) == (b"k", b"x", None, None)
+    assert letter.headers == {"h": b"1", "escrowmq-tag": b"paid", "escrowmq-reply-to": b"shop"}
+    assert (letter.attempts, letter.reason, letter.by) == (2, "no such address", "kim")
+    assert (letter.first_failed, letter.died) == (START_MS + 5_000, START_MS + 10_000)
+    assert cluster.admin.dead_letter("mail", letter.id) == letter
+    share = cluster.admin.describe_group("mail").share
+    assert share is not None and (share.dead, share.retrying, share.lag) == (1, 0, 0)
+
+
+def test_the_list_is_in_order_and_can_be_narrowed(
+    cluster: InMemoryCluster, mail: Mail, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_letters, "FETCH_BYTES", 1)  # one run at a time
+    mail.send(*[Message("orders", b"%d" % n) for n in range(20)])
+    mail.fail(*range(10), reason="no such address")
+    cluster.clock.advance(60)
+    mail.fail(*range(10, 20), reason="timed out")
+    assert ids(cluster) == [f"0-{n}" for n in range(20)]
+    assert ids(cluster, limit=3) == ["0-0", "0-1", "0-2"]
+    assert ids(cluster, reason="address") == [f"0-{n}" for n in range(10)]
+    assert ids(cluster, since=START_MS + 60_000) == [f"0-{n}" for n in range(10, 20)]
+    assert ids(cluster, since=cluster.clock.now(), limit=1) == ["0-10"]
+    for bad in (0, -1, 100_001, 1.5):
+        with pytest.raises(ConfigError, match="limit"):
+            cluster.admin.dead_letters("mail", limit=bad)  # type: ignore[arg-type]
+
+
+def test_a_dead_letter_is_redriven_once_as_at_the_first_attempt(cluster: InMemoryCluster, mail: Mail) -> None:
+    mail.send(*[Message("orders", b"%d" % n) for n in range(3)])
+    mail.fail(0, 1, 2)
+    assert cluster.admin.redrive("mail", ["0-1"], by="kim").redriven == 1
+    assert mail.retries() == [(b"1", 1)]
+    again = cluster.admin.redrive("mail", ["0-1"])
+    assert (again.redriven, again.already) == (0, 1)
+    assert ids(cluster) == ["0-0", "0-2"]
+    told: list[tuple[int, int]] = []
+    done = cluster.admin.redrive("mail", progress=lambda done, total: told.append((done, total)))
+    assert done.redriven == 2
+    assert told == [(0, 2), (2, 2)]
+    assert sorted(mail.retries()) == [(b"0", 1), (b"1", 1), (b"2", 1)]
+    assert ids(cluster) == [] and cluster.admin.redrive("mail").redriven == 0
+    mail.fail(1, topic="__retry.mail")  # it fails again: another dead letter, of the same origin
+    (letter,) = cluster.admin.dead_letters("mail")
+    assert letter.id == "0-3" and letter.origin is not None and letter.origin.offset == 0
+
+
+def test_many_are_redriven_in_portions_and_at_a_rate(cluster: InMemoryCluster, mail: Mail) -> None:
+    pauses: list[float] = []
+    mail.send(*[Message("orders", b"%d" % n) for n in range(1_200)])
+    mail.fail(*range(700))
+    mail.fail(*range(700, 1_200))
+    cluster.admin._dead._pause = pauses.append
+    told: list[int] = []
+    done = cluster.admin.redrive("mail", rate=1_000, progress=lambda done, total: told.append(done))
+    assert done.redriven == 1_200 and told == [0, 200, 400, 600, 800, 1_000, 1_200]
+    assert pauses == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0], abs=0.01), "the clock stands still here"
+    for bad in (0, -1, True, "fast", float("nan")):
+        with pytest.raises(ConfigError, match="rate"):
+            cluster.admin.redrive("mail", rate=bad)  # type: ignore[arg-type]
+
+
+def test_dead_letters_go_to_another_topic_once(
+    cluster: InMemoryCluster, mail: Mail, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mail.send(*[Message("orders", b"%d" % n, b"k%d" % n, {"h": b"1"}) for n in range(3)])
+    mail.fail(0, 1, 2)
+    acked = dead_letters.DeadLetters._acked
+    with monkeypatch.context() as patched:  # it dies before they are final
+
+        def dies(*arguments: Any) -> None:
+            raise KeyboardInterrupt
+
+        patched.setattr(dead_letters.DeadLetters, "_acked", dies)
+        with pytest.raises(KeyboardInterrupt):
+            cluster.admin.redrive("mail", ["0-0", "0-1"], to="lost")
+    assert dead_letters.DeadLetters._acked is acked and len(ids(cluster)) == 3
+    assert cluster.admin.redrive("mail", to="lost").redriven == 3
+    with cluster.consumer("g", ["lost"], auto_offset_reset="earliest") as consumer:
+        found = consumer.poll()
+    assert [(record.value, record.key, record.headers) for record in found] == [
+        (b"%d" % n, b"k%d" % n, {"h": b"1"}) for n in range(3)
+    ]
+    assert ids(cluster) == [] and mail.retries() == []
+    with pytest.raises(UnknownTopic):
+        cluster.admin.redrive("mail", to="nowhere")
+
+
+def test_dropped_is_dropped(cluster: InMemoryCluster, mail: Mail) -> None:
+    mail.send(*[Message("orders", b"%d" % n) for n in range(5)])
+    mail.fail(*range(5))
+    assert cluster.admin.drop_dead_letters("mail", ["0-0", "0-2"], by="kim") == 2
+    assert cluster.admin.drop_dead_letters("mail", ["0-0", "0-1"]) == 1
+    assert ids(cluster) == ["0-3", "0-4"]
+    assert cluster.admin.redrive("mail", ["0-0"]).already == 1
+    assert cluster.admin.drop_dead_letters("mail", None) == 2
+    assert ids(cluster) == [] and mail.retries() == []
+
+
+@pytest.mark.parametrize("do", ["redrive", "drop_dead_letters"])
+def test_nothing_is_done_if_one_was_never_there(cluster: InMemoryCluster, mail: Mail, do: str) -> None:
+    mail.send(Message("orders", b"x"))
+    mail.fail(0)
+    for unknown in ("0-1", "7-0"):
+        with pytest.raises(UnknownDeadLetter, match=unknown):
+            getattr(cluster.admin, do)("mail", ["0-0", unknown])
+    for bad in ("", "0", "x-1", "0-", "-1", "0--1", "0-0x", 7, None):
+        with pytest.raises(InvalidMessage, match="0-17"):
+            getattr(cluster.admin, do)("mail", ["0-0", bad])
+    for no_list in ("0-0", 7):
+        with pytest.raises(ConfigError, match="list"):
+            getattr(cluster.admin, do)("mail", no_list)
+    for nobody in ("", "x" * 101, None):
+        with pytest.raises(ConfigError, match="by"):
+            getattr(cluster.admin, do)("mail", ["0-0"], by=nobody)
+    assert ids(cluster) == ["0-0"]
+    with pytest.raises(UnknownDeadLetter):
+        cluster.admin.dead_letter("mail", "0-1")
+    cluster.admin.drop_dead_letters("mail", None)
+    with pytest.raises(UnknownDeadLetter):
+        cluster.admin.dead_letter("mail", "0-0")
+
+
+@pytest.mark.parametrize("group", ["nobody", "__retry.mail", "", "a b"])
+def test_a_group_without_dead_letters_is_unknown_or_impossible(cluster: InMemoryCluster, group: str) -> None:
+    for ask in (
+        lambda: cluster.admin.dead_letters(group),
+        lambda: cluster.admin.redrive(group),
+        lambda: cluster.admin.drop_dead_letters(group, None),
+    ):
+        with pytest.raises(UnknownGroup if group == "nobody" else ConfigError):
+            ask()
+
+
+def test_compressed_values_are_shown_and_redriven_as_they_were_sent(
+    cluster: InMemoryCluster, mail: Mail
+) -> None:
+    with cluster.producer("shop", compression="zstd") as producer:
+        producer.send(Message("orders", b"x" * 5_000)).result(0)
+    mail.fail(0)
+    assert cluster.admin.dead_letters("mail")[0].value == b"x" * 5_000
+    cluster.admin.redrive("mail")
+    assert mail.retries() == [(b"x" * 5_000, 1)]
+
+
+def test_an_app_hears_what_became_of_its_messages(cluster: InMemoryCluster, mail: Mail) -> None:
+    with cluster.replies("shop") as replies:
+        mail.send(*[Message("orders", b"%d" % n, b"k%d" % n, reply_to="shop") for n in range(2)])
+        row = encode_row(None, b"sent to kim", None, None)
+        request = share_reply("mail", "orders", 0, "shop", [0], [row], mail.id)
+        assert mail.submit(0, request)[0] == ResultCode.OK
+        mail.fail(1, reason="no such address")
+        done, failed = replies.poll()
+        assert (done.done, done.outcome, done.group, done.result) == (True, "done", "mail", b"sent to kim")
+        assert done.origin is not None and done.origin[:3] == ("orders", 0, 0)
+        assert (failed.done, failed.outcome, failed.by) == (False, "failed", "kim")
+        assert failed.reason == "no such address"
+        assert failed.origin is not None and failed.origin[:3] == ("orders", 0, 1)
+        assert (failed.key, failed.attempts) == (b"k1", 1)
+        replies.commit()
+        assert replies.poll(timeout_s=0.1) == []
+    with cluster.replies("shop") as again, cluster.replies("shop", group="audit") as audit:
+        assert again.poll(timeout_s=0.1) == []
+        assert len(audit.poll()) == 2
+    for bad in ("", "a b", "__x", "x" * 181, 7):
+        with pytest.raises(ConfigError, match="app"):
+            cluster.replies(bad)  # type: ignore[arg-type]
+
+
+def test_settings_count_from_the_next_failure_on(cluster: InMemoryCluster, mail: Mail) -> None:
+    mail.send(Message("orders", b"x"))
+    cluster.admin.set_group("mail", max_attempts=3, delays_s=[100])
+    mail.fail(0, delay_ms=BY_TABLE)
+    share = cluster.admin.describe_group("mail").share
+    assert share is not None and (share.retrying, share.retrying_later, share.dead) == (1, 1, 0)
+    cluster.admin.set_group("mail", max_attempts=2)
+    cluster.clock.advance(111)
+    mail.fail(0, topic="__retry.mail", delay_ms=BY_TABLE)
+    assert len(ids(cluster)) == 1
