@@ -25,9 +25,10 @@ from benchmarks.open_transactions import measure_open
 from benchmarks.page import write_page
 from benchmarks.recovery import measure_recovery
 from benchmarks.report import Report
+from benchmarks.share_groups import measure_shares
 from escrowmq.actors.producer.config import ProducerConfig
 
-PARTS = ("transactions", "plain", "open", "across", "recovery")
+PARTS = ("transactions", "plain", "shares", "open", "across", "recovery")
 #: Bytes of each of the two calls of a lone transaction: PREPARE with its message, then COMMIT.
 LONE_CALL_BYTES = 256
 RECOVERY_LOG_MB = (128, 256)
@@ -63,6 +64,8 @@ def main(
         if set(parts) - {"recovery", "across"}:
             with escrowmq.start_local(groups=1, replicas=3, data_dir=folder / "cluster") as cluster:
                 _against_the_cluster(GroupUnderTest(cluster), parts, folder, report, seconds, repeat)
+                if "shares" in parts:
+                    report.shares(measure_shares(GroupUnderTest(cluster), seconds, repeat))
                 if "open" in parts:
                     _with_open_ones(GroupUnderTest(cluster), report, open_transactions, seconds, repeat)
         report.save(output)

@@ -36,6 +36,8 @@ def render(figures: dict[str, Any]) -> str:
             parts.append(_traffic(title, figures[title]))
     if "reading" in figures:
         parts.append(_reading(figures["reading"]))
+    if "shares" in figures:
+        parts.append(_shares(figures["shares"]))
     if "open_transactions" in figures:
         parts.append(_open(figures["open_transactions"]))
     if "across_groups" in figures:
@@ -98,6 +100,28 @@ def _reading(row: dict[str, Any]) -> str:
         "### Reading\n\n"
         f"One consumer reads {row['per_s']:,.0f} messages of {size} B per second "
         f"({row['per_s'] * size / 1e6:.0f} MB/s).\n"
+    )
+
+
+def _shares(row: dict[str, Any]) -> str:
+    beside, leader_us = row["beside"], row["leader_us"]
+    body = [
+        ("polled and acked in batches of 500", f"{row['batches_per_s']:,.0f}"),
+        ("handled and acked one by one by 64 handlers", f"{row['handlers_per_s']:,.0f}"),
+        ("nacked one by one by 64 handlers, each waits", f"{row['nacks_per_s']:,.0f}"),
+        ("plain messages sent, nobody reads them", f"{beside['nobody']:,.0f}"),
+        ("plain messages sent beside a stream consumer", f"{beside['stream']:,.0f}"),
+        ("plain messages sent beside a share consumer", f"{beside['share']:,.0f}"),
+        ("taken by 1,000 members, of 500 sent", f"{row['members_per_s']:,.0f}"),
+    ]
+    return (
+        "### Share groups\n\n"
+        + table(("one consumer, four partitions", "per second"), body)
+        + f"\nThe 1,000 members make {row['members_calls_per_s']:,.0f} calls a second. A message is handed "
+        f"out {row['members_p50_ms']:,.0f} ms (p50) and {row['members_p99_ms']:,.0f} ms (p99)\n"
+        "after it was sent. For each plain message the leader spends "
+        f"{leader_us['nobody']:.1f} µs of processor time if nobody\nreads, {leader_us['stream']:.1f} beside "
+        f"the stream consumer, and {leader_us['share']:.1f} beside the share consumer.\n"
     )
 
 

@@ -14,6 +14,7 @@ from benchmarks.ceiling import CeilingFigure
 from benchmarks.group import Traffic
 from benchmarks.open_transactions import OpenFigure
 from benchmarks.recovery import RecoveryFigure
+from benchmarks.share_groups import ShareFigure
 from benchmarks.workload import Timed
 
 
@@ -105,6 +106,19 @@ class Report:
             f"{row.two_groups_p50_ms:.2f} ms, in one group {row.one_group_p50_ms:.2f} ms (p50)."
         )
         self.figures["across_groups"] = {**vars(row), "ratio": row.ratio}
+
+    def shares(self, row: ShareFigure) -> None:
+        beside = ", ".join(
+            f"{kind} {rate:,.0f}/s ({row.leader_us[kind]:.1f})" for kind, rate in row.beside.items()
+        )
+        self._console.print(
+            f"\n[bold]Share groups:[/bold] {row.batches_per_s:,.0f} messages/s polled and acked in batches "
+            f"of 500, {row.handlers_per_s:,.0f}/s by 64 handlers, {row.nacks_per_s:,.0f} nacks/s. 1,000 "
+            f"members took {row.members_per_s:,.0f}/s, {row.members_p50_ms:,.0f} ms (p50) and "
+            f"{row.members_p99_ms:,.0f} ms (p99) after they were sent, with {row.members_calls_per_s:,.0f} "
+            f"calls/s. Plain messages sent beside each reader (leader's µs each): {beside}."
+        )
+        self.figures["shares"] = vars(row)
 
     def recovery(self, rows: list[RecoveryFigure]) -> None:
         table = _table("Recovery of a stopped replica: reads what follows its newest snapshot")

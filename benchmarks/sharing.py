@@ -167,7 +167,7 @@ def line(name: str, messages: int, costs: Costs) -> str:
 
 def measure(folder: Path, messages: int) -> list[str]:
     """Sending, and each way to end a message."""
-    shown = []
+    shown = list[str]()
     for way, requests_of in WAYS.items():
         leader = SharingLeader(folder / way.replace(" ", "-"))
         leader.begin("g")

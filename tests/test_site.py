@@ -21,8 +21,12 @@ from escrowmq.actors.client.member_names import INSTANCE_ID_MAX
 from escrowmq.actors.consumer.arguments import NACK_DELAY_S_MAX, POLL_S_MAX
 from escrowmq.actors.consumer.redelivery import NACKED_MAX
 from escrowmq.actors.producer.config import ProducerConfig
+from escrowmq.replication.format.internal_topics import OWNER_CHARS_MAX
 from escrowmq.replication.format.membership import VOTERS_MAX
+from escrowmq.replication.format.share_ops import REASON_BYTES_MAX
+from escrowmq.replication.format.share_settings import ATTEMPTS_MAX
 from escrowmq.replication.replica.validation import NAME_BYTES_MAX, PARTICIPANTS_MAX, TIMEOUT_MS_MAX
+from escrowmq.replication.state import shares
 from escrowmq.replication.state.topics import PARTITIONS_MAX
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -84,6 +88,12 @@ def test_the_limits_are_those_of_the_code() -> None:
         "replicas of a broker group": VOTERS_MAX,
         "records that a consumer holds back after `nack`": NACKED_MAX,
         "transactions that one `txn list` shows": LIST_MAX,
+        "pairs of a share group and a partition, of one broker group": shares.PAIRS_MAX,
+        "consumer groups with settings of their own": shares.GROUPS_MAX,
+        "acknowledged ranges behind messages that are not acknowledged": shares.RANGES_MAX,
+        "attempts, and delays in the table of a group": ATTEMPTS_MAX,
+        "a reason for a failure": REASON_BYTES_MAX,
+        "a group with retries or of shares, an app that gets replies": OWNER_CHARS_MAX,
     }
     rows = dict(
         re.findall(r"^\| (.+?) \| (.+?) \|", (ROOT / "docs/limits.md").read_text(), flags=re.MULTILINE)

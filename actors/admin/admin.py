@@ -359,11 +359,7 @@ class Admin(Closing):
         return ShareSettings.of(share_groups.set_group(self._submit, self.info.groups, group, values))
 
     def dead_letters(
-        self,
-        group: str,
-        limit: int = 100,
-        since: datetime | int | None = None,
-        reason: str | None = None,
+        self, group: str, limit: int = 100, since: datetime | int | None = None, reason: str | None = None
     ) -> list[DeadLetter]:
         """The messages with which a group has given up, the oldest first, without those that were redriven or
         dropped. ``since``: that died at or after this time (ms since the epoch, or a datetime); ``reason``:

@@ -38,7 +38,7 @@ from escrowmq.replication.format.forwarded import (
 )
 from escrowmq.replication.format.internal_topics import dead_topic, owner_problem
 from escrowmq.replication.format.packing import PackedRows, UnsoundValue
-from escrowmq.replication.format.share_ops import BY_TABLE, nack, share_ack
+from escrowmq.replication.format.share_ops import BY_TABLE, DROPPED, REDRIVEN, nack, share_ack
 from escrowmq.replication.message_headers import REPLY_TO, TAG
 from escrowmq.replication.model import ResultCode
 
@@ -177,7 +177,7 @@ class DeadLetters:
             if to is None:
                 self._nacked(group, partition, offsets, signed, topic_id)
             else:
-                sent = self._sent(group, partition, offsets, to, topic_id)
+                sent = self._sent(group, partition, offsets, to, topic_id, f"{REDRIVEN} {signed}")
             done, unreadable = done + sent, unreadable + len(offsets) - sent
             progress(done + unreadable, total)
             if rate is not None and done + unreadable < total:
@@ -185,7 +185,13 @@ class DeadLetters:
         return Redriven(done, already, unreadable)
 
     def _sent(
-        self, group: str, partition: int, offsets: Sequence[int], to: Redirecting, topic_id: int
+        self,
+        group: str,
+        partition: int,
+        offsets: Sequence[int],
+        to: Redirecting,
+        topic_id: int,
+        audited: str,
     ) -> int:
         """Sends those that can be read to another topic; returns how many."""
         sent: list[int] = []
@@ -195,16 +201,16 @@ class DeadLetters:
                 to.send(f"redrive:{group}:{topic_id}-{letter.id}", letter)
                 sent.append(offset)
         if sent:
-            self._acked(group, partition, sent, topic_id)
+            self._acked(group, partition, sent, topic_id, audited)
         return len(sent)
 
     def drop(self, group: str, ids: Sequence[str] | None, by: str) -> int:
         """See :meth:`Admin.drop_dead_letters`."""
-        _signed(by)
+        signed = _signed(by)
         left = self._left(group)
         wanted, _ = self._wanted(group, ids, left)
         for partition, offsets in _portions(wanted, None):
-            self._acked(group, partition, offsets, left[partition].topic_id)
+            self._acked(group, partition, offsets, left[partition].topic_id, f"{DROPPED} {signed}")
         return sum(map(len, wanted.values()))
 
     def _wanted(
@@ -254,9 +260,9 @@ class DeadLetters:
             self._pause(RETRY_S)
         raise Unavailable(f"broker group {partition} has no room to redrive dead letters of {group!r}", 1.0)
 
-    def _acked(self, group: str, partition: int, offsets: Sequence[int], topic_id: int) -> None:
+    def _acked(self, group: str, partition: int, offsets: Sequence[int], topic_id: int, audited: str) -> None:
         code, told = self._submit(
-            partition, share_ack(group, dead_topic(group), partition, _ranges(offsets), topic_id)
+            partition, share_ack(group, dead_topic(group), partition, _ranges(offsets), topic_id, audited)
         )
         if code not in (ResultCode.OK, ResultCode.DUPLICATE):
             raise _refused(group, code, told)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from escrowmq.actors.client.closing import Closing
 from escrowmq.actors.client.router import result_of
 from escrowmq.actors.client.share_groups import create_internal_topic
+from escrowmq.actors.client.share_level import await_level
 from escrowmq.actors.consumer.consumer import Consumer
 from escrowmq.replication.errors import ConfigError
 from escrowmq.replication.format.forwarded import BY, DONE, GROUP, OUTCOME, REASON, Origin, history
@@ -63,6 +64,7 @@ class Replies(Closing):
             return result[0], result[1] if len(result) > 1 else None
 
         try:
+            await_level(core.router, wait_s)
             create_internal_topic(submit, core.info.groups, replies_topic(app))
             consumer.subscribe([replies_topic(app)])
         except BaseException:

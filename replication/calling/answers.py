@@ -287,7 +287,11 @@ class FoundTransaction(Carried, frozen=True):
 
 
 class AuditEntry(Carried, frozen=True):
-    """A decision made by an operator or a policy, not by a producer. ``outcome``: COMMITTED or ROLLBACK."""
+    """A decision made by an operator or a policy, not by a producer. ``outcome``: COMMITTED or ROLLBACK.
+
+    Or what an operator has done with dead letters: ``app`` is their group, ``tx_id`` their place
+    (``topic/partition@first-last``), and ``outcome`` REDRIVEN or DROPPED.
+    """
 
     at_ms: int
     by: str

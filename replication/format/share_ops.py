@@ -28,6 +28,8 @@ REJECT: Final = -2
 BY_LEASE = "lease"
 #: A longer reason is cut.
 REASON_BYTES_MAX: Final = 1_024
+#: What an operator has done with dead letters: see ``share_ack``.
+DROPPED, REDRIVEN = "DROPPED", "REDRIVEN"
 #: In place of the number of an alteration: whichever is in force.
 ANY_NUMBER: Final = -1
 
@@ -38,15 +40,18 @@ def share_create(group: str, topic: str, partition: int, create: str, topic_id: 
     return encode_op(OpType.SHARE_ACK, (group, topic, partition, (), create, topic_id))
 
 
-def share_ack(group: str, topic: str, partition: int, ranges: Sequence[int], topic_id: int) -> bytes:
+def share_ack(
+    group: str, topic: str, partition: int, ranges: Sequence[int], topic_id: int, audited: str = ""
+) -> bytes:
     """SHARE_ACK ``[group, topic, partition, [first, last, ...], create, topic_id]``: these offsets are final,
     the last ones included. Ranges are in ascending order, and do not overlap.
 
     What is final already stays so: it may be repeated. OUT_OF_RANGE: an offset is not assigned yet, and
     nothing is done. UNKNOWN_SHARE: the group has not begun to read the partition. A group begins by itself
     with its topics of retries and of dead letters: what is final of the latter was redriven, or dropped.
+    There ``audited`` takes the place of ``create``: ``"<outcome> <who>"``, for the audit trail.
     """
-    return encode_op(OpType.SHARE_ACK, (group, topic, partition, ranges, "", topic_id))
+    return encode_op(OpType.SHARE_ACK, (group, topic, partition, ranges, audited, topic_id))
 
 
 def share_reply(

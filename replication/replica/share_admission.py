@@ -91,7 +91,7 @@ class ShareAdmission:
             self._ack_with_replies(writer, submission, number, partition)
             return
         group, ranges = op.meta[0], op.meta[3]
-        if (refusal := self._refusal_of_more(group, partition, begins=bool(op.meta[4]))) is not None:
+        if (refusal := self._refusal_of_more(group, partition, begins=not ranges)) is not None:
             submission.results[number] = refusal
             return
         if ranges:
@@ -175,7 +175,8 @@ class ShareAdmission:
                 problems.append([place, *found])
         self._forward(writer, targets)
         answer = [int(ResultCode.PARTIAL), problems] if problems else _OK
-        self._finish(writer, submission, number, partition, [] if stream else newly, answer)
+        audited = f"{build.REDRIVEN} {by}" if redrives else ""
+        self._finish(writer, submission, number, partition, [] if stream else newly, answer, audited)
 
     def _refusal_of_nack(
         self, group: str, partition: Partition, pair: Pair | None, member: str, offset: int
@@ -274,6 +275,7 @@ class ShareAdmission:
         partition: Partition,
         offsets: Sequence[int],
         answer: Result,
+        audited: str = "",
     ) -> None:
         """These become final, and then the answer is given."""
         submission.results[number] = answer
@@ -281,7 +283,9 @@ class ShareAdmission:
             group, ranges = submission.units[number].ops[0].meta[0], ranges_of(offsets)
             self._note(writer, group, partition, ranges)
             self._finishing(writer).answers.append((submission, number, answer))
-            frame = build.share_ack(group, partition.topic, partition.number, ranges, partition.topic_id)
+            frame = build.share_ack(
+                group, partition.topic, partition.number, ranges, partition.topic_id, audited
+            )
             writer.own(submission, number, frame)
 
     def _finishing(self, writer: EntryWriter) -> Finishing:

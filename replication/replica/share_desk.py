@@ -120,7 +120,7 @@ class ShareDesk:
             ask.done(self._refusal())
         elif self._state.level < share_ops.LEVEL_OF_SHARES:
             ask.done(("unsupported", share_ops.LEVEL_OF_SHARES))
-        elif self.waiting >= ASKS_MAX or self.leases.full:
+        elif self.waiting >= ASKS_MAX or self.leases.full or self._state.shares.full:
             ask.done(("overloaded", FULL_RETRY_S))
         elif self._has_some(ask):
             self._wanting.append(ask)

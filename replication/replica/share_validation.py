@@ -9,11 +9,13 @@ from collections.abc import Sequence
 from typing import Final
 
 from escrowmq.replication.format.codec import Op, OpType
-from escrowmq.replication.format.internal_topics import is_internal, owner_of, owner_problem
+from escrowmq.replication.format.internal_topics import dead_topic, is_internal, owner_of, owner_problem
 from escrowmq.replication.format.share_ops import (
     ANY_NUMBER,
+    DROPPED,
     EARLIEST,
     LATEST,
+    REDRIVEN,
     REJECT,
 )
 from escrowmq.replication.format.share_settings import DELAY_MS_MAX, group_settings_problem
@@ -60,7 +62,10 @@ def _foreign_problem(group: str, topic: str) -> str | None:
 
 def _ack_problem(op: Op) -> str | None:
     ranges, create = op.meta[3], op.meta[4]
-    if create:
+    if create.startswith((f"{DROPPED} ", f"{REDRIVEN} ")) and op.meta[1] == dead_topic(op.meta[0]):
+        if len(create) > NAME_CHARS_MAX:
+            return f"who settles dead letters is named in up to {NAME_CHARS_MAX} characters"
+    elif create:
         if create not in (EARLIEST, LATEST) or ranges:
             return f"a group begins at {EARLIEST!r} or {LATEST!r}, with an operation of its own"
         return None

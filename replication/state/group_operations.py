@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from escrowmq.replication.format.codec import Op
-from escrowmq.replication.format.share_ops import ANY_NUMBER, EARLIEST
+from escrowmq.replication.format.share_ops import ANY_NUMBER, EARLIEST, LATEST
 from escrowmq.replication.format.share_settings import SHARE, STREAM
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.state.attempts import Attempts
@@ -20,6 +20,8 @@ from escrowmq.replication.state.topics import Partition, TopicTable
 from escrowmq.replication.timers.record import RECORD
 
 Result = list[Any]
+#: Remembers who has done something: who, the app or group, to what, and what it was.
+Audit = Callable[[str, str, str, str], None]
 _record = RECORD.pack
 
 
@@ -35,9 +37,11 @@ class GroupOperations:
         shares: Shares,
         timers: Timers,
         settings: Callable[[], Settings],
+        audit: Audit,
     ) -> None:
         self._topics, self._group_offsets, self._deleted = topics, group_offsets, deleted
         self._attempts, self._shares, self._timers, self._settings = attempts, shares, timers, settings
+        self._audit = audit
 
     def offsets(self, index: int, op: Op) -> Result:
         """GROUP_OFFSETS."""
@@ -105,12 +109,15 @@ class GroupOperations:
             return [int(partition)]
         if partition.topic_id != topic_id:
             return [int(ResultCode.OTHER_TOPIC), partition.topic_id]
-        if create:
+        if create in (EARLIEST, LATEST):
             return self._begin(group, partition, create)
         if ranges[-1] >= partition.index.end:
             return [int(ResultCode.OUT_OF_RANGE), partition.index.end]
         if not self._shares.add(group, partition, ranges):
             return [int(ResultCode.UNKNOWN_SHARE)]
+        if create:
+            outcome, _, by = create.partition(" ")
+            self._audit(by, group, f"{topic}/{number}@{ranges[0]}-{ranges[-1]}", outcome)
         return [0]
 
     def _begin(self, group: str, partition: Partition, create: str) -> Result:

@@ -88,7 +88,8 @@ class StateMachine:
         self.timers, self.shares, self.attempts = Timers(), Shares(), Attempts()
         of_all = self.group_offsets, self.attempts, self.shares, self.timers
         operations = TopicOperations(self.topics, self.producers, *of_all)
-        of_groups = GroupOperations(self.topics, self.deleted_groups, *of_all, lambda: self.settings)
+        around = lambda: self.settings, lambda *act: self.transactions.record_act(self.now_ms, *act)
+        of_groups = GroupOperations(self.topics, self.deleted_groups, *of_all, *around)
         timed = TimerOperations(self.topics, self.producers, self.timers, self.cut)
         self._handlers: dict[int, Callable[[int, Op], Result | None]] = {
             OpType.MESSAGE: self._message,

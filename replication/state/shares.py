@@ -160,6 +160,11 @@ class Shares:
         self._of_slot: dict[int, set[str]] = {}
         self._fresh: set[Key] | None = None  # not shared with the snapshot that holds the table
 
+    @property
+    def full(self) -> bool:
+        """Whether leaders hand out nothing new. What is handed out already can still be acknowledged."""
+        return self.ranges >= RANGES_MAX
+
     def settings(self, group: str) -> GroupSettings:
         """Those in force. Any thread."""
         return self.groups.get(group, _NONE).settings

@@ -299,6 +299,11 @@ class TransactionTable:
         self.audit.extend((now_ms, by, app, tx_id, name) for tx_id in tx_ids)
         del self.audit[:-AUDIT_KEPT]
 
+    def record_act(self, now_ms: int, by: str, group: str, place: str, outcome: str) -> None:
+        """Record what an operator has done with messages of a consumer group."""
+        self.audit.append((now_ms, by, group, place, outcome))
+        del self.audit[:-AUDIT_KEPT]
+
     def oldest_index(self) -> int | None:
         """Log index of the oldest open transaction's PREPARE: retention must not pass it.
 

@@ -57,16 +57,6 @@ def test_consumer_group_counts_every_message_once_over_a_change_of_members(
     assert totals == {f"customer-{c}": sum(range(c, 200, 4)) for c in range(4)}
 
 
-def test_every_order_gets_its_mail_or_is_a_dead_letter(cluster: Cluster, unique: Unique) -> None:
-    sent, dead = share_consumer.run(cluster, unique("orders"))
-    assert set(sent) == {f"order-{n}" for n in range(40)} - {"order-1", "order-2", "order-7"}
-    assert dead == {
-        "order-1": "no such address",
-        "order-2": "no such address",
-        "order-7": "ValueError: the mailbox is full",
-    }
-
-
 def test_a_partner_that_is_down_is_told_later(cluster: Cluster, unique: Unique) -> None:
     heard, dead, in_the_end = notify_partner.run(cluster, unique("payments"))
     assert (heard, dead) == (HEARD, GIVEN_UP)
@@ -85,6 +75,16 @@ def test_two_writes_without_a_transaction_break_and_the_escrow_does_not(
     cluster: Cluster, unique: Unique
 ) -> None:
     assert why_not_dual_write.run(cluster, unique("orders")) == DUAL_WRITES
+
+
+def test_every_order_gets_its_mail_or_is_a_dead_letter(cluster: Cluster, unique: Unique) -> None:
+    sent, dead = share_consumer.run(cluster, unique("orders"))
+    assert set(sent) == {f"order-{n}" for n in range(40)} - {"order-1", "order-2", "order-7"}
+    assert dead == {
+        "order-1": "no such address",
+        "order-2": "no such address",
+        "order-7": "ValueError: the mailbox is full",
+    }
 
 
 @pytest.mark.long

@@ -18,7 +18,7 @@ from escrowmq import (
 )
 from escrowmq.actors.admin import dead_letters
 from escrowmq.replication.format.codec import encode_row
-from escrowmq.replication.format.share_ops import BY_TABLE, share_reply
+from escrowmq.replication.format.share_ops import BY_TABLE, share_ack, share_reply
 from escrowmq.replication.model import ResultCode
 from escrowmq.testing import InMemoryCluster
 from tests.support.mail import Mail
@@ -148,6 +148,29 @@ def test_dropped_is_dropped(cluster: InMemoryCluster, mail: Mail) -> None:
     assert cluster.admin.redrive("mail", ["0-0"]).already == 1
     assert cluster.admin.drop_dead_letters("mail", None) == 2
     assert ids(cluster) == [] and mail.retries() == []
+
+
+def test_what_an_operator_does_is_in_the_audit_trail(cluster: InMemoryCluster, mail: Mail) -> None:
+    mail.send(*[Message("orders", b"%d" % n) for n in range(6)])
+    mail.fail(*range(6))
+    cluster.admin.redrive("mail", ["0-0", "0-1"], by="kim")
+    cluster.admin.redrive("mail", ["0-1"], by="late")  # does nothing
+    cluster.admin.redrive("mail", ["0-2"], to="lost", by="lee")
+    cluster.admin.drop_dead_letters("mail", ["0-3", "0-5"], by="kim")
+    (trail,) = cluster.admin._transactions._everywhere("audit")
+    assert [(entry.by, entry.app, entry.tx_id, entry.outcome) for entry in trail] == [
+        ("operator:kim", "mail", "__dead.mail/0@0-1", "REDRIVEN"),
+        ("operator:lee", "mail", "__dead.mail/0@2-2", "REDRIVEN"),
+        ("operator:kim", "mail", "__dead.mail/0@3-5", "DROPPED"),
+    ]
+
+
+@pytest.mark.parametrize("topic", ["orders", "__retry.mail"])
+def test_only_dead_letters_are_settled_by_operators(mail: Mail, topic: str) -> None:
+    mail.send(Message("orders", b"x"))
+    request = share_ack("mail", topic, 0, [0, 0], mail.id_of(topic), "DROPPED operator:kim")
+    with pytest.raises(InvalidMessage):
+        mail.submit(0, request)
 
 
 @pytest.mark.parametrize("do", ["redrive", "drop_dead_letters"])

@@ -37,7 +37,7 @@ class SharingMember(OurMember):
             topics=SimpleNamespace(
                 topics={"orders": SimpleNamespace(partitions={0: partition})}, slots={0: partition}
             ),
-            shares=SimpleNamespace(get=lambda group, partition: self.final()),
+            shares=SimpleNamespace(full=False, get=lambda group, partition: self.final()),
         )
         self.desk = ShareDesk(
             cast(StateMachine, state), lambda frame, partition: None, lambda: ("not_leader",)

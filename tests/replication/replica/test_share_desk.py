@@ -212,6 +212,18 @@ def test_the_number_of_waiting_calls_is_bounded(single: Desk, monkeypatch: pytes
     assert single.ask(wait_ms=1_000)[0][0] == "overloaded"
 
 
+def test_nothing_is_handed_out_while_too_many_ranges_are_kept(
+    single: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    single.put("a", "b", "c")
+    assert single.values() == ["a", "b", "c"]
+    monkeypatch.setattr("escrowmq.replication.state.shares.RANGES_MAX", 1)
+    ack = share_ops.share_ack("g", "t", 0, [1, 1], single.id_of("t"))
+    assert single.submit(ack) == [[0]] and single.ask()[0][0] == "overloaded"
+    ack = share_ops.share_ack("g", "t", 0, [0, 0], single.id_of("t"))
+    assert single.submit(ack) == [[0]] and single.ask()[0][0] == "ok"
+
+
 def test_below_level_9_nobody_is_served(tmp_path: Path) -> None:
     single = Desk(tmp_path)
     assert single.ask() == [("unsupported", 9)]
