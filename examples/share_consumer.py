@@ -51,11 +51,12 @@ def run(cluster: Cluster, topic: str = "orders", orders: int = 40) -> tuple[Coun
             return
         mails.send(order)  # returns: acked; raises: it comes again later
 
-    def work() -> None:
-        with cluster.share_consumer(group, [topic], auto_offset_reset="earliest") as queue:
+    def work(queue: ShareConsumer) -> None:
+        with queue:
             queue.run(lambda record: handle(queue, record), threads=4, stop=stop)
 
-    workers = [threading.Thread(target=work) for _ in range(2)]
+    queues = [cluster.share_consumer(group, [topic], auto_offset_reset="earliest") for _ in range(2)]
+    workers = [threading.Thread(target=work, args=(queue,)) for queue in queues]
     with cluster.producer(app=f"{topic}-shop") as producer:
         for number in range(orders):
             producer.send(Message(topic, f"order-{number}".encode()))

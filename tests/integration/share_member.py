@@ -24,6 +24,7 @@ def main() -> None:
                 os._exit(9)
             print(record.value.decode(), flush=True)
             queue.ack(record)
+            queue.flush()
 
 
 if __name__ == "__main__":
