@@ -47,6 +47,7 @@ TWICE, TWICE_S = 0.05, (0.0, 0.02, 0.3)  # share of transactions begun again els
 LEVEL = 3  # the highest format level in some schedules; in the others it is the newest
 NEWEST_SHARE = 0.5
 RISES_S = (0.0, 0.0, 0.0, 3.0, math.inf)  # when the level rises
+RISE_EVERY_S = 0.02  # between two looks whether the newest level is reached
 READS = 5  # final reads of everything: each may find the damage of one replica
 
 
@@ -84,6 +85,8 @@ class BrokerWorkload(Acting):
         newest = cluster.world.stream("newest-level").random() < NEWEST_SHARE
         self._level = LEVEL_MAX if newest else LEVEL
         self._level_2_at = self._levels.choice(RISES_S)
+        if newest:
+            self._keep_rising()
         self.crowd = None
         if self.crowded and cluster.world.stream("crowded").random() < crowds.SHARE:
             self.crowd = Crowd(self.desk, self.ledger, self._of_crowd, self._number)
@@ -153,6 +156,11 @@ class BrokerWorkload(Acting):
         self.changes.act()
         self.recreated.act()
         self.delayed.act()
+
+    def _keep_rising(self) -> None:
+        """As a broker's background thread: one level after the other, whatever clients do."""
+        self._go_up()
+        self.desk.later(RISE_EVERY_S, self._keep_rising)
 
     def _go_up(self) -> None:
         """Raise the format level, as if all replicas were upgraded: early, in the middle, or never."""
