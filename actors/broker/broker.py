@@ -273,6 +273,7 @@ def start_broker(
         "produce": config.produce_threads,
         "fetch": config.fetch_threads,
         "feedback": config.feedback_threads,
+        "share": config.share_threads,
         # These wait for the log: while it stands still, heartbeats and questions who leads must still work.
         "settle": config.produce_threads,
         "control": config.control_threads,

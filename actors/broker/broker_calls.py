@@ -14,6 +14,7 @@ from escrowmq.actors.broker.answer_buffers import AnswerBuffers, out_of_band
 from escrowmq.actors.broker.packed_topics import TopicPacker
 from escrowmq.actors.broker.parts import Parts
 from escrowmq.replication.calling.answers import EarlierChecks, FetchEnds, Leadership, MembersReport, Reply
+from escrowmq.replication.calling.share_answers import Place
 from escrowmq.replication.errors import Unavailable
 from escrowmq.replication.host.running import NOT_RUNNING
 from escrowmq.replication.replica.fetching import FetchRequest
@@ -104,6 +105,34 @@ class BrokerCalls:
         self, topic: str, partition: int, offset: int, until: int, max_bytes: int, count: int
     ) -> FetchEnds:
         return self._running().reads.fetch_ends(topic, partition, offset, until, max_bytes, count)
+
+    # -------------------------------------------------------------- share groups
+
+    @concurrency("share")
+    def share_acquire(
+        self,
+        group: str,
+        member: str,
+        topics: Sequence[str],
+        max_records: int,
+        max_bytes: int,
+        lease_s: float | None,
+        wait_s: float,
+    ) -> Reply:
+        asked = group, member, topics, max_records, max_bytes, lease_s, wait_s
+        answer = self._led(lambda parts: parts.sharing.acquire(*asked, self._fetch_buffers.join))
+        if answer[0] != "ok":
+            return answer
+        status, rows, *rest = answer
+        return status, [(*row[:5], out_of_band(row[5]), *row[6:]) for row in rows], *rest
+
+    @concurrency("control")
+    def share_extend(self, group: str, member: str, places: Sequence[Place], lease_s: float) -> Reply:
+        return self._led(lambda parts: parts.sharing.extend(group, member, places, lease_s))
+
+    @concurrency("control")
+    def share_release(self, group: str, member: str, places: Sequence[Place]) -> Reply:
+        return self._led(lambda parts: parts.sharing.release(group, member, places))
 
     # -------------------------------------------------------------- feedback
 

@@ -31,6 +31,7 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
     "fetch_threads",
     "control_threads",
     "feedback_threads",
+    "share_threads",
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerConfig:
@@ -74,6 +75,9 @@ class BrokerConfig:
     #: topic of a producer of an earlier version; those beyond ask once a second instead. Idle threads cost
     #: hardly any memory (143 MB with 16 and with 64).
     feedback_threads: int = 64
+    #: For share consumers' calls for messages. Half of them may park, one for each consumer; consumers beyond
+    #: are told when to ask again, so that they make some hundred calls a second together.
+    share_threads: int = 64
     #: How brokers, the supervisor and feedback processes write their logs: "text", for people, or "json", one
     #: object per line with group, replica and term, for log collectors.
     log_format: str = "text"
@@ -82,7 +86,7 @@ class BrokerConfig:
         check_positive(self, "segment_bytes", "queue_bytes", "request_bytes_max")
         check_positive(self, "open_transactions_max", "timers_max", "election_min_s", "election_max_s")
         check_positive(self, "heartbeat_s", "produce_threads", "fetch_threads", "control_threads")
-        check_positive(self, "feedback_threads")
+        check_positive(self, "feedback_threads", "share_threads")
         check_positive(self, "scrub_bytes_per_s")
         check_not_negative(self, "copy_bytes_max", "disk_reserve_bytes", "scrub_period_s")
         if self.log_format not in {form.value for form in LogFormat}:

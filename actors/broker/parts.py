@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 
 from escrowmq.actors.broker.descriptors import clients_max
 from escrowmq.actors.broker.group_service import GroupService
@@ -17,6 +18,7 @@ from escrowmq.replication.host.reads import Reads
 from escrowmq.replication.host.requests import Requests
 from escrowmq.replication.host.running import RunningReplica
 from escrowmq.replication.host.scheduled import Scheduled
+from escrowmq.replication.host.sharing import Sharing
 from escrowmq.replication.host.watching import Watching
 from escrowmq.replication.net.client_door import Door
 
@@ -24,7 +26,9 @@ from escrowmq.replication.net.client_door import Door
 class Parts:
     """The parts of one running replica. Thread-safe, as each of them is."""
 
-    def __init__(self, running: RunningReplica) -> None:
+    def __init__(
+        self, running: RunningReplica, sharing: Callable[[RunningReplica], Sharing] = Sharing
+    ) -> None:
         self.running = running
         self.requests = Requests(running)
         self.reads = Reads(running)
@@ -33,6 +37,7 @@ class Parts:
         self.instruments = Instruments(running, self.requests.counts)
         self.watching = Watching(running)
         self.scheduled = Scheduled(running)
+        self.sharing = sharing(running)
         self.members = MemberChanges(running)
         self.offers = Offers(running)
         self._door: Door | None = None

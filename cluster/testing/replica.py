@@ -20,6 +20,7 @@ from escrowmq.actors.broker.parts import Parts
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.cluster.testing.memory_disk import MemoryDisk
 from escrowmq.cluster.testing.parking import StagedLot
+from escrowmq.cluster.testing.sharing import StagedSharing
 from escrowmq.cluster.testing.stage import Stage
 from escrowmq.replication.calling.answers import LevelReport, ReplicaReport
 from escrowmq.replication.format.membership import Members
@@ -35,6 +36,7 @@ from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.log.peer_marks import Incarnations
 from escrowmq.replication.metrics import LATENCY_S, Histogram
 from escrowmq.replication.raft.node import RaftNode
+from escrowmq.replication.raft.replicator import LeadCheck
 from escrowmq.replication.raft.types import PeerStatus
 from escrowmq.replication.replica.checkpoints import Checkpoints, Job
 from escrowmq.replication.replica.replica import Limits, Replica
@@ -69,6 +71,12 @@ class MemoryNode:
     def propose(self, command: bytes, done: Callable[[Any, bool | None], None]) -> None:
         index = self._append(command)
         done(self._replica.apply(index, self.term, command), True)
+
+    def check_lead(self) -> LeadCheck:
+        return LeadCheck(self.term, 0)
+
+    def leads_since(self, check: LeadCheck) -> bool:
+        return True
 
     def _append(self, command: bytes) -> int:
         index = self._journal.last_index + 1
@@ -160,9 +168,9 @@ class MemoryReplica(RunningReplica):
     def _after_tick(self) -> None:
         """Run after each function that the driver's thread would run."""
         self.replica.pump(self.now_ms())
-        applied = self.replica.state.applied_index
-        if applied != self._last_applied:
-            self._last_applied = applied
+        applied, desk = self.replica.state.applied_index, self.replica.share_desk
+        if applied != self._last_applied or desk.freed:
+            self._last_applied, desk.freed = applied, False
             self.news.announce()
             self._timer.wake = min(self._timer.wake, self._look_again_at())
 
@@ -175,7 +183,9 @@ class MemoryReplica(RunningReplica):
     def _look_again_at(self) -> float:
         """When the timer steps next. A real replica's timer runs ten times a second; this one only when
         something can be due."""
-        now, due_ms = self._stage.now(), self.replica.state.due.next_ms()
+        now = self._stage.now()
+        times = self.replica.state.due.next_ms(), self.replica.share_desk.leases.next_ms()
+        due_ms = min((time_ms for time_ms in times if time_ms is not None), default=None)
         pause_s = IDLE_S if due_ms is None else min(max((due_ms - self.now_ms()) / 1000, TIMER_S), IDLE_S)
         wake_ms = self.replica.wake_in_ms()  # a delayed message can be read from then on
         return now + (pause_s if wake_ms is None else min(pause_s, wake_ms / 1000))
@@ -186,7 +196,7 @@ class MemoryBroker(BrokerCalls):
 
     def __init__(self, stage: Stage, info: ClusterInfo, gid: int, config: BrokerConfig) -> None:
         super().__init__()
-        self._parts = Parts(MemoryReplica(stage, info, gid, config))
+        self._parts = Parts(MemoryReplica(stage, info, gid, config), StagedSharing)
 
     def status(self) -> ReplicaReport:
         """See ``Inspection.status``."""

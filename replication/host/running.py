@@ -482,6 +482,8 @@ class RunningReplica:
             self._level_watch.stop()
         self.news.close()
         self.checks_due.close()
+        with contextlib.suppress(Closed, Overloaded):
+            self.driver.submit(self.replica.share_desk.resign)
         self.driver.stop()
         self.room.stop()
         if not self._upkeep.stop(UPKEEP_WAIT_S):

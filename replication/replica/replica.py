@@ -16,18 +16,20 @@ from typing import Any, Protocol
 from escrowmq.replication.calling.answers import Leadership, LevelReport, Reply
 from escrowmq.replication.errors import DiskFull, EscrowMQError, MessageTooLarge, Overloaded
 from escrowmq.replication.format import ops as build
-from escrowmq.replication.format.codec import Op, decode_ops
+from escrowmq.replication.format.codec import Op, decode_command, decode_ops
 from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.metrics import Counts
+from escrowmq.replication.raft.replicator import LeadCheck
 from escrowmq.replication.replica import fetching, retention
 from escrowmq.replication.replica.admission import Admission
 from escrowmq.replication.replica.checkpoints import Checkpoints, Job
 from escrowmq.replication.replica.entry_writing import ComposedEntry
 from escrowmq.replication.replica.levels import next_level
+from escrowmq.replication.replica.share_desk import ShareDesk
 from escrowmq.replication.replica.submission import AboutTopics, Submission
 from escrowmq.replication.replica.validation import level_needed
 from escrowmq.replication.state.machine import LEVEL_MAX, Result, StateMachine
-from escrowmq.replication.state.topics import Topic
+from escrowmq.replication.state.topics import Partition, Topic
 
 #: When a client asks again if the leader's disk is full: people or retention have to free space first.
 DISK_FULL_RETRY_S = 1.0
@@ -66,6 +68,8 @@ class Raft(Protocol):
     @property
     def term(self) -> int: ...
     def propose(self, command: bytes, done: Callable[[Any, bool | None], None]) -> None: ...
+    def check_lead(self) -> LeadCheck: ...
+    def leads_since(self, check: LeadCheck) -> bool: ...
 
 
 class Replica:
@@ -93,6 +97,7 @@ class Replica:
             copy_bytes=limits.copy_bytes,
             timers_max=limits.timers_max,
         )
+        self.share_desk = ShareDesk(state, self._submit_own, self.not_leader)
         self._start_job, self._on_due = start_job, on_due
         self._number_of = number_of
         self._raft: Raft | None = None
@@ -113,6 +118,7 @@ class Replica:
     def attach(self, raft: Raft) -> None:
         """The node that applies to this replica; once, before anything else."""
         self._raft = raft
+        self.share_desk.attach(raft)
 
     # -------------------------------------------------------------- applying
 
@@ -124,9 +130,13 @@ class Replica:
             self.state.counts = self.led
             results = self.state.apply_ops(index, entry.now_ms, entry.ops)
             self.state.counts = self._followed
+            if self.share_desk.leases.in_use:
+                self.share_desk.applied(entry.ops)
         else:
             results = self.state.apply(index, command)
             self.admission.applied_late(command)
+            if self._leads and self.share_desk.leases.in_use and command:
+                self.share_desk.applied(decode_command(command)[1])
         if self.checkpoints.due(index, len(command)):
             self.state.members = self.journal.members.said(index)
             self.checkpoints.begin(self.state, term)
@@ -219,11 +229,14 @@ class Replica:
             self.admission.forget_decisions()
             if self.admission.waiting():
                 self.admission.fail_all(self.not_leader())
+            self.share_desk.resign()
             return
         if not self._leads:
             self._leads, self._retention = True, None
+            self.share_desk.begin()
             self.terms_led += 1
             self._next_retention_ms = now_ms + self.limits.retention_pause_ms
+        self.share_desk.step(now_ms)
         while self._in_flight < self.limits.entries_in_flight:
             entry = self.admission.compose(now_ms)
             if entry is None:
@@ -301,7 +314,13 @@ class Replica:
         if self.state.due.advance(now_ms):
             self._on_due()
         if self._leads:
+            self.share_desk.on_timer(now_ms)
             self._retain(now_ms)
+
+    def _submit_own(self, frame: bytes, partition: Partition) -> None:
+        """A request of this leader itself, about the topic that has that partition."""
+        ops, name = decode_ops(frame), partition.topic
+        self.admission.offer(AboutTopics(frame, ops, {name: self.state.topics.topics[name]}))
 
     def _retain(self, now_ms: int) -> None:
         """A slice of the round under way, or of the next one if it is due."""

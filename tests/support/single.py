@@ -12,6 +12,7 @@ from typing import Any
 from escrowmq.replication.calling.answers import LevelReport
 from escrowmq.replication.log.disk import Disk, RealDisk
 from escrowmq.replication.log.journal import SegmentJournal
+from escrowmq.replication.raft.replicator import LeadCheck
 from escrowmq.replication.replica.checkpoints import Checkpoints, Job
 from escrowmq.replication.replica.replica import Limits, Replica
 from escrowmq.replication.replica.validation import parse_request
@@ -38,6 +39,12 @@ class SingleNode:
         self.journal.add(command, index, self.term)
         self.journal.sync()
         done(self.replica.apply(index, self.term, self.journal.read(index)), True)
+
+    def check_lead(self) -> LeadCheck:
+        return LeadCheck(self.term, 0)
+
+    def leads_since(self, check: LeadCheck) -> bool:
+        return self.ready and check.term == self.term
 
     def release(self) -> None:
         held, self.held = self.held or [], None

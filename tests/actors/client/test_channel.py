@@ -259,7 +259,7 @@ def test_every_call_of_a_broker_is_known_to_read_or_to_change() -> None:
     change = {
         "change_members", "check_again", "checkpoint_suspect", "commit_offsets", "follow", "group_delete",
         "group_heartbeat", "group_join", "group_leave", "hand_over", "lock_due", "lock_pairs", "peer_moved",
-        "release_locks", "stop", "submit", "told",
+        "release_locks", "share_acquire", "share_extend", "share_release", "stop", "submit", "told",
     }  # fmt: skip
     of_brokers = {
         "checkpoint_manifest", "checkpoint_read", "due_pairs", "founded", "log_entries", "never_voted",

@@ -1,0 +1,315 @@
+"""Where share consumers ask a leader for messages: who waits, who is served, whose lease is over.
+
+**Confirmed rounds.** A leader that was deposed without knowing it would hand out what was acknowledged to its
+successor. So nothing is handed out before a majority of the voters has answered, in this leader's term, a
+message that was sent after the call arrived (``Replicator.leads_since``). Until then no later leader was
+elected, so everything that was acknowledged before the call is in this log; and a leader that is ready has
+applied it. No clock is trusted, and no earlier round. One round serves all calls that wait for one. A call
+that finds nothing waits without a round, and takes part in one when there is something.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from escrowmq.replication.calling.answers import Reply
+from escrowmq.replication.format import share_ops
+from escrowmq.replication.format.codec import Op, OpType
+from escrowmq.replication.format.internal_topics import retry_topic
+from escrowmq.replication.model import ResultCode
+from escrowmq.replication.replica.handing_out import HandedOut, Reach
+from escrowmq.replication.sharing.leases import Doomed, Leases, Pair
+from escrowmq.replication.sharing.ranges import Final, Range
+from escrowmq.replication.state.machine import StateMachine
+from escrowmq.replication.state.topics import Partition
+
+#: Calls that wait at one leader.
+ASKS_MAX = 10_000
+#: Partitions looked at for those that wait, in one step: half a millisecond.
+LOOKS_MAX = 1_000
+#: Messages that one NACK of the leader names.
+NACKED_AT_ONCE = 500
+#: When a caller asks again that finds too many leases, or calls, at this leader.
+FULL_RETRY_S = 1.0
+#: How often windows of deleted partitions are looked for.
+TIDY_MS = 10_000
+
+
+class Lead(Protocol):
+    """What the desk needs of the Raft node; see ``Replicator``."""
+
+    @property
+    def ready(self) -> bool: ...
+    def check_lead(self) -> Any: ...
+    def leads_since(self, check: Any) -> bool: ...
+
+
+@dataclass(slots=True)
+class Ask:
+    """One call. ``done`` is called once, with ``("ok", [HandedOut, ...])`` or a refusal. Times in ms."""
+
+    group: str
+    member: str
+    topics: tuple[str, ...]
+    wanted: int
+    max_bytes: int
+    lease_ms: int
+    until_ms: int
+    done: Callable[[Reply], None]
+
+
+class ShareDesk:
+    """See the module's text. In the replica's thread. ``leases``: of this leadership."""
+
+    def __init__(
+        self, state: StateMachine, nack: Callable[[bytes, Partition], None], refusal: Callable[[], Reply]
+    ) -> None:
+        """``nack(frame, partition)`` takes a request of the leader itself; ``refusal()``: the answer of a
+        replica that does not lead."""
+        self._state, self._nack, self._refusal = state, nack, refusal
+        self._raft: Lead | None = None
+        self.leases = Leases()
+        self._wanting: list[Ask] = []  # for the next round
+        self._asked: list[Ask] = []  # wait for the round under way
+        self._round: Any = None
+        self._parked: deque[Ask] = deque()  # nothing there for them
+        self._stirred = False  # something may be there that was not when they looked
+        self._seen_index = self._turn = self._tidied_ms = 0
+        #: Whether something was given back or has expired, since somebody last looked and cleared this.
+        self.freed = False
+        #: Rounds that were begun.
+        self.rounds = 0
+
+    def attach(self, raft: Lead) -> None:
+        """The node that confirms; once, before anything else."""
+        self._raft = raft
+
+    # -------------------------------------------------------------- leadership
+    def begin(self) -> None:
+        """Leadership begins: whatever is not final is handed out again."""
+        self.leases = Leases()
+
+    def resign(self) -> None:
+        """This replica does not lead, or is not ready: nobody is served."""
+        if not self.waiting:
+            return
+        asks = [*self._asked, *self._wanting, *self._parked]
+        self._asked, self._wanting, self._round = [], [], None
+        self._parked.clear()
+        for ask in asks:
+            ask.done(self._refusal())
+
+    @property
+    def waiting(self) -> int:
+        """How many calls are here."""
+        return len(self._asked) + len(self._wanting) + len(self._parked)
+
+    # -------------------------------------------------------------- calls
+    def acquire(self, ask: Ask, now_ms: int) -> None:
+        """Answers at once, or from a later ``step``."""
+        assert self._raft is not None
+        if not self._raft.ready:
+            ask.done(self._refusal())
+        elif self._state.level < share_ops.LEVEL_OF_SHARES:
+            ask.done(("unsupported", share_ops.LEVEL_OF_SHARES))
+        elif self.waiting >= ASKS_MAX or self.leases.full:
+            ask.done(("overloaded", FULL_RETRY_S))
+        elif self._has_some(ask):
+            self._wanting.append(ask)
+        elif ask.until_ms <= now_ms:
+            ask.done(("ok", []))
+        else:
+            self._parked.append(ask)
+
+    def step(self, now_ms: int) -> None:
+        """After whatever may have changed something: answers from peers, entries applied, new calls."""
+        if not (self._wanting or self._asked or self._parked):
+            return
+        assert self._raft is not None
+        applied = self._state.applied_index
+        if applied != self._seen_index:
+            self._seen_index, self._stirred = applied, True
+        while True:
+            if self._round is not None:
+                if not self._raft.leads_since(self._round):
+                    break
+                self._round, asked, self._asked = None, self._asked, []
+                for ask in asked:
+                    self._serve(ask, now_ms)
+            if self._stirred and self._parked:
+                self._look()
+            if not self._wanting:
+                break
+            self._round, self._asked, self._wanting = self._raft.check_lead(), self._wanting, []
+            self.rounds += 1
+        if any(ask.until_ms <= now_ms for ask in self._parked):
+            over = [ask for ask in self._parked if ask.until_ms <= now_ms]
+            self._parked = deque(ask for ask in self._parked if ask.until_ms > now_ms)
+            for ask in over:
+                ask.done(("ok", []))
+
+    def extend(
+        self, group: str, member: str, topic: str, number: int, ranges: Sequence[Range], until_ms: int
+    ) -> list[Range]:
+        """See ``Leases.extend``."""
+        pair = self._pair(group, topic, number)
+        return list(ranges) if pair is None else self.leases.extend(pair, member, ranges, until_ms)
+
+    def release(
+        self, group: str, member: str, topic: str, number: int, ranges: Sequence[Range]
+    ) -> list[Range]:
+        """See ``Leases.release``."""
+        pair = self._pair(group, topic, number)
+        if pair is None:
+            return list(ranges)
+        self._stirred = self.freed = True
+        return self.leases.release(pair, member, ranges)
+
+    def on_timer(self, now_ms: int) -> None:
+        """A few times a second, as leader: leases whose time is over."""
+        expired = self.leases.expired
+        for doomed in self.leases.expire(now_ms, self._final_of):
+            self._nack_all(doomed)
+        if self.leases.expired != expired:
+            self._stirred = self.freed = True
+        if now_ms >= self._tidied_ms + TIDY_MS:
+            self._tidied_ms = now_ms
+            for pair in self.leases.pairs():
+                if pair[1] not in self._state.topics.slots:
+                    self.leases.forget(pair)
+
+    def applied(self, ops: Sequence[Op]) -> None:
+        """An entry was applied while this replica leads: what it made final is no longer leased. Without it
+        leases of final messages would run out by themselves, and count until then."""
+        for op in ops:
+            if op.type == OpType.DELETE_GROUP:
+                for pair in self.leases.pairs():
+                    if pair[0] == op.meta[0]:
+                        self.leases.forget(pair)
+            elif op.type == OpType.SHARE_ACK and type(op.meta[3]) is not str:
+                group, topic, number, flat = op.meta[:4]
+                self._settled(group, topic, number, flat)
+
+    def _settled(self, group: str, topic: str, number: int, flat: Sequence[int]) -> None:
+        pair = self._pair(group, topic, number)
+        final = None if pair is None else self._final_of(pair)
+        if pair is not None and final is not None:
+            for first, last in zip(flat[::2], flat[1::2], strict=True):
+                if final.open_from(first)[0] > last:  # otherwise it was refused
+                    self.leases.settled(pair, first, last)
+
+    # -------------------------------------------------------------- serving
+    def _serve(self, ask: Ask, now_ms: int) -> None:
+        rows = self._hand_out(ask, now_ms)
+        self._stirred = True  # there may be more, for somebody else
+        if rows or ask.until_ms <= now_ms:
+            ask.done(("ok", rows))
+        else:
+            self._parked.append(ask)
+
+    def _hand_out(self, ask: Ask, now_ms: int) -> list[HandedOut]:
+        rows, left, bytes_left = list[HandedOut](), ask.wanted, ask.max_bytes
+        for topic in ask.topics:
+            if not self._partitions(topic):
+                rows.append(HandedOut(topic, -1, int(ResultCode.UNKNOWN_TOPIC)))
+        for partition in self._places(ask):
+            if left <= 0 or bytes_left <= 0:
+                break
+            final = self._state.shares.get(ask.group, partition)
+            place = partition.topic, partition.number
+            if final is None:
+                rows.append(HandedOut(*place, int(ResultCode.UNKNOWN_SHARE), partition.topic_id))
+                continue
+            reach = Reach(partition.index, bytes_left, at_least_one=left == ask.wanted)
+            taken = self.leases.acquire(
+                (ask.group, partition.slot),
+                final,
+                partition.index.end,
+                ask.member,
+                now_ms + ask.lease_ms,
+                left,
+                reach.stretch,
+            )
+            if taken:
+                code = int(ResultCode.OK)
+                rows.append(HandedOut(*place, code, partition.topic_id, reach.runs, taken))
+                left -= sum(last - first + 1 for first, last, _ in taken)
+                bytes_left = reach.bytes_left
+        return rows
+
+    def _places(self, ask: Ask) -> list[Partition]:
+        """Retries first, then all partitions in turn, so that none waits behind a busy one."""
+        found = [p for topic in ask.topics for p in self._partitions(topic)]
+        self._turn += 1
+        at = self._turn % len(found) if found else 0
+        return self._partitions(retry_topic(ask.group)) + found[at:] + found[:at]
+
+    def _partitions(self, topic: str) -> list[Partition]:
+        known = self._state.topics.topics.get(topic)
+        return [] if known is None else list(known.partitions.values())
+
+    # -------------------------------------------------------------- waiting
+    def _has_some(self, ask: Ask) -> int:
+        """In how many places there is something for it, or something to tell."""
+        places = self._places(ask)[:LOOKS_MAX]
+        unknown = sum(not self._partitions(topic) for topic in ask.topics)
+        return unknown + sum(self._is_some(ask.group, partition) for partition in places)
+
+    def _is_some(self, group: str, partition: Partition) -> bool:
+        final = self._state.shares.get(group, partition)
+        if final is None:
+            return True
+        return self.leases.has_some((group, partition.slot), final, partition.index.end)
+
+    def _look(self) -> None:
+        """Call up as many of those that wait longest as there are places with something for them."""
+        self._stirred = False
+        left = LOOKS_MAX
+        places: dict[tuple[str, tuple[str, ...]], int] = {}
+        for _ in range(len(self._parked)):
+            ask = self._parked.popleft()
+            key = ask.group, ask.topics
+            if key not in places:
+                if left <= 0:
+                    self._parked.appendleft(ask)
+                    self._stirred = True  # the next step goes on from here
+                    return
+                places[key] = self._has_some(ask)
+                left -= len(self._places(ask)) + 1
+            if places[key] > 0:
+                places[key] -= 1
+                self._wanting.append(ask)
+            else:
+                self._parked.append(ask)
+
+    # -------------------------------------------------------------- leases
+    def _pair(self, group: str, topic: str, number: int) -> Pair | None:
+        known = self._state.topics.topics.get(topic)
+        partition = None if known is None else known.partitions.get(number)
+        return None if partition is None else (group, partition.slot)
+
+    def _final_of(self, pair: Pair) -> Final | None:
+        partition = self._state.topics.slots.get(pair[1])
+        return None if partition is None else self._state.shares.get(pair[0], partition)
+
+    def _nack_all(self, doomed: Doomed) -> None:
+        (group, slot), ranges = doomed
+        partition = self._state.topics.slots[slot]
+        offsets = [offset for first, last in ranges for offset in range(first, last + 1)]
+        for at in range(0, len(offsets), NACKED_AT_ONCE):
+            some = offsets[at : at + NACKED_AT_ONCE]
+            frame = share_ops.nack(
+                group,
+                partition.topic,
+                partition.number,
+                some,
+                [share_ops.BY_TABLE] * len(some),
+                [""] * len(some),
+                "",
+                share_ops.BY_LEASE,
+                partition.topic_id,
+            )
+            self._nack(frame, partition)

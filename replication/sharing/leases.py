@@ -1,0 +1,190 @@
+"""The leases of one leader: of every share group, in every partition of its broker group.
+
+They are gone with its leadership: a new leader begins with an empty object of this class, and hands out again
+whatever is not final. Times are the group's, in ms; ``now_ms`` never falls.
+
+Every range of a call is ``(first, last)``, and the ranges of a call are sorted and disjoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from heapq import heappop, heappush
+from itertools import count
+from typing import NamedTuple
+
+from escrowmq.replication.sharing.pieces import Grant
+from escrowmq.replication.sharing.ranges import Final, Range
+from escrowmq.replication.sharing.window import DOOMED_RETRY_MS, Stretch, Taken, Window
+
+#: A share group and the slot of a partition.
+Pair = tuple[str, int]
+#: Messages handed out and not final, of all windows: 200 MB if each was handed out alone.
+MESSAGES_MAX = 1_000_000
+#: Grants looked at by one call of ``expire``: a few milliseconds.
+EXPIRED_ENOUGH = 1_000
+#: Times that are known before those are dropped whose leases were extended or acknowledged since.
+TIDY_MIN = 10_000
+
+
+class Doomed(NamedTuple):
+    """Messages that the leader nacks itself, because their leases have expired too often."""
+
+    pair: Pair
+    ranges: list[Range]
+
+
+class Leases:
+    """See the module's text. One thread, except for ``has_some``."""
+
+    def __init__(self) -> None:
+        self._windows: dict[Pair, Window] = {}
+        #: By time; the number keeps grants themselves from being compared.
+        self._due: list[tuple[int, int, Pair, Grant]] = []
+        self._numbers = count()
+        self._tidy_at = TIDY_MIN
+        #: Handed out and not final. Since leadership began: leases that have run out, by messages.
+        self.messages = self.expired = 0
+
+    @property
+    def full(self) -> bool:
+        """Whether nothing more is handed out to anybody."""
+        return self.messages >= MESSAGES_MAX
+
+    @property
+    def in_use(self) -> bool:
+        """Whether anything was ever handed out."""
+        return bool(self._windows)
+
+    def held(self, pair: Pair) -> int:
+        """How many messages of a pair are handed out, or have an ack or a nack under way."""
+        window = self._windows.get(pair)
+        return 0 if window is None else window.messages
+
+    def has_some(self, pair: Pair, final: Final, end: int) -> bool:
+        """Whether ``acquire`` may find something. Cheap."""
+        window = self._windows.get(pair)
+        return final.start < end if window is None else window.has_some(final, end)
+
+    def acquire(
+        self, pair: Pair, final: Final, end: int, member: str, until_ms: int, wanted: int, stretch: Stretch
+    ) -> list[Taken]:
+        """Lease about ``wanted`` messages before ``end`` to a member, in order of their offsets. ``stretch``
+        says how far the answer reaches; see ``window.py``."""
+        grant = Grant(member, until_ms, 0, 0)
+        with self._window(pair, final) as window:
+            taken = window.take(final, end, grant, wanted, stretch)
+        if taken:
+            self._wake(pair, grant)
+        return taken
+
+    def extend(self, pair: Pair, member: str, ranges: Sequence[Range], until_ms: int) -> list[Range]:
+        """The member's leases of these run until then. Returns what it does not hold (any more)."""
+        window = self._windows.get(pair)
+        if window is None or not ranges:
+            return list(ranges)
+        grant, lost = window.extend(member, ranges, until_ms)
+        if lost != list(ranges):
+            self._wake(pair, grant)
+        return lost
+
+    def release(self, pair: Pair, member: str, ranges: Sequence[Range]) -> list[Range]:
+        """These may be handed out again at once, and that is no failure. Returns what it does not hold."""
+        window = self._windows.get(pair)
+        if window is None:
+            return list(ranges)
+        with self._counted(window):
+            return window.release(member, ranges)
+
+    def others(self, pair: Pair, member: str, first: int, last: int) -> list[Range]:
+        """What somebody other than ``member`` holds of a range: it may not be nacked, only acknowledged. A
+        message that nobody holds may be nacked by anybody: its lease may have been lost with a leader. What
+        is doomed is the leader's, whose nack bears the member ""."""
+        window = self._windows.get(pair)
+        return [] if window is None else window.others(member, first, last)
+
+    # -------------------------------------------------------------- acks and nacks
+    def settling(self, pair: Pair, final: Final, first: int, last: int) -> None:
+        """An ack or a nack of these goes into the log: until it has ended they are not handed out, nor do
+        their leases expire."""
+        with self._window(pair, final) as window:
+            window.settling(first, last)
+
+    def unsettled(self, pair: Pair, first: int, last: int) -> None:
+        """That ack or nack has certainly not become effective."""
+        window = self._windows.get(pair)
+        if window is not None:
+            with self._counted(window):
+                window.unsettled(first, last)
+
+    def settled(self, pair: Pair, first: int, last: int) -> None:
+        """These have become final."""
+        window = self._windows.get(pair)
+        if window is not None:
+            with self._counted(window):
+                window.settled(first, last)
+
+    # -------------------------------------------------------------- time
+    def expire(self, now_ms: int, final_of: Callable[[Pair], Final | None]) -> list[Doomed]:
+        """Leases whose time is over: their messages are free, except for the doomed. ``final_of``: None if
+        the partition is gone."""
+        found: list[Doomed] = []
+        for _ in range(EXPIRED_ENOUGH):
+            if not self._due or self._due[0][0] > now_ms:
+                break
+            _, _, pair, grant = heappop(self._due)
+            window, final = self._windows.get(pair), final_of(pair)
+            if window is None:
+                continue
+            if final is None:
+                self.forget(pair)
+                continue
+            with self._counted(window):
+                before = window.messages
+                doomed = window.expire(grant, final)
+                if not grant.doomed:
+                    self.expired += before - window.messages
+                if doomed:
+                    self._wake(pair, window.doom(doomed, now_ms + DOOMED_RETRY_MS))
+                    found.append(Doomed(pair, doomed))
+        return found
+
+    def next_ms(self) -> int | None:
+        """When the first lease expires at the earliest; None: there is none."""
+        return self._due[0][0] if self._due else None
+
+    def forget(self, pair: Pair) -> None:
+        """The partition, or the group, is gone."""
+        window = self._windows.pop(pair, None)
+        if window is not None:
+            self.messages -= window.messages
+
+    def pairs(self) -> list[Pair]:
+        """Those of which something is remembered."""
+        return list(self._windows)
+
+    def _wake(self, pair: Pair, grant: Grant) -> None:
+        assert grant.until_ms is not None
+        heappush(self._due, (grant.until_ms, next(self._numbers), pair, grant))
+        if len(self._due) >= self._tidy_at:
+            alive = {id(piece.grant) for window in self._windows.values() for piece in window.held}
+            self._due = sorted(due for due in self._due if id(due[3]) in alive)
+            self._tidy_at = max(TIDY_MIN, 2 * len(self._due))
+
+    @contextmanager
+    def _window(self, pair: Pair, final: Final) -> Iterator[Window]:
+        window = self._windows.get(pair)
+        if window is None:
+            window = self._windows[pair] = Window(final.start)
+        with self._counted(window):
+            window.follow(final)
+            yield window
+
+    @contextmanager
+    def _counted(self, window: Window) -> Iterator[None]:
+        before = window.messages
+        try:
+            yield
+        finally:
+            self.messages += window.messages - before

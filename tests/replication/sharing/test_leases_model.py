@@ -1,0 +1,195 @@
+"""Any sequence of hand-outs, acks, nacks, expiries and fail-overs, against a dict with an entry for each
+message."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from escrowmq.replication.sharing.leases import Leases
+from escrowmq.replication.sharing.ranges import Range
+from escrowmq.replication.sharing.window import DOOMED_RETRY_MS, EXPIRIES_MAX
+from tests.support.final_ranges import FinalSet
+
+PAIR = ("mail", 7)
+MEMBERS = ("a", "b", "c")
+LEASE_MS = (10, 30, 100)
+SETTLING, DOOMED = "(settling)", "(doomed)"
+END = 60
+
+offsets = st.integers(0, END - 1)
+members = st.sampled_from(MEMBERS)
+
+
+@dataclass
+class Message:
+    """One that was handed out by this leader, or has an ack or nack under way, and is not final."""
+
+    holder: str | None
+    until_ms: int = 0
+    expiries: int = 0
+
+
+@st.composite
+def some_ranges(draw: st.DrawFn) -> list[Range]:
+    bounds = sorted(draw(st.sets(offsets, min_size=2, max_size=6)))
+    return [(bounds[at], bounds[at + 1] - 1) for at in range(0, len(bounds) - 1, 2)]
+
+
+class LeasesAndADict(RuleBasedStateMachine):
+    """``known``: by offset. ``given``: everything below was handed out by this leader."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.final, self.end, self.now = FinalSet(), 0, 0
+        self.leases, self.known, self.given = Leases(), dict[int, Message](), 0
+
+    @initialize(start=st.integers(0, 5))
+    def begin(self, start: int) -> None:
+        self.final, self.given = FinalSet(start), start
+
+    # ------------------------------------------------------------ what happens
+    @rule(count=st.integers(1, 20))
+    def messages_arrive(self, count: int) -> None:
+        self.end = min(self.end + count, END)
+
+    @rule(
+        member=members, wanted=st.integers(1, 30), lease_ms=st.sampled_from(LEASE_MS), bite=st.integers(1, 9)
+    )
+    def acquire(self, member: str, wanted: int, lease_ms: int, bite: int) -> None:
+        taken = self.leases.acquire(
+            PAIR,
+            self.final,
+            self.end,
+            member,
+            self.now + lease_ms,
+            wanted,
+            lambda first, last, left: min(last, first + min(left, bite) - 1),
+        )
+        assert taken == sorted(taken)
+        got = {o: t.expiries for t in taken for o in range(t.first, t.last + 1)}
+        again = [o for o, m in sorted(self.known.items()) if m.holder is None and o not in self.final]
+        new = [o for o in range(self.given, self.end) if o not in self.final and o not in self.known]
+        assert sorted(got) == sorted((again + new)[:wanted])
+        for offset, expiries in got.items():
+            assert expiries == (self.known[offset].expiries if offset in self.known else 0)
+            self.known[offset] = Message(member, self.now + lease_ms, expiries)
+        self.given = max([self.given, *(offset + 1 for offset in got)])
+
+    @rule(ranges=some_ranges())
+    def acknowledged(self, ranges: list[Range]) -> None:
+        for first, last in ranges:
+            self.final.add(first, min(last, self.end - 1))
+            if first < self.end:
+                self.leases.settled(PAIR, first, min(last, self.end - 1))
+
+    @rule(ranges=some_ranges())
+    def acknowledged_and_not_told(self, ranges: list[Range]) -> None:
+        """As by an entry that was given up."""
+        for first, last in ranges:
+            self.final.add(first, min(last, self.end - 1))
+
+    @rule(start=offsets)
+    def retention(self, start: int) -> None:
+        self.final.raise_start(min(start, self.end))
+
+    @rule(ranges=some_ranges())
+    def under_way(self, ranges: list[Range]) -> None:
+        for first, last in ranges:
+            if last < self.end:
+                self.leases.settling(PAIR, self.final, first, last)
+                for offset in range(first, last + 1):
+                    if offset not in self.final and (offset >= self.given or offset in self.known):
+                        message = self.known.setdefault(offset, Message(None))
+                        message.holder = SETTLING
+
+    @rule(ranges=some_ranges())
+    def came_to_nothing(self, ranges: list[Range]) -> None:
+        for first, last in ranges:
+            self.leases.unsettled(PAIR, first, last)
+            for offset in range(first, last + 1):
+                message = self.known.get(offset)
+                if message is not None and message.holder == SETTLING:
+                    message.holder = None
+                    if offset >= self.given:
+                        del self.known[offset]
+
+    @rule(member=members, ranges=some_ranges())
+    def release(self, member: str, ranges: list[Range]) -> None:
+        before = self.held_by(member)
+        lost = flat(self.leases.release(PAIR, member, ranges))
+        for offset in flat(ranges) & before:
+            self.known[offset].holder = None
+        self.check_lost(lost, flat(ranges), before)
+
+    @rule(member=members, ranges=some_ranges(), lease_ms=st.sampled_from(LEASE_MS))
+    def extend(self, member: str, ranges: list[Range], lease_ms: int) -> None:
+        before = self.held_by(member)
+        lost = flat(self.leases.extend(PAIR, member, ranges, self.now + lease_ms))
+        for offset in flat(ranges) & before:
+            self.known[offset].until_ms = self.now + lease_ms
+        self.check_lost(lost, flat(ranges), before)
+
+    @rule(member=members, ranges=some_ranges())
+    def ask_who_may_nack(self, member: str, ranges: list[Range]) -> None:
+        others = {o for o, m in self.known.items() if m.holder not in (None, SETTLING, member)}
+        for first, last in ranges:
+            asked = flat(self.leases.others(PAIR, member, first, last))
+            assert self.open(asked) == self.open(others & set(range(first, last + 1)))
+
+    @rule(ms=st.sampled_from((1, 10, 50, DOOMED_RETRY_MS)))
+    def time_passes(self, ms: int) -> None:
+        self.now += ms
+        doomed = {o for d in self.leases.expire(self.now, lambda pair: self.final) for o in flat(d.ranges)}
+        over = [o for o in self.known if o not in self.final and self.is_over(self.known[o])]
+        expected = set()
+        for offset in over:
+            message = self.known[offset]
+            if message.holder == DOOMED or message.expiries >= EXPIRIES_MAX:
+                message.holder, message.until_ms = DOOMED, self.now + DOOMED_RETRY_MS
+                message.expiries = EXPIRIES_MAX
+                expected.add(offset)
+            else:
+                message.holder, message.expiries = None, message.expiries + 1
+        assert doomed == expected
+
+    @rule()
+    def fail_over(self) -> None:
+        self.leases, self.known, self.given = Leases(), {}, self.final.start
+
+    # ------------------------------------------------------------ what holds
+    @invariant()
+    def somebody_is_told_that_there_is_something(self) -> None:
+        free = any(m.holder is None for o, m in self.known.items() if o not in self.final)
+        new = any(o not in self.final and o not in self.known for o in range(self.given, self.end))
+        if free or new:
+            assert self.leases.has_some(PAIR, self.final, self.end)
+
+    @invariant()
+    def what_is_held_is_counted(self) -> None:
+        held = {o for o, m in self.known.items() if m.holder is not None and o not in self.final}
+        assert self.leases.held(PAIR) == self.leases.messages >= len(held)
+
+    def is_over(self, message: Message) -> bool:
+        return message.holder not in (None, SETTLING) and message.until_ms <= self.now
+
+    def held_by(self, member: str) -> set[int]:
+        return {o for o, m in self.known.items() if m.holder == member}
+
+    def open(self, found: set[int]) -> set[int]:
+        return {offset for offset in found if offset not in self.final}
+
+    def check_lost(self, lost: set[int], asked: set[int], before: set[int]) -> None:
+        settling = {o for o, m in self.known.items() if m.holder == SETTLING}
+        assert self.open(lost) == self.open(asked - before - settling)
+
+
+def flat(ranges: list[Range]) -> set[int]:
+    return {offset for first, last in ranges for offset in range(first, last + 1)}
+
+
+LeasesAndADict.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestAnySequence = LeasesAndADict.TestCase
