@@ -22,6 +22,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from escrowmq.actors.broker.config import BrokerConfig
 from escrowmq.actors.consumer.config import ConsumerConfig
 from escrowmq.actors.producer.config import ProducerConfig
+from escrowmq.actors.share_consumer.config import ShareConsumerConfig
 from escrowmq.cluster.config_tree import Leaf, leaves, nearest
 from escrowmq.cluster.settings import (
     ClusterSettings,
@@ -62,6 +63,7 @@ class Config(BaseSettings):
     broker: BrokerConfig = Field(default_factory=BrokerConfig)
     producer: ProducerConfig = Field(default_factory=ProducerConfig)
     consumer: ConsumerConfig = Field(default_factory=ConsumerConfig)
+    share_consumer: ShareConsumerConfig = Field(default_factory=ShareConsumerConfig)
     feedback: FeedbackConfig = Field(default_factory=FeedbackConfig)
     answerer: AnswererConfig = Field(default_factory=AnswererConfig)
 

@@ -10,7 +10,7 @@ import contextlib
 import re
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -22,11 +22,14 @@ from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.client.values import Deserializer, Serializer
 from escrowmq.actors.consumer.config import ConsumerConfig
 from escrowmq.actors.consumer.consumer import Consumer
+from escrowmq.actors.consumer.replies import Replies, check_app
 from escrowmq.actors.consumer.statistics import ConsumerStatistics
 from escrowmq.actors.consumer.takeover import Handler
 from escrowmq.actors.producer.config import ProducerConfig
 from escrowmq.actors.producer.producer import Producer
 from escrowmq.actors.producer.statistics import ProducerStatistics
+from escrowmq.actors.share_consumer.config import ShareConsumerConfig
+from escrowmq.actors.share_consumer.share_consumer import ShareConsumer
 from escrowmq.cluster.config import Config, change_section
 from escrowmq.feedback.states import TxStatusQuerier
 from escrowmq.replication.errors import Closed
@@ -102,6 +105,7 @@ class Cluster(Closing):
         value_deserializer: Deserializer | None = None,
         statistics_callback: Callable[[ConsumerStatistics], object] | None = None,
         statistics_interval_s: float = 60.0,
+        tags: Collection[str] | None = None,
         **options: Any,
     ) -> Consumer:
         """A member of consumer group ``group``. ``options``: settings of ``ConsumerConfig``.
@@ -109,6 +113,7 @@ class Cluster(Closing):
         ``on_assign``, ``on_revoke``, ``on_lost``: see :meth:`Consumer.subscribe`. ``instance_id``: a static
         member, see :class:`Consumer`. ``pattern``: instead of ``topics``, see :meth:`Consumer.subscribe`.
         ``value_deserializer``: "json", "msgpack", "arrow" or a function, see :class:`Consumer`.
+        ``tags``: only messages with one of these tags, see :class:`Consumer`.
         """
         settings = self._settings("consumer", config, options)
         return self._made(
@@ -126,8 +131,50 @@ class Cluster(Closing):
                 value_deserializer=value_deserializer,
                 statistics_callback=statistics_callback,
                 statistics_interval_s=statistics_interval_s,
+                tags=tags,
             )
         )
+
+    def share_consumer(
+        self,
+        group: str,
+        topics: Sequence[str],
+        *,
+        lease_s: float | None = None,
+        auto_offset_reset: str | None = None,
+        config: ShareConsumerConfig | None = None,
+        value_deserializer: Deserializer | None = None,
+        **options: Any,
+    ) -> ShareConsumer:
+        """A consumer of share group ``group``: any number of them take single messages of ``topics`` under
+        leases of ``lease_s`` seconds (None: as the group has it set), and settle each by itself.
+
+        ``options``: settings of ``ShareConsumerConfig``. ``value_deserializer``: "json", "msgpack", "arrow" or
+        a function, see :class:`ShareConsumer`.
+        """
+        stated = {"lease_s": lease_s, "auto_offset_reset": auto_offset_reset}
+        options.update({name: value for name, value in stated.items() if value is not None})
+        settings = self._settings("share_consumer", config, options)
+        return self._made(
+            self._new_share_consumer(
+                self._open_info(),
+                group=group,
+                topics=topics,
+                config=settings,
+                value_deserializer=value_deserializer,
+            )
+        )
+
+    def replies(self, app: str, group: str | None = None, **options: Any) -> Replies:
+        """What share groups have done with messages that were sent with ``reply_to=app``: done, or failed.
+
+        Read as a member of consumer group ``group`` ("replies.<app>"), from the beginning if that has no
+        place yet. ``options``: settings of ``ConsumerConfig``. Call it once before such messages are sent: it
+        creates the topic of the app's replies, and without that topic brokers drop them.
+        """
+        check_app(app)
+        options = {"auto_offset_reset": "earliest", **options}
+        return Replies(self.consumer(group or f"replies.{app}", **options), app)
 
     def _new_admin(self, info: ClusterInfo) -> Admin:
         return Admin(info)
@@ -137,6 +184,9 @@ class Cluster(Closing):
 
     def _new_consumer(self, info: ClusterInfo, **arguments: Any) -> Consumer:
         return Consumer(info, **arguments)
+
+    def _new_share_consumer(self, info: ClusterInfo, **arguments: Any) -> ShareConsumer:
+        return ShareConsumer(info, **arguments)
 
     # ------------------------------------------------------------ the cluster
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from escrowmq.actors.admin.share_types import DeadLetter
 from escrowmq.actors.admin.types import (
     GroupDescription,
     GroupMembers,
@@ -63,6 +64,11 @@ READS: dict[str, Read] = {
         lambda cluster, topic, before, limit: cluster.admin.scheduled(topic, before, limit),
         list[ScheduledMessage],
     ),
+    "dead_letters": Read(
+        lambda cluster, group, limit, since, reason: cluster.admin.dead_letters(group, limit, since, reason),
+        list[DeadLetter],
+    ),
+    "dead_letter": Read(lambda cluster, group, id: cluster.admin.dead_letter(group, id), DeadLetter),
     "transaction": Read(
         lambda cluster, tx_id, app: cluster.admin.show_transaction(tx_id, app), TransactionDescription
     ),

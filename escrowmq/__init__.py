@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from escrowmq.actors.consumer.async_consumer import AsyncConsumer
     from escrowmq.actors.consumer.config import ConsumerConfig
     from escrowmq.actors.consumer.consumer import Consumer
+    from escrowmq.actors.consumer.replies import Replies, Reply
     from escrowmq.actors.consumer.statistics import ConsumerStatistics
     from escrowmq.actors.producer.async_producer import AsyncProducer
     from escrowmq.actors.producer.bulk_requests import PreparedTransaction, TransactionRequest
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
         DataLoss,
         DiskFull,
         EscrowMQError,
+        GroupKindMismatch,
         GroupNotEmpty,
         InvalidDecision,
         InvalidMessage,
@@ -68,6 +70,7 @@ if TYPE_CHECKING:
         TransactionRunning,
         TransactionSettled,
         Unavailable,
+        UnknownDeadLetter,
         UnknownGroup,
         UnknownTopic,
         UnknownTransaction,
@@ -107,6 +110,7 @@ __all__ = [
     "DataLoss",
     "DiskFull",
     "EscrowMQError",
+    "GroupKindMismatch",
     "GroupNotEmpty",
     "InvalidDecision",
     "InvalidMessage",
@@ -132,6 +136,8 @@ __all__ = [
     "ProducerFenced",
     "ProducerStatistics",
     "RecordMetadata",
+    "Replies",
+    "Reply",
     "SentMany",
     "StaleMember",
     "TooManyOpenTransactions",
@@ -150,6 +156,7 @@ __all__ = [
     "TransactionState",
     "TxStatusQuerier",
     "Unavailable",
+    "UnknownDeadLetter",
     "UnknownGroup",
     "UnknownTopic",
     "UnknownTransaction",
@@ -164,11 +171,12 @@ __all__ = [
 
 _ERRORS = (
     "ClusterNotFound Closed ConfigError CorruptLog DamagedValue DataDirLocked DataDirMismatch DataLoss "
-    "DiskFull EscrowMQError GroupNotEmpty InvalidDecision InvalidMessage JavaNotFound MemberFenced "
-    "MessageTooLarge NotAuthorized NotDeserializable NotFullyPrepared NotLeader NotSerializable NotSupported "
-    "OffsetOutOfRange OutcomeUnknown Overloaded ProducerFenced StaleMember TooManyOpenTransactions "
-    "TooManyScheduled TopicExists TopicRecreated TransactionConflict TransactionIdTaken TransactionRunning "
-    "TransactionSettled Unavailable UnknownGroup UnknownTopic UnknownTransaction UnknownVersion"
+    "DiskFull EscrowMQError GroupKindMismatch GroupNotEmpty InvalidDecision InvalidMessage JavaNotFound "
+    "MemberFenced MessageTooLarge NotAuthorized NotDeserializable NotFullyPrepared NotLeader "
+    "NotSerializable NotSupported OffsetOutOfRange OutcomeUnknown Overloaded ProducerFenced StaleMember "
+    "TooManyOpenTransactions TooManyScheduled TopicExists TopicRecreated TransactionConflict "
+    "TransactionIdTaken TransactionRunning TransactionSettled Unavailable UnknownDeadLetter UnknownGroup "
+    "UnknownTopic UnknownTransaction UnknownVersion"
 )
 _VALUES = "ConsumerRecord Message OpenTransaction RecordMetadata TopicInfo TransactionState"
 #: Module -> the names it gives to the public face.
@@ -182,6 +190,7 @@ _SOURCES = {
     "actors.consumer.config": "ConsumerConfig",
     "actors.producer.config": "ProducerConfig",
     "actors.consumer.consumer": "Consumer",
+    "actors.consumer.replies": "Replies Reply",
     "actors.consumer.statistics": "ConsumerStatistics",
     "actors.producer.producer": "Producer",
     "actors.producer.results": "TransactionResult",

@@ -118,6 +118,22 @@ class GroupNotEmpty(EscrowMQError):
         )
 
 
+class UnknownDeadLetter(EscrowMQError):
+    """The consumer group never had a dead letter at such a place. Nothing was done. ``ids``: those that were
+    given."""
+
+    def __init__(self, group: str, ids: Sequence[str]) -> None:
+        super().__init__(group, ids)
+        self.group, self.ids = group, tuple(ids)
+
+    def __str__(self) -> str:
+        shown = ", ".join(map(repr, self.ids[:3])) + (", ..." if len(self.ids) > 3 else "")
+        return (
+            f"group {self.group!r} never had the dead letters {shown}; 'escrowmq dead list {self.group}' "
+            "shows the ids of those that it has"
+        )
+
+
 class TopicExists(EscrowMQError):
     """A topic of that name exists with other settings."""
 
@@ -298,6 +314,53 @@ class MemberFenced(EscrowMQError):
         return (
             f"another member of group {self.group!r} began with instance_id {self.instance_id!r} and reads "
             "the partitions of this one; close this consumer, and give each live member its own id"
+        )
+
+
+class LeaseLost(EscrowMQError):
+    """The lease of a message ended, and another consumer of the share group has the message. Nothing was
+    done."""
+
+    def __init__(self, topic: str, partition: int, offset: int) -> None:
+        super().__init__(topic, partition, offset)
+        self.topic, self.partition, self.offset = topic, partition, offset
+
+    def __str__(self) -> str:
+        return (
+            f"the lease of {self.topic}/{self.partition}, offset {self.offset}, ended, and another consumer has "
+            "the message; leave it to that one (if it was handled here, ack still counts), and raise lease_s or "
+            "lease_extend_max_s if handlers need longer"
+        )
+
+
+class RecordNotHeld(EscrowMQError):
+    """A share consumer was told about a message that it does not hold. Nothing was done."""
+
+    def __init__(self, topic: str, partition: int, offset: int) -> None:
+        super().__init__(topic, partition, offset)
+        self.topic, self.partition, self.offset = topic, partition, offset
+
+    def __str__(self) -> str:
+        return (
+            f"this consumer does not hold {self.topic}/{self.partition}, offset {self.offset}: it did not poll "
+            "it, or it was acked, nacked, rejected or released before; settle each record once, with the "
+            "consumer that polled it"
+        )
+
+
+class GroupKindMismatch(EscrowMQError):
+    """A consumer group is read by offsets ("stream"), or message by message ("share"): which of both its
+    first use has decided, and this group's is the other one. Nothing was done."""
+
+    def __init__(self, group: str, kind: str) -> None:
+        super().__init__(group, kind)
+        self.group, self.kind = group, kind
+
+    def __str__(self) -> str:
+        way = "cluster.share_consumer" if self.kind == "share" else "cluster.consumer"
+        return (
+            f"{self.group!r} is a {self.kind} group, and stays one: use {way}(...) with it, or choose "
+            "another name for this consumer's group"
         )
 
 

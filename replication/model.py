@@ -14,6 +14,7 @@ from typing import Any
 
 from escrowmq.replication.delivery_times import delivery_time
 from escrowmq.replication.errors import InvalidMessage
+from escrowmq.replication.message_headers import REPLY_TO, TAG, text_of, with_own
 
 
 class TransactionState(enum.Enum):
@@ -72,6 +73,10 @@ class Message:
     With ``delay_s`` or ``deliver_at`` the message cannot be read before that: so many seconds after it was
     stored or, in a transaction, after the commit; or a time, as a datetime with a time zone, or in ms since
     the epoch. A time that is past means at once.
+
+    ``tag``: a word by which consumers can select messages. ``reply_to``: the app that is told what becomes of
+    the message in share groups, see ``Cluster.replies``. Both are headers (``escrowmq-tag``,
+    ``escrowmq-reply-to``).
     """
 
     topic: str
@@ -93,6 +98,8 @@ class Message:
         *,
         delay_s: float | None = None,
         deliver_at: datetime | int | None = None,
+        tag: str | None = None,
+        reply_to: str | None = None,
     ) -> None:
         if type(topic) is not str or not topic:
             raise InvalidMessage(f"topic must be a non-empty str, not {topic!r}")
@@ -108,6 +115,8 @@ class Message:
             raise InvalidMessage(f"partition must be a non-negative int or None, not {partition!r}")
         if delay_s is not None or deliver_at is not None:
             delivery_time(delay_s, deliver_at)
+        if tag is not None or reply_to is not None:
+            headers = with_own(headers, tag, reply_to)
         _set_topic(self, topic)
         _set_value(self, value)
         _set_key(self, key)
@@ -115,6 +124,16 @@ class Message:
         _set_partition(self, partition)
         _set_delay_s(self, delay_s)
         _set_deliver_at(self, deliver_at)
+
+    @property
+    def tag(self) -> str | None:
+        """Its tag, or None."""
+        return text_of(self.headers, TAG)
+
+    @property
+    def reply_to(self) -> str | None:
+        """The app that is told what becomes of it, or None."""
+        return text_of(self.headers, REPLY_TO)
 
     def __setstate__(self, values: Sequence[Any]) -> None:
         """Also reads what an earlier version pickles: values by position, without the newer fields."""
@@ -184,6 +203,16 @@ class ConsumerRecord:
     value: Any
     headers: Mapping[str, bytes]
     tx_id: str | None
+
+    @property
+    def tag(self) -> str | None:
+        """The tag that its sender gave it, or None."""
+        return text_of(self.headers, TAG)
+
+    @property
+    def reply_to(self) -> str | None:
+        """The app that its sender wants to be told what becomes of it, or None."""
+        return text_of(self.headers, REPLY_TO)
 
 
 @dataclass(frozen=True, slots=True)

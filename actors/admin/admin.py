@@ -6,22 +6,25 @@ the logs of the broker groups that they concern; repeating an interrupted change
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any
 
-from escrowmq.actors.admin import group_reset
+from escrowmq.actors.admin import group_reset, share_settings
+from escrowmq.actors.admin.dead_letters import DeadLetters
 from escrowmq.actors.admin.group_deletion import delete_group
 from escrowmq.actors.admin.group_places import describe_groups
 from escrowmq.actors.admin.group_reset import Goal, PlaceReset, plan_reset
+from escrowmq.actors.admin.redirecting import Redirecting
 from escrowmq.actors.admin.scheduled import ScheduledAdmin
+from escrowmq.actors.admin.share_types import DeadLetter, Redriven, ShareSettings
 from escrowmq.actors.admin.status import STATUS_WAIT_S, cluster_status
 from escrowmq.actors.admin.topic_altering import alter_topic
 from escrowmq.actors.admin.topic_creation import create_topic, new_name_problem
 from escrowmq.actors.admin.topic_deletion import delete_topic
 from escrowmq.actors.admin.transactions import TransactionAdmin
-from escrowmq.actors.admin.trimming import PartitionTrim, carry_out, plan_trim
+from escrowmq.actors.admin.trimming import FoundPlaces, PartitionTrim, carry_out, plan_trim
 from escrowmq.actors.admin.types import (
     ClusterStatus,
     GroupDescription,
@@ -35,6 +38,7 @@ from escrowmq.actors.admin.types import (
     TransactionDescription,
 )
 from escrowmq.actors.admin.wanted import Wanted
+from escrowmq.actors.client import share_groups
 from escrowmq.actors.client.background import Background
 from escrowmq.actors.client.closing import Closing
 from escrowmq.actors.client.feedback_processes import FeedbackProcesses
@@ -42,43 +46,25 @@ from escrowmq.actors.client.replica_calls import ReplicaCalls
 from escrowmq.actors.client.router import Router, result_of
 from escrowmq.actors.client.schedule_ids import ScheduleId
 from escrowmq.actors.client.topology import ClusterInfo
+from escrowmq.actors.consumer.arguments import check_time
 from escrowmq.actors.consumer.offsets import OffsetReader
-from escrowmq.replication.calling.answers import MembersReport
 from escrowmq.replication.errors import (
     ConfigError,
+    GroupKindMismatch,
     OutcomeUnknown,
     Unavailable,
     UnknownGroup,
     UnknownTopic,
 )
 from escrowmq.replication.format import ops
+from escrowmq.replication.format.internal_topics import is_internal
+from escrowmq.replication.format.share_settings import SHARE
 from escrowmq.replication.model import (
     NO_ID,
     OpenTransaction,
     TopicInfo,
     TransactionState,
 )
-
-P = TypeVar("P")
-
-
-def _known(place: P | UnknownTopic) -> P:
-    if isinstance(place, UnknownTopic):
-        raise place
-    return place
-
-
-def _members(gid: int, leader: int | None, found: MembersReport) -> GroupMembers:
-    return GroupMembers(
-        gid,
-        leader,
-        found.version,
-        tuple(found.voters),
-        tuple(found.learners),
-        found.highest + 1,
-        found.change_id,
-        found.applied,
-    )
 
 
 class Admin(Closing):
@@ -102,6 +88,7 @@ class Admin(Closing):
         self._offsets = OffsetReader(self._router)
         self._transactions = TransactionAdmin(self._router, timeout_s)
         self._scheduled = ScheduledAdmin(self._router, timeout_s)
+        self._dead = DeadLetters(self._router, timeout_s)
         self._wanted = Wanted(self._router, timeout_s)
 
     # ------------------------------------------------------------ topics
@@ -134,9 +121,11 @@ class Admin(Closing):
             return altered
         return replace(altered, first_group=self._topic(name).first_group)
 
-    def topics(self) -> list[TopicInfo]:
-        """All topics, sorted by name."""
-        return sorted(self._ask(True), key=lambda topic: topic.name)
+    def topics(self, *, internal: bool = False) -> list[TopicInfo]:
+        """All topics, sorted by name. ``internal``: also those into which only brokers write (retries, dead
+        letters, replies)."""
+        found = (topic for topic in self._ask(True) if internal or not is_internal(topic.name))
+        return sorted(found, key=lambda topic: topic.name)
 
     def describe_topic(self, name: str) -> TopicDescription:
         """The settings, and for each partition its group, leader, start and end. Raises UnknownTopic."""
@@ -164,16 +153,8 @@ class Admin(Closing):
         self, name: str, before: int | datetime, partition: int | None = None
     ) -> tuple[PartitionTrim, ...]:
         """What ``trim_topic`` would remove now; changes nothing. Raises what ``trim_topic`` raises."""
-
-        def at_time(partitions: Sequence[int], time_ms: int) -> list[int]:
-            found = self._offsets.offsets([(name, p, time_ms) for p in partitions], self._timeout_s)
-            return [_known(offset) for offset in found]
-
-        def bounds(partitions: Sequence[int]) -> list[tuple[int, int]]:
-            found = self._offsets.bounds([(name, p) for p in partitions], self._timeout_s)
-            return [_known(found[name, p]) for p in partitions]
-
-        return plan_trim(self._topic(name), before, partition, bounds=bounds, at_time=at_time)
+        found = FoundPlaces(self._offsets, name, self._timeout_s)
+        return plan_trim(self._topic(name), before, partition, bounds=found.bounds, at_time=found.at_time)
 
     def trim_topic(
         self,
@@ -309,15 +290,10 @@ class Admin(Closing):
         if partition is not None and topic is None:
             raise ConfigError(f"partition {partition} belongs to a topic; name it")
         found = self.describe_group(group)
-        places = found.partitions
-        committed = {(p.topic, p.partition): p.committed for p in places if p.committed is not None}
-        if topic is None:
-            wanted = list(committed)
-        else:
-            there = range(self._topic(topic).partitions)
-            if partition is not None and (type(partition) is not int or partition not in there):
-                raise UnknownTopic(topic, partition, len(there))
-            wanted = [(topic, number) for number in (there if partition is None else [partition])]
+        if found.kind == SHARE:
+            raise GroupKindMismatch(group, SHARE)
+        committed = found.committed
+        wanted = list(committed) if topic is None else self._partitions(topic, partition)
         if not wanted:
             raise UnknownGroup(group)
         ids = {known.name: known.topic_id for known in self._ask(sorted({name for name, _ in wanted}))}
@@ -330,6 +306,13 @@ class Admin(Closing):
             id_of=lambda name: ids.get(name, NO_ID),
             generation=found.generation,
         )
+
+    def _partitions(self, topic: str, partition: int | None) -> list[tuple[str, int]]:
+        """This partition of the topic, or all of them."""
+        there = range(self._topic(topic).partitions)
+        if partition is not None and (type(partition) is not int or partition not in there):
+            raise UnknownTopic(topic, partition, len(there))
+        return [(topic, number) for number in (there if partition is None else [partition])]
 
     def reset_group(
         self,
@@ -360,6 +343,59 @@ class Admin(Closing):
         """
         delete_group(self._router, group, self._timeout_s)
 
+    # ------------------------------------------------------------ retries and dead letters
+
+    def set_group(self, group: str, **settings: Any) -> ShareSettings:
+        """Changes settings of a consumer group, in every broker group; returns all that are then in force.
+
+        Settings: ``max_attempts``, ``delays_s`` (a list), ``lease_s``, ``max_age_s`` (None: no limit) and
+        ``dead_letters`` ("keep" or "drop"), see ``ShareSettings``; those not named stay. They count from the
+        next failure or lease on, also for messages that wait. Without settings nothing is changed. Repeat the
+        call if it was interrupted. Raises ConfigError, NotSupported while a replica runs older software.
+        """
+        values = share_settings.values_of(settings)
+        return ShareSettings.of(share_groups.set_group(self._submit, self.info.groups, group, values))
+
+    def dead_letters(
+        self,
+        group: str,
+        limit: int = 100,
+        since: datetime | int | None = None,
+        reason: str | None = None,
+    ) -> list[DeadLetter]:
+        """The messages with which a group has given up, the oldest first, without those that were redriven or
+        dropped. ``since``: that died at or after this time (ms since the epoch, or a datetime); ``reason``:
+        whose reason contains this. Raises UnknownGroup if the group has no dead letters' topic."""
+        return self._dead.listed(group, limit, 0 if since is None else check_time(since), reason)
+
+    def dead_letter(self, group: str, id: str) -> DeadLetter:
+        """One dead letter. Raises UnknownDeadLetter if it is not there, or not any more."""
+        return self._dead.one(group, id)
+
+    def redrive(
+        self,
+        group: str,
+        ids: Sequence[str] | None = None,
+        to: str | None = None,
+        rate: float | None = None,
+        by: str = "admin",
+        progress: Callable[[int, int], object] = lambda done, total: None,
+    ) -> Redriven:
+        """Gives dead letters (all, unless ``ids`` names some) to the group again, as at the first attempt; or
+        sends them to the topic ``to`` instead. Each is redriven once, however often that is asked for.
+
+        ``rate``: at most so many per second. ``progress(done, total)`` is called meanwhile. ``by``: who does
+        it. Raises UnknownDeadLetter, before anything is done, if one was never there; UnknownGroup,
+        UnknownTopic, ConfigError. If it is interrupted, repeat the call.
+        """
+        target = None if to is None else Redirecting(self._submit, self.info.groups, self._topic(to))
+        return self._dead.redrive(group, ids, target, rate, by, progress)
+
+    def drop_dead_letters(self, group: str, ids: Sequence[str] | None, by: str = "admin") -> int:
+        """Gives these dead letters up for good; None: all. Returns how many there were. ``by``: who does it.
+        Raises UnknownDeadLetter, before anything is done, if one was never there; UnknownGroup."""
+        return self._dead.drop(group, ids, by)
+
     # ------------------------------------------------------------ the cluster
 
     def members(self) -> tuple[GroupMembers, ...]:
@@ -370,7 +406,7 @@ class Admin(Closing):
         ]
         found = [result_of(future, self._timeout_s) for future in asked]
         leaders = [channel.leader for channel in self._router.channels]
-        return tuple(map(_members, range(self.info.groups), leaders, found))
+        return tuple(map(GroupMembers.of, range(self.info.groups), leaders, found))
 
     def set_replicas(self, group: int, replicas: int) -> None:
         """Sets the number of voting replicas of broker group ``group``: 1, 3, 5 or 7.

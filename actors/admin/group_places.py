@@ -10,9 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
+from escrowmq.actors.admin.share_places import describe_shares
+from escrowmq.actors.admin.share_types import ShareSettings
 from escrowmq.actors.admin.types import GroupDescription, GroupPartition
 from escrowmq.actors.client.consumer_groups import GroupSnapshot, TopicPartition, coordinator_group
 from escrowmq.actors.client.router import Router, result_of
+from escrowmq.actors.client.share_groups import settings_told
 from escrowmq.actors.consumer.offsets import OffsetReader
 from escrowmq.replication.errors import UnknownTopic
 
@@ -29,12 +32,19 @@ def describe_groups(
     found: list[GroupDescription] = []
     for names in _portions(groups):
         snapshots = _snapshots(router, names, timeout_s)
+        with_settings = [
+            (name, ShareSettings.of(settings_told(snapshot.settings)))
+            for name, snapshot in zip(names, snapshots, strict=True)
+            if snapshot.settings
+        ]
+        shares = describe_shares(router, with_settings, timeout_s)
         wanted = sorted({tp for snapshot in snapshots for tp in _partitions(snapshot)})
         bounds = offsets.bounds(wanted, timeout_s)
         for name, snapshot in zip(names, snapshots, strict=True):
             gid = coordinator_group(name, router.info.groups)
             places = _places(snapshot, bounds)
-            found.append(GroupDescription(name, gid, snapshot.members, places, snapshot.generation))
+            share = shares.get(name)
+            found.append(GroupDescription(name, gid, snapshot.members, places, snapshot.generation, share))
     return found
 
 

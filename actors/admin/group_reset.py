@@ -118,4 +118,5 @@ def carry_out(router: Router, group: str, plan: Sequence[PlaceReset], timeout_s:
     if isinstance(answer, TopicIsOther):
         raise TopicRecreated(answer.topic)
     if isinstance(answer, GroupCallRefused):
-        raise InvalidMessage(f"places of group {group!r} were refused: {answer.reason}")
+        refused = InvalidMessage(f"places of group {group!r} were refused: {answer.reason}")
+        raise answer.error(group, refused)

@@ -11,8 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import TypeVar
 
 from escrowmq.actors.admin.topic_creation import Submit
+from escrowmq.actors.consumer.offsets import OffsetReader
 from escrowmq.replication.errors import (
     ConfigError,
     EscrowMQError,
@@ -28,6 +30,7 @@ from escrowmq.replication.model import NO_ID, ResultCode, TopicInfo
 #: For each partition ``(start, end)``; for each partition the first offset at or after a time in ms.
 Bounds = Callable[[Sequence[int]], Sequence[tuple[int, int]]]
 AtTime = Callable[[Sequence[int], int], Sequence[int]]
+P = TypeVar("P")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,29 @@ class PartitionTrim:
     def messages(self) -> int:
         """How many messages are deleted."""
         return max(self.before - self.start, 0)
+
+
+class FoundPlaces:
+    """``Bounds`` and ``AtTime`` of a topic, from the leaders of its partitions. Raises UnknownTopic."""
+
+    def __init__(self, offsets: OffsetReader, name: str, timeout_s: float) -> None:
+        self._offsets, self._name, self._timeout_s = offsets, name, timeout_s
+
+    def at_time(self, partitions: Sequence[int], time_ms: int) -> list[int]:
+        """See ``AtTime``."""
+        found = self._offsets.offsets([(self._name, p, time_ms) for p in partitions], self._timeout_s)
+        return [_known(offset) for offset in found]
+
+    def bounds(self, partitions: Sequence[int]) -> list[tuple[int, int]]:
+        """See ``Bounds``."""
+        found = self._offsets.bounds([(self._name, p) for p in partitions], self._timeout_s)
+        return [_known(found[self._name, p]) for p in partitions]
+
+
+def _known(place: P | UnknownTopic) -> P:
+    if isinstance(place, UnknownTopic):
+        raise place
+    return place
 
 
 def plan_trim(

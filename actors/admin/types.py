@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from escrowmq.actors.admin.share_types import ShareDescription
 from escrowmq.actors.admin.topic_creation import kept
 from escrowmq.actors.client.consumer_groups import MemberDescription
 from escrowmq.feedback.asking.shard_report import ShardReport
 from escrowmq.replication.calling.answers import (
     AcrossReport,
     GivenIdsReport,
+    MembersReport,
     OverdueReport,
     SettledTransaction,
     TimersReport,
@@ -103,11 +105,25 @@ class GroupDescription:
     members: tuple[MemberDescription, ...]
     partitions: tuple[GroupPartition, ...]
     generation: int = field(default=0, compare=False)  # the coordinator's newest one; 0: not told
+    share: ShareDescription | None = None  # of a group with settings: also retries and dead letters
+
+    @property
+    def kind(self) -> str:
+        """ "share" or "stream"; "": it was not used yet."""
+        decided = "" if self.share is None else self.share.settings.kind
+        return decided or ("stream" if self.members or self.partitions else "")
+
+    @property
+    def committed(self) -> dict[tuple[str, int], int]:
+        """Its places in partitions where it has one."""
+        return {(p.topic, p.partition): p.committed for p in self.partitions if p.committed is not None}
 
     @property
     def lag(self) -> int:
-        """Messages behind, summed over all partitions with a committed offset."""
-        return sum(p.lag or 0 for p in self.partitions)
+        """Messages behind, summed over all partitions with a committed offset; for a share group, those that
+        are not final."""
+        shared = 0 if self.share is None else self.share.lag
+        return sum(p.lag or 0 for p in self.partitions) + shared
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +143,20 @@ class GroupMembers:
     next_replica: int
     change_id: str
     applied: bool
+
+    @classmethod
+    def of(cls, gid: int, leader: int | None, found: MembersReport) -> GroupMembers:
+        """From its leader's answer."""
+        return cls(
+            gid,
+            leader,
+            found.version,
+            tuple(found.voters),
+            tuple(found.learners),
+            found.highest + 1,
+            found.change_id,
+            found.applied,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -211,6 +211,14 @@ class BrokerCalls:
         return self._led(lambda parts: parts.scheduled.messages(topic, before_ms, limit, after))
 
     @concurrency("control")
+    def share_places(self, group: str) -> Reply:
+        return self._led(lambda parts: parts.share_reports.places(group))
+
+    @concurrency("control")
+    def share_final(self, group: str, topic: str, partition: int) -> Reply:
+        return self._led(lambda parts: parts.share_reports.final(group, topic, partition))
+
+    @concurrency("control")
     def find_transaction(self, tx_id: str, app: str | None = None) -> Reply:
         return self._led(lambda parts: parts.inspection.find_transaction(tx_id, app))
 

@@ -31,6 +31,7 @@ from escrowmq.actors.client.consumer_groups import (
 )
 from escrowmq.replication.calling.answers import Leadership, Reply
 from escrowmq.replication.format import ops
+from escrowmq.replication.format.share_settings import SHARE, GroupSettings
 from escrowmq.replication.host.reads import Reads
 from escrowmq.replication.host.requests import Requests, Turn
 from escrowmq.replication.host.running import RunningReplica
@@ -66,6 +67,7 @@ class GroupService:
         log_end: Callable[[], int | None] = lambda: None,
         applied: Callable[[], int] = lambda: -1,
         led_since: Callable[[int], float | None] = lambda term: None,
+        settings: Callable[[str], GroupSettings | None] = lambda group: None,
     ) -> None:
         """``leadership()``: (ready leader?, leader's replica number, term), as ``whoami`` answers.
         ``led_since(term)``: when this replica began to lead in that term, by ``clock``; None: just now.
@@ -73,7 +75,8 @@ class GroupService:
         ``partitions(topic)``: the number, None for an unknown topic. ``committed(group)``: its offsets
         of all topics; ``group_names()``: groups that have any. ``submit``: see ``Requests.submit_in_turn``.
         ``log_end()``: the log's last index, None while requests wait to be written; ``applied()``: the last
-        index that was applied. The rest: see ``GroupCoordinator``.
+        index that was applied. ``settings(group)``: None if none were ever set. The rest: see
+        ``GroupCoordinator``.
         """
         self._leadership, self._partitions, self._committed = leadership, partitions, committed
         self._group_names, self._submit, self._clock = group_names, submit, clock
@@ -81,7 +84,7 @@ class GroupService:
         self._which, self._tells_ids, self._led_since = which, tells_ids, led_since
         self._coordinator = GroupCoordinator(which, last_void, tells_ids)
         self._under_way = PlacesUnderWay()
-        self._log_end, self._applied = log_end, applied
+        self._log_end, self._applied, self._settings = log_end, applied, settings
 
     @classmethod
     def over(cls, running: RunningReplica, reads: Reads, requests: Requests) -> Self:
@@ -99,6 +102,7 @@ class GroupService:
             log_end=running.log_end,
             applied=lambda: running.replica.state.applied_index,
             led_since=running.led_since,
+            settings=reads.group_settings,
         )
 
     def join(
@@ -115,6 +119,8 @@ class GroupService:
         problem = _group_problem(group) or _member_problem(member, topics, owned) or _ids_problem(ids)
         if problem is not None:
             return "ok", GroupCallRefused(problem)
+        if (shared := self._shared(group)) is not None:
+            return shared
         had_offsets = bool(self._committed(group))
 
         def join(coordinator: GroupCoordinator, now: float) -> object:
@@ -160,6 +166,8 @@ class GroupService:
         GroupCallRefused)``; any other status as submit. ``ids``: those of the topics that are meant."""
         if (refused := _ids_problem(ids)) is not None:
             return "ok", GroupCallRefused(refused)
+        if (shared := self._shared(group)) is not None:
+            return shared
         if member == "" and generation == FIRST_PLACES:
             return self._commit_first(group, offsets, ids or {})
         wanted = _pairs(offsets)
@@ -304,6 +312,8 @@ class GroupService:
         for topic, (code, *_) in zip(topics, answer[1], strict=True):
             if code in (ResultCode.UNKNOWN_TOPIC, ResultCode.BAD_PARTITION):
                 return "ok", TopicMissing(topic)
+            if code == ResultCode.GROUP_KIND:
+                return "ok", GroupCallRefused("it is a share group", SHARE)
             if code not in (ResultCode.OK, ResultCode.DUPLICATE):
                 return "ok", GroupCallRefused(f"offsets of {topic!r} were refused: {ResultCode(code).name}")
         return "ok", None
@@ -325,9 +335,18 @@ class GroupService:
             coordinator.expire(now)
             places = {t: dict(by) for t, by in offsets.items()}
             newest = coordinator.newest_generation if self._tells_ids() else 0
-            return GroupSnapshot(coordinator.describe(group, now), places, newest)
+            settings = self._settings(group)
+            told = {} if settings is None else settings.values()
+            return GroupSnapshot(coordinator.describe(group, now), places, newest, told)
 
         return self._led(snapshot)
+
+    def _shared(self, group: str) -> Reply | None:
+        """The refusal of a share group, which has neither members nor offsets; None: it is none."""
+        settings = self._settings(group)
+        if settings is None or settings.kind != SHARE:
+            return None
+        return self._led(lambda coordinator, now: GroupCallRefused("it is a share group", SHARE))
 
     def _look_after_unknown(self) -> None:
         """Lets go of commits whose outcome was unknown, and that are applied by now, or never will be."""

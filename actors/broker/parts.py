@@ -18,6 +18,7 @@ from escrowmq.replication.host.reads import Reads
 from escrowmq.replication.host.requests import Requests
 from escrowmq.replication.host.running import RunningReplica
 from escrowmq.replication.host.scheduled import Scheduled
+from escrowmq.replication.host.share_reports import ShareReports
 from escrowmq.replication.host.sharing import Sharing
 from escrowmq.replication.host.watching import Watching
 from escrowmq.replication.net.client_door import Door
@@ -38,6 +39,7 @@ class Parts:
         self.watching = Watching(running)
         self.scheduled = Scheduled(running)
         self.sharing = sharing(running)
+        self.share_reports = ShareReports(running)
         self.members = MemberChanges(running)
         self.offers = Offers(running)
         self._door: Door | None = None

@@ -38,8 +38,8 @@ READ_ONLY = frozenset(
     (
         "about", "audit", "client_link", "committed", "fetch", "fetch_ends", "find_transaction",
         "group_describe", "group_list", "levels", "members", "metrics", "offsets", "open_pairs",
-        "open_topics", "partition_bounds", "scheduled", "spans", "status", "topic_names", "topics",
-        "transactions", "tx_states", "watch", "whoami",
+        "open_topics", "partition_bounds", "scheduled", "share_final", "share_places", "spans",
+        "status", "topic_names", "topics", "transactions", "tx_states", "watch", "whoami",
     )
 )  # fmt: skip
 _by_number = attrgetter("number")
@@ -51,7 +51,7 @@ class Request:
     and with whether an earlier sending of it may have been executed.
 
     ``windowed``: counts against the calls in flight. ``patience_s``: how long the leader may
-    take before it answers (long polls).
+    take before it answers (long polls). ``awaited``: some caller waits for its end.
     """
 
     method: str
@@ -60,6 +60,7 @@ class Request:
     done: Callable[[Any, bool], None]
     windowed: bool = True
     patience_s: float = 0.0
+    awaited: bool = True
     number: int = 0
     attempts: int = 0
     not_before: float = 0.0
@@ -111,8 +112,10 @@ class GroupChannel:
 
     @property
     def busy(self) -> bool:
-        """Whether some request has no answer yet."""
-        return bool(self._waiting or self._calls)
+        """Whether somebody waits for an answer."""
+        return any(request.awaited for request in self._waiting) or any(
+            call.request.awaited for call in self._calls.values()
+        )
 
     @property
     def in_flight(self) -> int:

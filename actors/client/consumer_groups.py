@@ -6,11 +6,12 @@ answers. These structs are sent between processes, also of other versions, and a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from escrowmq.replication.calling.carried_answers import Carried
+from escrowmq.replication.errors import EscrowMQError, GroupKindMismatch
 
 #: A partition of a topic: (topic, number from 0).
 TopicPartition: TypeAlias = tuple[str, int]
@@ -70,9 +71,15 @@ class InstanceTaken(Carried, frozen=True):
 
 
 class GroupCallRefused(Carried, frozen=True):
-    """The caller asked for something that no coordinator grants; repeating it is useless."""
+    """The caller asked for something that no coordinator grants; repeating it is useless. ``kind``: the group
+    is of this kind, and the call is for another one."""
 
     reason: str
+    kind: str = ""
+
+    def error(self, group: str, otherwise: EscrowMQError) -> EscrowMQError:
+        """What the caller raises: ``otherwise``, unless the group's kind is the reason."""
+        return GroupKindMismatch(group, self.kind) if self.kind else otherwise
 
 
 class TopicMissing(Carried, frozen=True):
@@ -110,8 +117,10 @@ class MemberDescription:
 
 class GroupSnapshot(Carried, frozen=True):
     """A consumer group as its coordinator sees it. ``committed``: topic -> partition -> next offset;
-    ``generation``: the coordinator's newest one, 0 below level 6."""
+    ``generation``: the coordinator's newest one, 0 below level 6. ``settings``: those of the log, if any were
+    ever set."""
 
     members: tuple[MemberDescription, ...]
     committed: Mapping[str, Mapping[int, int]]
     generation: int = 0
+    settings: Mapping[str, int | str | Sequence[int]] = {}

@@ -10,11 +10,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from escrowmq.actors.consumer.positions import PartitionState
 from escrowmq.actors.consumer.records import Chunk, FetchedRun, cut_runs
 from escrowmq.actors.consumer.row_columns import HEADERS, columns_of_rows, raw_columns
 from escrowmq.replication.format.packing import UNPACKED_BYTES, PackedRows
+from escrowmq.replication.message_headers import TAG
 from escrowmq.replication.model import ConsumerRecord
 
 #: The columns in their order. There are few topics, so each message has only the number of its topic.
@@ -93,6 +95,16 @@ def _batch_of(
 ) -> pa.RecordBatch:
     columns = columns_of(state.topic, state.partition, runs, raw, TYPES)
     return pa.RecordBatch.from_arrays([columns[name] for name in TYPES], schema=SCHEMA)
+
+
+def tagged(batch: pa.RecordBatch, tags: frozenset[bytes]) -> pa.RecordBatch:
+    """The rows whose messages have one of the tags."""
+    headers = batch.column("headers")
+    name, content = headers.flatten().flatten()
+    hits = pc.and_(pc.equal(name, TAG), pc.is_in(content, value_set=pa.array(sorted(tags), pa.binary())))
+    kept = np.zeros(batch.num_rows, bool)
+    kept[pc.list_parent_indices(headers).filter(hits).to_numpy()] = True
+    return batch.filter(pa.array(kept))
 
 
 def batches_of(records: Sequence[ConsumerRecord]) -> list[pa.RecordBatch]:

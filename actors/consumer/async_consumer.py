@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Self
 
@@ -55,6 +55,7 @@ class AsyncConsumer(AsyncClosing):
         instance_id: str | None = None,
         pattern: str | re.Pattern[str] | None = None,
         value_deserializer: Deserializer | None = None,
+        tags: Collection[str] | None = None,
     ) -> Self:
         """As ``Consumer(...)``, which calls the brokers if ``topics`` are given."""
         core = await asyncio.to_thread(
@@ -68,6 +69,7 @@ class AsyncConsumer(AsyncClosing):
             instance_id=instance_id,
             pattern=pattern,
             value_deserializer=value_deserializer,
+            tags=tags,
         )
         return cls(core)
 
@@ -103,6 +105,9 @@ class AsyncConsumer(AsyncClosing):
                 core.raise_trouble()
                 return []
             until = min(deadline, look_again)
+            if until <= now:
+                await asyncio.sleep(0)
+                continue
             try:
                 async with asyncio.timeout(until - now):
                     await self._news.wait()

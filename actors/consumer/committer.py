@@ -161,7 +161,7 @@ class Committer:
             return answer.reason
         if isinstance(answer, TopicMissing):
             raise UnknownTopic(answer.topic)
-        raise InvalidMessage(f"the offsets were refused: {answer.reason}")
+        raise answer.error(member.group, InvalidMessage(f"the offsets were refused: {answer.reason}"))
 
     def _rejoin(
         self, wanted: Mapping[PartitionState, int], joins: int, refusal: str, deadline: float

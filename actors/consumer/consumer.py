@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -57,6 +57,7 @@ class Consumer(Closing):
         value_deserializer: Deserializer | None = None,
         statistics_callback: Callable[[ConsumerStatistics], object] | None = None,
         statistics_interval_s: float = 60.0,
+        tags: Collection[str] | None = None,
         background: Background | None = None,
     ) -> None:
         """Subscribes at once if ``topics`` or a ``pattern`` are given, which needs a ``group``. Raises
@@ -74,6 +75,9 @@ class Consumer(Closing):
         everything before it was returned; ``seek`` past it to go on. ``poll_arrow`` needs a consumer without
         it.
 
+        ``tags``: only messages with one of these tags are returned; the consumer passes over all others, and
+        ``commit`` covers them. So all members of a group must want the same tags.
+
         ``auto_offset_reset`` overrides ``config``'s: "earliest", "latest" or "none" (OffsetOutOfRange).
         ``calls``, ``background``: how replicas are reached, and what runs this consumer; None: Ray, threads.
         """
@@ -90,6 +94,7 @@ class Consumer(Closing):
             pattern=pattern,
             background=background,
             value_deserializer=value_deserializer,
+            tags=tags,
         )
 
         self._timer: StatisticsTimer[ConsumerStatistics] | None = None

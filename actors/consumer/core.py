@@ -11,7 +11,7 @@ import random
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import TypeAlias, TypeVar
@@ -51,6 +51,7 @@ from escrowmq.replication.errors import (
     Unavailable,
     UnknownTopic,
 )
+from escrowmq.replication.message_headers import tags_wanted
 from escrowmq.replication.model import ConsumerRecord
 from escrowmq.replication.replica.validation import has_control_characters
 
@@ -83,9 +84,10 @@ class ConsumerCore:
         pattern: str | re.Pattern[str] | None = None,
         background: Background | None = None,
         value_deserializer: Deserializer | None = None,
+        tags: Collection[str] | None = None,
     ) -> None:
         """See :class:`Consumer`."""
-        deserialize = deserializer_of(value_deserializer)
+        chosen = deserializer_of(value_deserializer), tags_wanted(tags)
         config = config or ConsumerConfig()
         if auto_offset_reset is not None:
             config = replace(config, auto_offset_reset=auto_offset_reset)
@@ -117,7 +119,7 @@ class ConsumerCore:
         self.fetch = FetchThread(
             self.positions, choice, config, self._calls, self.condition, background, self._counted
         )
-        self.taking = Taking(self.positions, self.redelivery, self._counted, self.fetch.wake, deserialize)
+        self.taking = Taking(self.positions, self.redelivery, self._counted, self.fetch.wake, *chosen)
         self.membership: Membership | None = None
         if group is not None:
             name = static_name(instance_id, time.time_ns() // 10**6) if instance_id else dynamic_name(group)
@@ -280,6 +282,8 @@ class ConsumerCore:
                     return [], now, call
             self._raise_error()
             found = take(max_records, now)
+            if not found and self.taking.interrupted:
+                return [], now, None
             due = self.redelivery.next_due()
             # A due record that was not taken is in a paused partition: ``resume`` notifies the condition.
             return found, float("inf") if due is None or due <= now else due, None

@@ -166,7 +166,7 @@ class MembershipThread:
             "group_join", member.group, member.member, list(topics), session_s, owned, *claim
         )
         if isinstance(answer, GroupCallRefused):
-            raise ConfigError(answer.reason)
+            raise answer.error(member.group, ConfigError(answer.reason))
         with self._condition:
             if isinstance(answer, InstanceTaken):
                 self._fenced(member, answer)

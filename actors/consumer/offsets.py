@@ -227,7 +227,8 @@ class OffsetReader:
         except OutcomeUnknown as error:
             raise Unavailable(f"the first places of group {group!r} may not be committed", 1.0) from error
         if isinstance(answer, GroupCallRefused):
-            raise InvalidMessage(f"the first places of group {group!r} were refused: {answer.reason}")
+            refused = InvalidMessage(f"the first places of group {group!r} were refused: {answer.reason}")
+            raise answer.error(group, refused)
         return answer
 
 

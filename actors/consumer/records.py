@@ -20,6 +20,7 @@ from escrowmq.actors.client.values import Deserialize
 from escrowmq.replication.errors import CorruptLog, DamagedValue, NotDeserializable
 from escrowmq.replication.format.codec import Row, decode_lazily
 from escrowmq.replication.format.packing import UNPACKED_BYTES, PackedRows, UnsoundValue
+from escrowmq.replication.message_headers import TAG
 from escrowmq.replication.model import ConsumerRecord
 
 #: ``(base_offset, count, ts_ms, nbytes)`` as in the broker's answer to a fetch.
@@ -60,11 +61,13 @@ class Chunk:
         limit: int,
         room: int = UNPACKED_BYTES,
         deserialize: Deserialize | None = None,
+        tags: frozenset[bytes] | None = None,
     ) -> list[ConsumerRecord]:
         """The next records, at most ``limit``, and at most about ``room`` bytes that have to be unpacked.
 
-        Raises CorruptLog if the rows cannot be decoded; DamagedValue or NotDeserializable for the first one:
-        if it is a later one, those before it are returned.
+        ``tags``: passes over records with none of these, without reading their values. Raises CorruptLog if
+        the rows cannot be decoded; DamagedValue or NotDeserializable for the first one: if it is a later one,
+        those before it are returned.
         """
         at = self._runs[0][0]
         rows, stop = self._decoded(), min(self.end, self.next + limit)
@@ -72,7 +75,7 @@ class Chunk:
             rows, at = self.unpack(rows, topic, partition, stop, room), self.next
             stop = at + len(rows)
         if deserialize is not None:
-            rows, at = self._deserialized(rows, at, stop, topic, partition, deserialize), self.next
+            rows, at = self._deserialized(rows, at, stop, topic, partition, deserialize, tags), self.next
             stop = at + len(rows)
         records: list[ConsumerRecord] = []
         while self.next < stop:
@@ -88,7 +91,7 @@ class Chunk:
             self.next = upto
             if upto == base + count:
                 self._run += 1
-        return records
+        return records if tags is None else [r for r in records if r.headers.get(TAG) in tags]
 
     def _decoded(self) -> list[Row] | PackedRows:
         if self._rows is None:
@@ -112,10 +115,20 @@ class Chunk:
         return found
 
     def _deserialized(
-        self, rows: list[Row], at: int, stop: int, topic: str, partition: int, deserialize: Deserialize
+        self,
+        rows: list[Row],
+        at: int,
+        stop: int,
+        topic: str,
+        partition: int,
+        deserialize: Deserialize,
+        tags: frozenset[bytes] | None,
     ) -> list[Row]:
         found: list[Row] = []
         for key, value, headers, tx_id in rows[self.next - at : stop - at]:
+            if tags is not None and (headers or {}).get(TAG) not in tags:
+                found.append((key, value, headers, tx_id))
+                continue
             try:
                 found.append((key, deserialize(value), headers, tx_id))
             except Exception as error:

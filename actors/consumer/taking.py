@@ -1,7 +1,8 @@
 """What a poll takes from a consumer: records that come again after ``nack``, then what was fetched.
 
-There is one way for each form of the result, so that all of them advance positions alike. Every method runs
-under the consumer's lock.
+There is one way for each form of the result, so that all of them advance positions alike. Messages without
+a tag that is wanted are passed over here, as if they had been handed out. Every method runs under the
+consumer's lock.
 """
 
 from __future__ import annotations
@@ -21,10 +22,16 @@ from escrowmq.replication.model import ConsumerRecord
 if TYPE_CHECKING:
     import pyarrow as pa
 
+#: Messages that are passed over before others may take the lock: 10 ms.
+PASSED_MAX = 10_000
+
 
 class Taking:
     """Takes messages out of one consumer. ``wake_fetch`` is called when there is room to fetch again.
-    ``deserialize``: what becomes of the values of records."""
+    ``deserialize``: what becomes of the values of records. ``tags``: the only ones wanted; None: all."""
+
+    #: The last call stopped only because it had passed over many messages: more may be there.
+    interrupted = False
 
     def __init__(
         self,
@@ -33,9 +40,10 @@ class Taking:
         counted: Counted,
         wake_fetch: Callable[[], None],
         deserialize: Deserialize | None = None,
+        tags: frozenset[bytes] | None = None,
     ) -> None:
         self._positions, self._redelivery, self._counted = positions, redelivery, counted
-        self._wake_fetch, self._deserialize = wake_fetch, deserialize
+        self._wake_fetch, self._deserialize, self._tags = wake_fetch, deserialize, tags
 
     @property
     def deserializes(self) -> bool:
@@ -51,18 +59,20 @@ class Taking:
             nonlocal room
             if room <= 0:
                 return 0
-            part = chunk.take(state.topic, state.partition, left, room, self._deserialize)
-            room -= chunk.unpacked
+            start = chunk.next
+            part = chunk.take(state.topic, state.partition, left, room, self._deserialize, self._tags)
             records.extend(part)
-            return len(part)
+            room = room - chunk.unpacked if records else UNPACKED_BYTES
+            return chunk.next - start
 
-        self._fetched(limit, len(records), add)
+        self._fetched(limit, len(records), add, lambda: len(records))
         return records
 
     def batches(self, limit: int, now: float) -> list[pa.RecordBatch]:
         """The same messages as record batches, which have ``limit`` rows in total at most."""
-        from escrowmq.actors.consumer.arrow_batches import batches_of, take_batch
+        from escrowmq.actors.consumer.arrow_batches import batches_of, tagged, take_batch
 
+        tags = self._tags
         again = self._again(limit, now)
         batches = batches_of(again)
         room = UNPACKED_BYTES
@@ -72,11 +82,13 @@ class Taking:
             if room <= 0:
                 return 0
             batch = take_batch(state, chunk, left, room)
-            room -= chunk.unpacked
-            batches.append(batch)
+            kept = batch if tags is None else tagged(batch, tags)
+            if kept.num_rows:
+                batches.append(kept)
+            room = room - chunk.unpacked if batches else UNPACKED_BYTES
             return int(batch.num_rows)
 
-        self._fetched(limit, len(again), add)
+        self._fetched(limit, len(again), add, lambda: sum(batch.num_rows for batch in batches))
         return batches
 
     def _again(self, limit: int, now: float) -> list[ConsumerRecord]:
@@ -85,16 +97,25 @@ class Taking:
         paused = {state.tp for state in self._positions.states() if state.paused}
         return self._redelivery.take(now, limit, paused)
 
-    def _fetched(self, limit: int, again: int, add: HandOut) -> None:
-        count = again
-        if count < limit:
+    def _fetched(self, limit: int, again: int, add: HandOut, wanted: Callable[[], int]) -> None:
+        """``wanted`` counts what was handed out so far; with tags, that may be less than was taken."""
+        count, passed, self.interrupted = again, 0, False
+        while count < limit:
             try:
-                count += self._positions.hand_out(limit - count, add)
+                taken = self._positions.hand_out(limit - count, add)
             except EscrowMQError:
                 # Records that come again would be lost with the error. The next poll meets it, if another
                 # replica's copy is damaged as well, and always if a value cannot be read.
                 if not again:
                     raise
-            if self._positions.starved:
-                self._wake_fetch()
+                break
+            count = wanted()
+            if self._tags is None or count or not taken:
+                break
+            passed += taken
+            if passed >= PASSED_MAX:
+                self.interrupted = True
+                break
+        if self._positions.starved:
+            self._wake_fetch()
         self._counted.records += count

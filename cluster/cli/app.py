@@ -36,6 +36,7 @@ _GROUPS = {
     "txn": "transactions",
     "schedule": "scheduled",
     "group": "groups",
+    "dead": "dead",
     "members": "members",
     "node": "nodes",
     "rebalance": "rebalance",

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from escrowmq.cluster.cli.options import ConnectionOptions, moment, with_connection
+from escrowmq.cluster.cli.options import TAG_HELP, ConnectionOptions, moment, with_connection
 from escrowmq.cluster.cli.output import note, text_or_base64, when
 from escrowmq.cluster.cli.record_template import HELP, template
 from escrowmq.cluster.cli.shown import Format, Shown
@@ -51,6 +51,7 @@ def consume(
         int | None, typer.Option("--max", min=1, help="Stop after this many messages.")
     ] = None,
     partition: Annotated[list[int] | None, typer.Option(help="Only these partitions; repeatable.")] = None,
+    tag: Annotated[list[str] | None, typer.Option(help=TAG_HELP)] = None,
     form: Annotated[
         str | None, typer.Option("--template", "-f", help=HELP, metavar="TEXT", show_default=False)
     ] = None,
@@ -75,9 +76,9 @@ def consume(
     count = 0
     with connection.joined() as cluster:
         if group is not None:
-            records = _as_member(cluster, group, topics, start or EARLIEST, follow, max_records)
+            records = _as_member(cluster, group, topics, start or EARLIEST, follow, max_records, tag or None)
         else:
-            alone = _alone(cluster, topics, since, set(partition or ()), follow)
+            alone = _alone(cluster, topics, since, set(partition or ()), follow, tag or None)
             records = itertools.islice(alone, max_records)
         for record in records:
             if made is None:
@@ -113,7 +114,12 @@ def _parse_start(text: str) -> str | int:
 
 
 def _alone(
-    cluster: Cluster, topics: list[str], since: str | int, only: set[int], follow: bool
+    cluster: Cluster,
+    topics: list[str],
+    since: str | int,
+    only: set[int],
+    follow: bool,
+    tags: list[str] | None,
 ) -> Iterator[ConsumerRecord]:
     """Read every partition without a group, from ``since`` to the current ends (``follow``: without end)."""
     from escrowmq.replication.errors import UnknownTopic
@@ -125,7 +131,7 @@ def _alone(
             if partition not in there:
                 raise UnknownTopic(topic, partition, len(there))
             ends[topic, partition] = there[partition]
-    with cluster.consumer(auto_offset_reset=EARLIEST) as consumer:
+    with cluster.consumer(auto_offset_reset=EARLIEST, tags=tags) as consumer:
         consumer.assign(list(ends))
         for topic, partition in ends:
             if isinstance(since, int):
@@ -139,11 +145,17 @@ def _alone(
 
 
 def _as_member(
-    cluster: Cluster, group: str, topics: list[str], reset: str, follow: bool, limit: int | None
+    cluster: Cluster,
+    group: str,
+    topics: list[str],
+    reset: str,
+    follow: bool,
+    limit: int | None,
+    tags: list[str] | None,
 ) -> Iterator[ConsumerRecord]:
     """Read as a member of a group; commit a batch once its last record has been printed."""
     left = limit
-    with cluster.consumer(group, topics, auto_offset_reset=reset) as consumer:
+    with cluster.consumer(group, topics, auto_offset_reset=reset, tags=tags) as consumer:
         quiet_since = time.monotonic()
         while follow or time.monotonic() - quiet_since < GROUP_IDLE_S:
             records = consumer.poll(500 if left is None else min(500, left), POLL_S)

@@ -1,8 +1,8 @@
-"""``escrowmq group list|describe|reset|delete``: consumer groups: members, places, lag."""
+"""``escrowmq group list|describe|set|reset|delete``: consumer groups: members, places, lag, settings."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -10,7 +10,7 @@ from escrowmq.cluster.cli.options import ConnectionOptions, moment, with_connect
 from escrowmq.cluster.cli.output import note, plain, show_json, show_pairs, show_rows
 from escrowmq.cluster.cli.shown import Format, Shown
 
-app = typer.Typer(no_args_is_help=True, help="List, describe, reset and delete consumer groups.")
+app = typer.Typer(no_args_is_help=True, help="List, describe, set, reset and delete consumer groups.")
 
 
 @app.command("list")
@@ -19,10 +19,18 @@ def list_groups(connection: ConnectionOptions, shown: Shown = Format.table) -> N
     """List groups that have live members or committed offsets, with their lag."""
     found = connection.read("groups")
     rows = [
-        {"group": g.group, "members": len(g.members), "partitions": len(g.partitions), "lag": g.lag}
+        {
+            "group": g.group,
+            "kind": g.kind,
+            "members": len(g.members),
+            "partitions": len(g.partitions) + (len(g.share.partitions) if g.share else 0),
+            "lag": g.lag,
+            "dead": g.share.dead if g.share else 0,
+        }
         for g in found
     ]
-    show_rows(shown, rows, ("group", "members", "partitions", "lag"), empty="no consumer groups yet")
+    columns = ("group", "kind", "members", "partitions", "lag", "dead")
+    show_rows(shown, rows, columns, empty="no consumer groups yet")
 
 
 @app.command()
@@ -32,12 +40,21 @@ def describe(
     name: Annotated[str, typer.Argument(help="Name of the group.", show_default=False)],
     shown: Shown = Format.table,
 ) -> None:
-    """Show a group's members and, for each partition, its reader, committed offset and lag."""
+    """Show a group's members and, for each partition, its reader, committed offset and lag; of a share group,
+    what is not final, leased, waiting for a retry, or dead."""
     found = connection.read("group", name)
     if shown is Format.json:
-        show_json({**plain(found), "lag": found.lag})
+        show_json({**plain(found), "kind": found.kind, "lag": found.lag})
         return
-    show_pairs(shown, found, {"group": found.group, "coordinator": found.coordinator, "lag": found.lag})
+    about = {"group": found.group, "kind": found.kind, "coordinator": found.coordinator, "lag": found.lag}
+    if found.share is not None:
+        about |= _of_share(found.share)
+    show_pairs(shown, found, about)
+    if found.kind == "share":
+        places = [plain(place) for place in found.share.partitions]
+        shared = ("topic", "partition", "start", "end", "lag", "leased", "expired")
+        show_rows(shown, places, shared, empty="no partition is read yet")
+        return
     members = [
         {
             "member": m.member,
@@ -51,6 +68,68 @@ def describe(
     places = [plain(place) for place in found.partitions]
     columns = ("topic", "partition", "member", "committed", "end", "lag")
     show_rows(shown, places, columns, empty="nothing committed")
+
+
+def _of_share(share: Any) -> dict[str, Any]:
+    settings = share.settings
+    return {
+        "leased": share.leased,
+        "retrying": f"{share.retrying} ({share.retrying_later} later)",
+        "dead": share.dead,
+        "max_attempts": settings.max_attempts,
+        "delays_s": ", ".join(f"{delay:g}" for delay in settings.delays_s),
+        "lease_s": f"{settings.lease_s:g}",
+        "max_age_s": "no limit" if settings.max_age_s is None else f"{settings.max_age_s:g}",
+        "dead_letters": settings.dead_letters,
+    }
+
+
+@app.command("set")
+@with_connection
+def set_settings(
+    connection: ConnectionOptions,
+    name: Annotated[str, typer.Argument(help="Name of the group.", show_default=False)],
+    max_attempts: Annotated[
+        int | None, typer.Option(help="A message that failed so often becomes a dead letter.")
+    ] = None,
+    delays_s: Annotated[
+        str | None,
+        typer.Option(
+            help="Pauses after the first failure, the second, ..., like 1,5,30; the last one stays."
+        ),
+    ] = None,
+    lease_s: Annotated[float | None, typer.Option(help="How long a message belongs to a consumer.")] = None,
+    max_age_s: Annotated[
+        str | None,
+        typer.Option(help="Failures so long after the first one make dead letters; 'none': no limit."),
+    ] = None,
+    dead_letters: Annotated[str | None, typer.Option(help="keep or drop.")] = None,
+    shown: Shown = Format.table,
+) -> None:
+    """Change settings of a group, and show all of them. They count from the next failure or lease on."""
+    given: dict[str, Any] = {
+        "max_attempts": max_attempts,
+        "delays_s": None
+        if delays_s is None
+        else [_seconds("--delays-s", one) for one in delays_s.split(",")],
+        "lease_s": lease_s,
+        "dead_letters": dead_letters,
+    }
+    settings = {name: value for name, value in given.items() if value is not None}
+    if max_age_s is not None:
+        settings["max_age_s"] = None if max_age_s == "none" else _seconds("--max-age-s", max_age_s)
+    with connection.joined() as cluster:
+        found = cluster.admin.set_group(name, **settings)
+    show_pairs(shown, found, plain(found))
+
+
+def _seconds(option: str, text: str) -> float:
+    from escrowmq.replication.errors import ConfigError
+
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigError(f"{option}: {text!r} is no number of seconds") from None
 
 
 @app.command()

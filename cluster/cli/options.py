@@ -24,6 +24,8 @@ P = ParamSpec("P")
 
 
 AUTO = "auto"
+#: Of --tag, in both commands that have it.
+TAG_HELP = "Tag: produce gives it to its messages, consume prints only messages with it (repeatable)."
 App = Annotated[str | None, typer.Option("--app", help="App that the transaction belongs to.")]
 
 

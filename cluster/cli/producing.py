@@ -19,7 +19,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from escrowmq.cluster.cli.options import ConnectionOptions, with_connection
+from escrowmq.cluster.cli.options import TAG_HELP, ConnectionOptions, with_connection
 from escrowmq.cluster.cli.output import show_pairs
 from escrowmq.cluster.cli.shown import Format, Shown
 
@@ -48,6 +48,7 @@ def produce(
     header: Annotated[
         list[str] | None, typer.Option(help="name=value, for every message; repeatable.")
     ] = None,
+    tag: Annotated[str | None, typer.Option(help=TAG_HELP)] = None,
     partition: Annotated[int | None, typer.Option(help="Partition, instead of the choice by key.")] = None,
     as_json: Annotated[
         bool,
@@ -66,15 +67,17 @@ def produce(
 ) -> None:
     """Send messages to a topic."""
     from escrowmq.replication.errors import ConfigError
+    from escrowmq.replication.message_headers import with_own
 
     if values and file:
         raise ConfigError("messages come from arguments or from --file; give only one of them")
-    if as_json and (key_separator is not None or key is not None or header or partition is not None):
+    if as_json and (key_separator is not None or key is not None or header or tag or partition is not None):
         raise ConfigError(
             "with --json, each line has its own key, headers and partition; "
-            "leave out --key, --key-separator, --header and --partition"
+            "leave out --key, --key-separator, --header, --tag and --partition"
         )
-    parse = _Parser(topic, key, key_separator, _headers(header or []), partition, as_json)
+    headers = _headers(header or []) if tag is None else with_own(_headers(header or []), tag, None)
+    parse = _Parser(topic, key, key_separator, headers, partition, as_json)
     with connection.joined() as cluster, cluster.producer(app) as producer:
         lines = [value.encode() for value in values] if values else _lines(file)
         messages = (parse(number, line) for number, line in enumerate(lines, start=1))

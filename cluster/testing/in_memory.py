@@ -18,6 +18,8 @@ from escrowmq.actors.consumer.config import ConsumerConfig
 from escrowmq.actors.consumer.consumer import Consumer
 from escrowmq.actors.producer.config import ProducerConfig
 from escrowmq.actors.producer.producer import Producer
+from escrowmq.actors.share_consumer.config import ShareConsumerConfig
+from escrowmq.actors.share_consumer.share_consumer import ShareConsumer
 from escrowmq.cluster.config import Config
 from escrowmq.cluster.handle import Cluster
 from escrowmq.cluster.testing.answering import StagedAnswerer, StagedFeedback
@@ -126,6 +128,16 @@ class InMemoryCluster(Cluster):
             info,
             **arguments,
             config=replace(config, fetch_linger_ms=0.0, fetch_wait_s=FETCH_WAIT_S),
+            calls=self._calls(),
+            background=self._stage,
+        )
+
+    def _new_share_consumer(self, info: ClusterInfo, **arguments: Any) -> ShareConsumer:
+        config: ShareConsumerConfig = arguments.pop("config")
+        return ShareConsumer(
+            info,
+            **arguments,
+            config=replace(config, ack_linger_ms=0.0, acquire_wait_s=FETCH_WAIT_S),
             calls=self._calls(),
             background=self._stage,
         )

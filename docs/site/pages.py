@@ -32,7 +32,7 @@ REFERENCE: dict[str, tuple[str, str, str]] = {
     "consumer": (
         "Consumers",
         "Read what is committed. [Guide](../guide.md#consumers).",
-        "Consumer AsyncConsumer ConsumerStatistics",
+        "Consumer AsyncConsumer ConsumerStatistics Replies Reply",
     ),
     "admin": ("Administration", "Topics, transactions, groups, replicas, nodes.", "Admin"),
     "values": (

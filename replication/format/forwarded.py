@@ -1,8 +1,8 @@
 """Rows that a leader writes into internal topics, and the headers that it adds to them.
 
 A copy of a message keeps its key, value, headers and transaction id. Reserved headers say where it comes from
-and why it is there; text in UTF-8. In a topic of users they mean nothing, whoever set them, but for
-``REPLY_TO``. Brokers decode rows only here: when a message has failed, or a reply is stored.
+and why it is there; text in UTF-8. In a topic of users they mean nothing, whoever set them, but for those of
+``message_headers``. Brokers decode rows only here: when a message has failed, or a reply is stored.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import msgspec
 
 from escrowmq.replication.format.codec import encode_fields
 from escrowmq.replication.format.packing import StoredRow
+from escrowmq.replication.message_headers import REPLY_TO, TAG
 
 #: Topic, partition, offset and timestamp of the message that was sent, with ``/`` in between.
 ORIGIN: Final = "escrowmq-origin"
@@ -31,9 +32,8 @@ UNDECODABLE: Final = "escrowmq-undecodable"
 #: Of a reply: what became of the message.
 OUTCOME: Final = "escrowmq-outcome"
 DONE, FAILED = "done", "failed"
-#: Set by the sender: the app that wants to hear what becomes of it.
-REPLY_TO: Final = "escrowmq-reply-to"
-
+#: What the sender has set stays: consumers also select retries by their tags.
+_SENDERS: Final = frozenset((REPLY_TO, TAG))
 _PREFIX: Final = "escrowmq-"
 #: Of bytes that are no rows, no more than this is kept.
 UNDECODABLE_BYTES_MAX: Final = 1 << 20
@@ -98,11 +98,12 @@ def decode_row(row: bytes) -> StoredRow | None:
 
 
 def with_headers(row: bytes, found: StoredRow | None, added: Mapping[str, str]) -> bytes:
-    """A row (``found``: as it was decoded) with these reserved headers, and no others but ``REPLY_TO``."""
+    """A row (``found``: as it was decoded) with these reserved headers, and of others those that its sender
+    has set: the reply address and the tag."""
     ours = {name: text.encode() for name, text in added.items()}
     if found is None:
         return encode_fields((None, row, {UNDECODABLE: b"1", **ours}, None))
-    theirs = {k: v for k, v in (found.headers or {}).items() if not k.startswith(_PREFIX) or k == REPLY_TO}
+    theirs = {k: v for k, v in (found.headers or {}).items() if not k.startswith(_PREFIX) or k in _SENDERS}
     if UNDECODABLE in (found.headers or ()):
         ours[UNDECODABLE] = b"1"
     fields: tuple[Any, ...] = (found.key, found.value, {**theirs, **ours}, found.tx_id)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from escrowmq.replication.calling.answers import FetchEnds, FoundOffsets, Reply, TopicNames
 from escrowmq.replication.errors import CorruptLog, DamagedEntry, DiskFailed, Unavailable
+from escrowmq.replication.format.share_settings import GroupSettings
 from escrowmq.replication.host.running import NOT_RUNNING, RunningReplica
 from escrowmq.replication.model import TopicInfo
 from escrowmq.replication.replica import fetching
@@ -164,8 +165,14 @@ class Reads:
         return {topic: dict(offsets.get(topic, {})) for topic in wanted}
 
     def group_names(self) -> list[str]:
-        """Groups that have committed offsets."""
-        return list(self._replica.state.group_offsets)
+        """Groups that have committed offsets or settings."""
+        state = self._replica.state
+        return list({**state.group_offsets, **state.shares.groups})
+
+    def group_settings(self, group: str) -> GroupSettings | None:
+        """Those of the group; None: none were ever set. From this replica's state, as ``group_offsets``."""
+        found = self._replica.state.shares.groups.get(group)
+        return None if found is None else found.settings
 
 
 def _named(state: StateMachine, names: Sequence[str]) -> list[TopicInfo]:

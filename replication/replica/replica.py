@@ -234,6 +234,7 @@ class Replica:
         if not self._leads:
             self._leads, self._retention = True, None
             self.share_desk.begin()
+            self.admission.shares.leases = self.share_desk.leases
             self.terms_led += 1
             self._next_retention_ms = now_ms + self.limits.retention_pause_ms
         self.share_desk.step(now_ms)

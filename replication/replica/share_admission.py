@@ -313,7 +313,7 @@ class ShareAdmission:
                 continue
             it = iter(ranges)
             for first, last in zip(it, it, strict=True):
-                if pair is not None and pair.has(last):
+                if pair is not None and pair.open_from(first)[0] > last:  # all of it
                     leases.settled(key, first, last)
                 else:
                     leases.unsettled(key, first, last)

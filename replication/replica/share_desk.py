@@ -90,10 +90,12 @@ class ShareDesk:
     # -------------------------------------------------------------- leadership
     def begin(self) -> None:
         """Leadership begins: whatever is not final is handed out again."""
-        self.leases = Leases()
+        self.leases, self._stirred = Leases(), True
 
     def resign(self) -> None:
-        """This replica does not lead, or is not ready: nobody is served."""
+        """This replica does not lead, or is not ready: nobody is served, and nothing is leased."""
+        if self.leases.in_use:
+            self.leases = Leases()
         if not self.waiting:
             return
         asks = [*self._asked, *self._wanting, *self._parked]
@@ -182,24 +184,12 @@ class ShareDesk:
                     self.leases.forget(pair)
 
     def applied(self, ops: Sequence[Op]) -> None:
-        """An entry was applied while this replica leads: what it made final is no longer leased. Without it
-        leases of final messages would run out by themselves, and count until then."""
+        """An entry was applied while this replica leads. If the group is created again, it begins anew."""
         for op in ops:
             if op.type == OpType.DELETE_GROUP:
                 for pair in self.leases.pairs():
                     if pair[0] == op.meta[0]:
                         self.leases.forget(pair)
-            elif op.type == OpType.SHARE_ACK and type(op.meta[3]) is not str:
-                group, topic, number, flat = op.meta[:4]
-                self._settled(group, topic, number, flat)
-
-    def _settled(self, group: str, topic: str, number: int, flat: Sequence[int]) -> None:
-        pair = self._pair(group, topic, number)
-        final = None if pair is None else self._final_of(pair)
-        if pair is not None and final is not None:
-            for first, last in zip(flat[::2], flat[1::2], strict=True):
-                if final.open_from(first)[0] > last:  # otherwise it was refused
-                    self.leases.settled(pair, first, last)
 
     # -------------------------------------------------------------- serving
     def _serve(self, ask: Ask, now_ms: int) -> None:
@@ -223,9 +213,12 @@ class ShareDesk:
             if final is None:
                 rows.append(HandedOut(*place, int(ResultCode.UNKNOWN_SHARE), partition.topic_id))
                 continue
+            pair = ask.group, partition.slot
+            if not self.leases.has_some(pair, final, partition.index.end):
+                continue
             reach = Reach(partition.index, bytes_left, at_least_one=left == ask.wanted)
             taken = self.leases.acquire(
-                (ask.group, partition.slot),
+                pair,
                 final,
                 partition.index.end,
                 ask.member,

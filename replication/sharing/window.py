@@ -180,8 +180,9 @@ class Window:
 
     # -------------------------------------------------------------- acks and nacks
     def settling(self, first: int, last: int) -> None:
-        """An ack or a nack of these is under way: whatever comes of it, they are not handed out meanwhile."""
-        first = max(first, self.start)
+        """An ack or a nack of these is under way: whatever comes of it, they are not handed out meanwhile.
+        What lies far beyond the cursor is not asked for so soon."""
+        first, last = max(first, self.start), min(last, self.cursor + HELD_MAX)
         for piece in drop(self.free, first, last):
             self._hold(Piece(piece.first, piece.last, piece.expiries, self._settling))
         if last >= self.cursor:

@@ -54,6 +54,8 @@ _ANSWERS = {method: (part, method) for part, methods in _PARTS.items() for metho
     "group_list": ("groups", "names"),
     "group_describe": ("groups", "describe"),
     "scheduled": ("scheduled", "messages"),
+    "share_places": ("share_reports", "places"),
+    "share_final": ("share_reports", "final"),
     "members": ("members", "members"),
     "client_link": ("client_link", "__call__"),
     "change_members": ("members", "change"),

@@ -191,6 +191,7 @@ SAMPLES: list[Any] = [
     consumer_groups.InstanceTaken("why"),
     consumer_groups.MembershipStale("why"),
     consumer_groups.GroupCallRefused("why"),
+    consumer_groups.GroupCallRefused("why", "share"),
     consumer_groups.TopicMissing("orders"),
     consumer_groups.TopicIsOther("orders"),
     consumer_groups.GroupLives(("m",)),

@@ -1,0 +1,344 @@
+"""Dead letters: listing them, sending them back to their group or to another topic, dropping them.
+
+The dead letters of a group are an internal topic with one partition in each broker group. Which of them are
+left is share state, like that of any topic that a group reads: one that was redriven or dropped is final. A
+broker copies a redriven letter into the group's topic of retries and makes it final with one entry of its
+log, so it is redriven once, however often that is asked for. Into another topic it is sent as a transaction
+whose id names its place; only then it is made final.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from heapq import merge
+from itertools import islice
+from typing import Any, NamedTuple
+
+from escrowmq.actors.admin.redirecting import Redirecting
+from escrowmq.actors.admin.share_types import DeadLetter, Redriven
+from escrowmq.actors.client.router import Router, result_of
+from escrowmq.actors.consumer.records import trim_runs
+from escrowmq.replication.calling.share_reports import FinalRanges
+from escrowmq.replication.errors import (
+    ConfigError,
+    EscrowMQError,
+    InvalidMessage,
+    Unavailable,
+    UnknownDeadLetter,
+    UnknownGroup,
+)
+from escrowmq.replication.format.codec import Row, decode_lazily
+from escrowmq.replication.format.forwarded import (
+    BY,
+    FIRST_FAILED,
+    REASON,
+    UNDECODABLE,
+    history,
+)
+from escrowmq.replication.format.internal_topics import dead_topic, owner_problem
+from escrowmq.replication.format.packing import PackedRows, UnsoundValue
+from escrowmq.replication.format.share_ops import BY_TABLE, nack, share_ack
+from escrowmq.replication.message_headers import REPLY_TO, TAG
+from escrowmq.replication.model import ResultCode
+
+#: Upper bound of ``limit``.
+LIST_MAX = 100_000
+#: Bytes of one fetch.
+FETCH_BYTES = 1 << 20
+#: Dead letters of one request: each is read, copied and written by a leader.
+AT_A_TIME = 500
+#: Requests of a redrive with a rate: so many a second, so that consumers see an even stream.
+STEPS_PER_S = 5
+RATE_MAX = 1_000_000
+OPERATOR_CHARS_MAX = 100
+#: Attempts of a request that found no room in an entry, and the pause between them.
+TRIES_MAX, RETRY_S = 100, 0.05
+
+#: Called with how many are done, and how many there are.
+Progress = Callable[[int, int], object]
+
+
+class Place(NamedTuple):
+    """Of a dead letter: partition (as the broker group that hosts it) and offset in the topic."""
+
+    partition: int
+    offset: int
+
+    @property
+    def id(self) -> str:
+        """As operators write it."""
+        return f"{self.partition}-{self.offset}"
+
+
+class DeadLetters:
+    """Those of all groups, through the leaders of all broker groups. Thread-safe."""
+
+    def __init__(
+        self, router: Router, timeout_s: float, *, pause: Callable[[float], None] = time.sleep
+    ) -> None:
+        self._router, self._timeout_s, self._pause = router, timeout_s, pause
+
+    # ------------------------------------------------------------ listing
+
+    def listed(self, group: str, limit: int, since_ms: int, reason: str | None) -> list[DeadLetter]:
+        """See :meth:`Admin.dead_letters`."""
+        if type(limit) is not int or not 1 <= limit <= LIST_MAX:
+            raise ConfigError(f"limit must be 1 to {LIST_MAX}, not {limit!r}")
+        left = self._left(group)
+        every = (self._of_partition(group, p, final) for p, final in left.items())
+        found = merge(*every, key=lambda letter: letter.died)
+        wanted = (
+            letter
+            for letter in found
+            if letter.died >= since_ms and (reason is None or reason in letter.reason)
+        )
+        return list(islice(wanted, limit))
+
+    def one(self, group: str, id: str) -> DeadLetter:
+        """The dead letter with this id. Raises UnknownDeadLetter if it is not there (any more)."""
+        place = _place(group, id)
+        final = self._left(group).get(place.partition)
+        if final is None or not final.start <= place.offset < final.end or final.has(place.offset):
+            raise UnknownDeadLetter(group, [id])
+        ranges = [(place.offset, place.offset + 1)]
+        return next(self._read(group, place.partition, ranges))
+
+    def _left(self, group: str) -> dict[int, FinalRanges]:
+        """For each partition of the group's topic, which of its dead letters are final. Raises UnknownGroup
+        if it has no such topic."""
+        if type(group) is not str:
+            raise ConfigError(f"a group's name is a str, not {group!r}")
+        if (problem := owner_problem("group", group)) is not None:
+            raise ConfigError(problem)
+        groups, topic = self._router.info.groups, dead_topic(group)
+        asked = [
+            self._router.leader_call(gid, "share_final", group, topic, gid, timeout_s=self._timeout_s)
+            for gid in range(groups)
+        ]
+        answers: list[FinalRanges | None] = [result_of(future, self._timeout_s) for future in asked]
+        found = {gid: answer for gid, answer in enumerate(answers) if answer is not None}
+        if not found:
+            raise UnknownGroup(group)
+        return found
+
+    def _of_partition(self, group: str, partition: int, final: FinalRanges) -> Iterator[DeadLetter]:
+        return self._read(group, partition, final.left())
+
+    def _read(self, group: str, partition: int, ranges: Iterable[tuple[int, int]]) -> Iterator[DeadLetter]:
+        topic = dead_topic(group)
+        for begin, end in ranges:
+            at = begin
+            while at < end:
+                runs, blob = self._fetched(partition, topic, at, end)
+                kept, rows = trim_runs(runs, memoryview(blob), at, end)
+                times = [ts_ms for _, count, ts_ms, _ in kept for _ in range(count)]
+                for row, problem in _rows(bytes(rows), len(times)):
+                    yield _letter(Place(partition, at), row, times[at - kept[0][0]], problem)
+                    at += 1
+
+    def _fetched(self, gid: int, topic: str, start: int, end: int) -> tuple[Any, bytes]:
+        """Runs and rows from ``start`` on, from the leader, which has all of them."""
+        for _ in range(TRIES_MAX):
+            leader = self._router.channels[gid].leader
+            if leader is not None:
+                asked = self._router.replica_call(
+                    gid, leader, "fetch", [(topic, gid, start, end)], FETCH_BYTES, 0.0
+                )
+                (answer,) = result_of(asked, self._timeout_s)
+                _, _, code, _, _, runs, blob = answer
+                if code == ResultCode.OK and runs:
+                    return runs, blob
+            self._pause(RETRY_S)
+            self._router.leader_call(gid, "whoami", timeout_s=self._timeout_s)
+        raise Unavailable(f"no leader of group {gid} serves {topic!r}", 1.0)
+
+    # ------------------------------------------------------------ redriving and dropping
+
+    def redrive(
+        self,
+        group: str,
+        ids: Sequence[str] | None,
+        to: Redirecting | None,
+        rate: float | None,
+        by: str,
+        progress: Progress,
+    ) -> Redriven:
+        """See :meth:`Admin.redrive`."""
+        if rate is not None and (type(rate) not in (int, float) or not 0 < rate <= RATE_MAX):
+            raise ConfigError(f"rate must be messages per second, up to {RATE_MAX}, not {rate!r}")
+        signed, left = _signed(by), self._left(group)
+        wanted, already = self._wanted(group, ids, left)
+        total = sum(map(len, wanted.values()))
+        progress(0, total)
+        done, unreadable, begun = 0, 0, self._router.clock()
+        for partition, offsets in _portions(wanted, rate):
+            topic_id, sent = left[partition].topic_id, len(offsets)
+            if to is None:
+                self._nacked(group, partition, offsets, signed, topic_id)
+            else:
+                sent = self._sent(group, partition, offsets, to, topic_id)
+            done, unreadable = done + sent, unreadable + len(offsets) - sent
+            progress(done + unreadable, total)
+            if rate is not None and done + unreadable < total:
+                self._pause(max(begun + done / rate - self._router.clock(), 0.0))
+        return Redriven(done, already, unreadable)
+
+    def _sent(
+        self, group: str, partition: int, offsets: Sequence[int], to: Redirecting, topic_id: int
+    ) -> int:
+        """Sends those that can be read to another topic; returns how many."""
+        sent: list[int] = []
+        for offset in offsets:
+            letter = next(self._read(group, partition, [(offset, offset + 1)]))
+            if letter.problem is None:
+                to.send(f"redrive:{group}:{topic_id}-{letter.id}", letter)
+                sent.append(offset)
+        if sent:
+            self._acked(group, partition, sent, topic_id)
+        return len(sent)
+
+    def drop(self, group: str, ids: Sequence[str] | None, by: str) -> int:
+        """See :meth:`Admin.drop_dead_letters`."""
+        _signed(by)
+        left = self._left(group)
+        wanted, _ = self._wanted(group, ids, left)
+        for partition, offsets in _portions(wanted, None):
+            self._acked(group, partition, offsets, left[partition].topic_id)
+        return sum(map(len, wanted.values()))
+
+    def _wanted(
+        self, group: str, ids: Sequence[str] | None, left: Mapping[int, FinalRanges]
+    ) -> tuple[dict[int, list[int]], int]:
+        """The offsets of each partition in order, and how many of those named are final already. Raises
+        UnknownDeadLetter if one was never there."""
+        if ids is None:
+            return {p: [n for span in final.left() for n in range(*span)] for p, final in left.items()}, 0
+        if isinstance(ids, str) or not isinstance(ids, Sequence):
+            raise ConfigError(f"ids must be a list of ids of dead letters, not {ids!r}")
+        places = {_place(group, id) for id in ids}
+        unknown = [p.id for p in places if p.partition not in left or p.offset >= left[p.partition].end]
+        if unknown:
+            raise UnknownDeadLetter(group, sorted(unknown))
+        wanted: dict[int, list[int]] = {}
+        for place in sorted(places):
+            if not left[place.partition].has(place.offset):
+                wanted.setdefault(place.partition, []).append(place.offset)
+        return wanted, len(places) - sum(map(len, wanted.values()))
+
+    def _nacked(self, group: str, partition: int, offsets: Sequence[int], signed: str, topic_id: int) -> None:
+        for _ in range(TRIES_MAX):
+            many = len(offsets)
+            request = nack(
+                group,
+                dead_topic(group),
+                partition,
+                offsets,
+                [BY_TABLE] * many,
+                [""] * many,
+                "",
+                signed,
+                topic_id,
+            )
+            code, told = self._submit(partition, request)
+            if code == ResultCode.OK:
+                return
+            if code != ResultCode.PARTIAL:
+                raise _refused(group, code, told)
+            problems = {at: (code, info) for at, code, info in told}
+            again = [at for at, (code, _) in problems.items() if code == ResultCode.RETRY]
+            if len(again) < len(problems):
+                code, info = next(found for found in problems.values() if found[0] != ResultCode.RETRY)
+                raise _refused(group, code, info)
+            offsets = [offsets[at] for at in sorted(again)]
+            self._pause(RETRY_S)
+        raise Unavailable(f"broker group {partition} has no room to redrive dead letters of {group!r}", 1.0)
+
+    def _acked(self, group: str, partition: int, offsets: Sequence[int], topic_id: int) -> None:
+        code, told = self._submit(
+            partition, share_ack(group, dead_topic(group), partition, _ranges(offsets), topic_id)
+        )
+        if code not in (ResultCode.OK, ResultCode.DUPLICATE):
+            raise _refused(group, code, told)
+
+    def _submit(self, gid: int, request: bytes) -> tuple[int, Any]:
+        (result,) = result_of(self._router.submit(gid, request, self._timeout_s), self._timeout_s)
+        return result[0], result[1] if len(result) > 1 else None
+
+
+def _signed(by: object) -> str:
+    if type(by) is not str or not 0 < len(by) <= OPERATOR_CHARS_MAX:
+        raise ConfigError(f"by must name who does it in 1 to {OPERATOR_CHARS_MAX} characters, not {by!r}")
+    return f"operator:{by}"
+
+
+def _place(group: str, id: object) -> Place:
+    partition, dash, offset = str(id).partition("-")
+    numbers = (partition, offset)
+    if (
+        type(id) is not str
+        or not dash
+        or not all(n.isascii() and n.isdecimal() and len(n) < 16 for n in numbers)
+    ):
+        raise InvalidMessage(f"the id of a dead letter of {group!r} is like 0-17, not {id!r:.80}")
+    return Place(int(partition), int(offset))
+
+
+def _portions(wanted: Mapping[int, Sequence[int]], rate: float | None) -> Iterator[tuple[int, Sequence[int]]]:
+    size = AT_A_TIME if rate is None else max(1, min(AT_A_TIME, int(rate / STEPS_PER_S)))
+    for partition, offsets in wanted.items():
+        for at in range(0, len(offsets), size):
+            yield partition, offsets[at : at + size]
+
+
+def _ranges(offsets: Sequence[int]) -> list[int]:
+    flat: list[int] = []
+    for offset in offsets:
+        if flat and flat[-1] == offset - 1:
+            flat[-1] = offset
+        else:
+            flat += [offset, offset]
+    return flat
+
+
+def _refused(group: str, code: int, info: object) -> EscrowMQError:
+    if code == ResultCode.OTHER_TOPIC:
+        return UnknownGroup(group)
+    return EscrowMQError(
+        f"the broker refused it for dead letters of {group!r}: {ResultCode(code).name} {info!r}"
+    )
+
+
+def _rows(blob: bytes, count: int) -> Iterator[tuple[Row, str | None]]:
+    """Each row, and why its value cannot be shown, or None."""
+    rows = decode_lazily(blob, count)
+    if not isinstance(rows, PackedRows):
+        yield from ((row, None) for row in rows)
+        return
+    for at, bare in enumerate(rows.without_values()):
+        try:
+            yield rows.unpacked(at, at + 1)[0], None
+        except UnsoundValue as error:
+            yield bare, error.reason
+
+
+def _letter(place: Place, row: Row, died: int, problem: str | None) -> DeadLetter:
+    key, value, headers, tx_id = row
+    told = headers or {}
+    past = history(told)
+    if UNDECODABLE in told:
+        problem = "the log has something else than a message there; the value is its bytes"
+    return DeadLetter(
+        id=place.id,
+        origin=past.origin,
+        attempts=past.attempt,
+        first_failed=past.first_failed_ms if FIRST_FAILED in told and past.first_failed_ms >= 0 else None,
+        died=died,
+        reason=told.get(REASON, b"").decode(errors="replace"),
+        by=told.get(BY, b"").decode(errors="replace"),
+        key=key,
+        value=value,
+        headers={k: v for k, v in told.items() if not k.startswith("escrowmq-") or k in (TAG, REPLY_TO)},
+        tx_id=tx_id,
+        problem=problem,
+    )

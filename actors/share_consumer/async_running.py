@@ -1,0 +1,110 @@
+"""Runs a handler in tasks of an event loop: acks what it has done, nacks what it could not, in time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from escrowmq.actors.share_consumer.arguments import reason_text
+from escrowmq.actors.share_consumer.core import ShareConsumerCore
+from escrowmq.actors.share_consumer.record import ShareRecord
+from escrowmq.replication.errors import Closed, EscrowMQError, RecordNotHeld
+
+log = logging.getLogger(__name__)
+
+#: How long it waits for messages before it looks whether it is to end.
+LOOK_S = 0.5
+
+
+class Polls(Protocol):
+    """The part of the asyncio interface that is needed here."""
+
+    async def poll(self, max_records: int, timeout_s: float) -> list[ShareRecord]: ...
+
+
+class AsyncRunner:
+    """See the module's text. One ``run``."""
+
+    def __init__(
+        self,
+        consumer: Polls,
+        core: ShareConsumerCore,
+        handler: Callable[[ShareRecord], Awaitable[object]],
+        tasks: int,
+        stop: asyncio.Event | None,
+    ) -> None:
+        self._consumer, self._core, self._handler = consumer, core, handler
+        self._tasks, self._stop = tasks, stop or asyncio.Event()
+        self._running: set[asyncio.Task[None]] = set()
+        core.prefetch = max(core.prefetch, 2 * tasks)
+
+    async def run(self) -> None:
+        """See :meth:`AsyncShareConsumer.run`."""
+        self._core.check_open()
+        try:
+            await self._dispatch()
+        except asyncio.CancelledError:
+            for task in self._running:
+                task.cancel()
+            raise
+        finally:
+            if self._running:
+                await asyncio.wait(self._running)
+        if not self._core.closed:
+            await asyncio.to_thread(self._core.flush, self._core.config.call_timeout_s)
+
+    async def _dispatch(self) -> None:
+        while not self._stop.is_set():
+            free = self._tasks - len(self._running)
+            if not free:
+                await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
+                continue
+            try:
+                records = await self._consumer.poll(free, LOOK_S)
+            except Closed:
+                return
+            except EscrowMQError as error:
+                if not hasattr(error, "retry_after_s"):
+                    raise
+                log.warning("no messages: %s", error)
+                await asyncio.sleep(LOOK_S)
+                continue
+            for record in records:
+                task = asyncio.create_task(self._handle(record))
+                self._running.add(task)
+                task.add_done_callback(self._running.discard)
+
+    async def _handle(self, record: ShareRecord) -> None:
+        patience_s = self._core.config.lease_extend_max_s
+        limit = asyncio.timeout(patience_s)
+        try:
+            async with limit:
+                await self._handler(record)
+        except asyncio.CancelledError:
+            await asyncio.shield(self._say(record, self._core.release))
+            raise
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            if limit.expired():
+                reason = f"the handler did not return within {patience_s:g} s"
+            log.info("the handler failed at %s/%d, offset %d", *_place(record), exc_info=error)
+            await self._say(record, self._core.nack, None, reason_text(reason))
+        else:
+            try:
+                self._core.ack(record)
+            except (RecordNotHeld, Closed):  # settled by the handler itself; or it comes again
+                pass
+
+    async def _say(self, record: ShareRecord, what: Callable[..., None], *about: object) -> None:
+        try:
+            await asyncio.to_thread(what, record, *about)
+        except (RecordNotHeld, Closed):
+            pass
+        except EscrowMQError as error:  # the lease ends, and the message comes again
+            log.warning("%s/%d, offset %d, could not be settled: %s", *_place(record), error)
+
+
+def _place(record: ShareRecord) -> tuple[str, int, int]:
+    return record.topic, record.partition, record.offset

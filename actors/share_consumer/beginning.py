@@ -1,0 +1,97 @@
+"""Before a share consumer can ask for messages: the group's kind, its internal topics, and where it begins.
+
+All of it exists after the first consumer of a group, so it is asked first and written only where it is
+missing. Every step may be repeated, also by several consumers at once. Blocking calls, each bounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from escrowmq.actors.client.catalog import TopicCatalog
+from escrowmq.actors.client.router import Router, result_of
+from escrowmq.actors.client.share_groups import create_internal_topic, set_group
+from escrowmq.actors.share_consumer.results import outcome
+from escrowmq.replication.errors import (
+    EscrowMQError,
+    GroupKindMismatch,
+    Overloaded,
+    TopicRecreated,
+    UnknownTopic,
+)
+from escrowmq.replication.format.internal_topics import dead_topic, retry_topic
+from escrowmq.replication.format.share_ops import share_create
+from escrowmq.replication.format.share_settings import SHARE, GroupSettings
+from escrowmq.replication.model import ResultCode
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """``topics``: broker group -> the topics of which it has partitions."""
+
+    settings: GroupSettings
+    topics: Mapping[int, Sequence[str]]
+
+
+def begin(router: Router, group: str, topics: Sequence[str], create: str, timeout_s: float) -> Begun:
+    """Makes everything that the group needs. ``create``: "earliest" or "latest", where it begins in
+    partitions that it has never read.
+
+    Raises UnknownTopic, GroupKindMismatch, NotSupported (below format level 9), Overloaded, Unavailable.
+    """
+
+    def submit(gid: int, operation: bytes) -> tuple[int, Any]:
+        return outcome(result_of(router.submit(gid, operation, timeout_s), timeout_s)[0])
+
+    catalog = TopicCatalog(router, timeout_s, clock=router.clock)
+    names = tuple(dict.fromkeys(topics))
+    catalog.learn(names)
+    by_group: dict[int, dict[str, list[int]]] = {}
+    for topic in names:
+        for partition in range(catalog.partitions(topic)):
+            gid = router.places.group_of(topic, partition)
+            by_group.setdefault(gid, {}).setdefault(topic, []).append(partition)
+    # From here on something is written: a misspelt topic has no effect.
+    settings = of_kind(submit, router, group, SHARE)
+    make_internal_topics(submit, router, catalog, group)
+    for gid, found in by_group.items():
+        places = [(topic, partition) for topic, partitions in found.items() for partition in partitions]
+        ids = router.places.id_of
+        request = b"".join(share_create(group, *place, create, ids(place[0])) for place in places)
+        results = result_of(router.submit(gid, request, timeout_s), timeout_s)
+        for (topic, _), result in zip(places, results, strict=True):
+            _check_begun(group, topic, *outcome(result))
+    # A broker group without partitions of the topics has no retries of them either.
+    return Begun(settings, {gid: sorted(found) for gid, found in by_group.items()})
+
+
+def of_kind(submit: Any, router: Router, group: str, kind: str) -> GroupSettings:
+    """Decides the group's kind, if nobody has. Raises GroupKindMismatch."""
+    groups = router.info.groups
+    settings = set_group(submit, groups, group, {})
+    return settings if settings.kind == kind else set_group(submit, groups, group, {"kind": kind})
+
+
+def make_internal_topics(submit: Any, router: Router, catalog: TopicCatalog, group: str) -> None:
+    """Creates the group's topics of retries and of dead letters, unless they exist."""
+    internal = retry_topic(group), dead_topic(group)
+    catalog.learn(internal)
+    for topic in internal:
+        if catalog.known(topic) is None:
+            create_internal_topic(submit, router.info.groups, topic)
+
+
+def _check_begun(group: str, topic: str, code: int, info: Any) -> None:
+    if code in (ResultCode.OK, ResultCode.DUPLICATE):
+        return
+    if code == ResultCode.GROUP_KIND:
+        raise GroupKindMismatch(group, str(info))
+    if code == ResultCode.OTHER_TOPIC:
+        raise TopicRecreated(topic)
+    if code in (ResultCode.UNKNOWN_TOPIC, ResultCode.BAD_PARTITION):
+        raise UnknownTopic(topic)
+    if code == ResultCode.TOO_MANY_SHARES:
+        raise Overloaded(f"share groups already read {info} partitions of a broker group, its limit", 1.0)
+    raise EscrowMQError(f"group {group!r} cannot read {topic!r}: {ResultCode(code).name} {info!r}")

@@ -1,0 +1,277 @@
+"""The implementation of a share consumer, behind its two interfaces (share_consumer, async_share_consumer).
+
+The core checks arguments, begins the group, hands out records, and takes what the application says of them.
+Everything that goes on meanwhile is in session.py, in the router's thread. All state that it shares with the
+application's threads is guarded by one condition, which also wakes ``poll``.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+from collections.abc import Sequence
+
+from escrowmq.actors.client.background import Background, Threads
+from escrowmq.actors.client.forking import FORKED, tell_after_fork
+from escrowmq.actors.client.observable import ObservableCondition
+from escrowmq.actors.client.replica_calls import ReplicaCalls
+from escrowmq.actors.client.router import Router, over_ray
+from escrowmq.actors.client.topology import ClusterInfo
+from escrowmq.actors.client.values import Deserializer, deserializer_of
+from escrowmq.actors.consumer.arguments import check_topics
+from escrowmq.actors.share_consumer import arguments as args
+from escrowmq.actors.share_consumer.beginning import begin
+from escrowmq.actors.share_consumer.config import ShareConsumerConfig
+from escrowmq.actors.share_consumer.in_hand import InHand, Unreadable
+from escrowmq.actors.share_consumer.record import ShareRecord
+from escrowmq.actors.share_consumer.session import ShareSession
+from escrowmq.actors.share_consumer.settling import Settling
+from escrowmq.actors.share_consumer.statistics import ShareConsumerStatistics, ShareCounted
+from escrowmq.replication.errors import Closed, ConfigError, EscrowMQError, Unavailable, UnknownTopic
+from escrowmq.replication.format.share_ops import BY_TABLE, REJECT
+from escrowmq.replication.model import ConsumerRecord
+
+log = logging.getLogger(__name__)
+
+#: Name of the router's thread.
+THREAD = "escrowmq-share-consumer"
+#: Who says that a message could not be handled, as its copy tells.
+BY_CONSUMER, BY_CLIENT = "consumer", "client"
+
+
+class ShareConsumerCore:
+    """The parts of one share consumer."""
+
+    def __init__(
+        self,
+        info: ClusterInfo,
+        *,
+        group: str,
+        topics: Sequence[str],
+        config: ShareConsumerConfig | None = None,
+        calls: ReplicaCalls | None = None,
+        background: Background | None = None,
+        value_deserializer: Deserializer | None = None,
+    ) -> None:
+        """See :class:`ShareConsumer`."""
+        deserialize = deserializer_of(value_deserializer)
+        self.group, self.config = args.check_group(group), config or ShareConsumerConfig()
+        check_topics(topics)
+        if not topics:
+            raise ConfigError("topics names at least one topic: a share group reads what it names")
+        args.check_not_internal(topics)
+        self.member = secrets.token_hex(16)
+        #: Messages to have ahead of ``poll``.
+        self.prefetch = self.config.prefetch_records
+        self.background = background = background or Threads()
+        self.clock, self.condition = background.clock, background.condition()
+        self.closed, self._why = False, "this share consumer was closed; create a new one"
+        tell_after_fork(self)
+        self._counted = ShareCounted()
+        self._in_hand = InHand(self.config.lease_extend_max_s, deserialize)
+        self.router = Router(
+            info, self.config.channel, calls or over_ray(info), name=THREAD, background=background
+        )
+        try:
+            begun = begin(
+                self.router, group, topics, self.config.auto_offset_reset, self.config.call_timeout_s
+            )
+        except BaseException:
+            self.closed = True
+            self.router.close()
+            raise
+        self.settling = Settling(
+            self.router,
+            group,
+            self.member,
+            self._in_hand,
+            self.condition,
+            self._counted,
+            self.config.call_timeout_s,
+            self.pause,
+        )
+        idle_s = self.config.lease_s or begun.settings.lease_ms / 1000
+        self._session = ShareSession(
+            group,
+            self.member,
+            begun.topics,
+            idle_s,
+            self.config,
+            self.router,
+            self.condition,
+            self._in_hand,
+            self._counted,
+        )
+        self.router.attach(self._session)
+
+    def check_open(self) -> None:
+        """Raises Closed after ``close``."""
+        if self.closed:
+            raise Closed(self._why)
+
+    def pause(self, seconds: float) -> None:
+        """Waits, by the clock that everything here goes by."""
+        until = self.clock() + seconds
+        with self.condition:
+            while (left_s := until - self.clock()) > 0:
+                self.condition.wait(left_s)
+
+    # ------------------------------------------------------------ poll
+
+    def poll(self, max_records: int, timeout_s: float) -> list[ShareRecord]:
+        """See :meth:`ShareConsumer.poll`; the caller has checked the arguments."""
+        deadline = self.clock() + timeout_s
+        with self.condition:
+            while True:
+                records, unreadable = self.take(max_records)
+                now = self.clock()
+                if records or now >= deadline:
+                    break
+                if not unreadable:
+                    self.condition.wait(deadline - now)
+        self.done_with(unreadable)
+        if not records:
+            self.raise_trouble()
+        return records
+
+    def take(self, max_records: int) -> tuple[list[ShareRecord], list[Unreadable]]:
+        """What is available now; if nothing is, so many are asked for. The caller passes what is unreadable
+        to ``done_with``, without the lock."""
+        with self.condition:
+            self.check_open()
+            session, now = self._session, self.clock()
+            if session.failure is not None:
+                raise EscrowMQError(f"this share consumer failed ({session.failure!r}); close it") from (
+                    session.failure
+                )
+            records, unreadable = self._in_hand.take(max_records, now)
+            session.polled_at = now
+            session.target = (0 if records else max_records) + self.prefetch
+            self._counted.records += len(records)
+            if session.asking.may_ask(now, self._in_hand.buffered, session.target):
+                self.router.wakeup.set()
+            return records, unreadable
+
+    def done_with(self, unreadable: Sequence[Unreadable]) -> None:
+        """Nacks messages that cannot be handed out, so that others are not held up, and they end as dead
+        letters if they stay unreadable."""
+        for batch, offset, reason in unreadable:
+            with self.condition:
+                self._in_hand.settled(batch, offset)
+            try:
+                self.settling.nack_in(batch, offset, BY_TABLE, args.reason_text(reason), BY_CLIENT)
+            except EscrowMQError as error:  # its lease ends, and it comes again
+                log.warning("an unreadable message could not be nacked: %s", error)
+
+    def raise_trouble(self) -> None:
+        """Raises an error if nothing came for longer than a fail-over explains, or nothing can come."""
+        with self.condition:
+            for topic in sorted(self._session.gone):
+                raise UnknownTopic(topic, gone=True)
+            trouble = self._session.asking.trouble(self.clock(), self.config.call_timeout_s)
+        if trouble is not None:
+            raise type(trouble)(*trouble.args)
+
+    # ------------------------------------------------------------ settling
+
+    def ack(self, record: ConsumerRecord) -> None:
+        """See :meth:`ShareConsumer.ack`."""
+        with self.condition:
+            self.check_open()
+            batch = self._in_hand.find(record)
+            self._in_hand.settled(batch, record.offset)
+            if self._session.gathering.add(batch.gid, batch.place, record.offset, self.clock()):
+                self.router.wakeup.set()
+
+    def nack(self, record: ConsumerRecord, delay_s: float | None, reason: str) -> None:
+        """See :meth:`ShareConsumer.nack`."""
+        delay_ms, text = args.delay_ms(delay_s), args.reason_text(reason)
+        self.check_open()
+        self.settling.nack(record, delay_ms, text, BY_CONSUMER)
+
+    def reject(self, record: ConsumerRecord, reason: str) -> None:
+        """See :meth:`ShareConsumer.reject`."""
+        text = args.reason_text(reason)
+        self.check_open()
+        self.settling.nack(record, REJECT, text, BY_CONSUMER)
+
+    def release(self, record: ConsumerRecord) -> None:
+        """See :meth:`ShareConsumer.release`."""
+        self.check_open()
+        self.settling.release(record)
+
+    def extend(self, record: ConsumerRecord, lease_s: float) -> None:
+        """See :meth:`ShareConsumer.extend`."""
+        seconds = args.check_lease(lease_s)
+        self.check_open()
+        self.settling.extend(record, seconds)
+
+    def flush(self, timeout_s: float) -> None:
+        """See :meth:`ShareConsumer.flush`."""
+        session, deadline = self._session, self.clock() + timeout_s
+        with self.condition:
+            session.gathering.hurry(self.clock())
+            self.router.wakeup.set()
+        with self.condition:
+            while session.acks_unconfirmed and session.failure is None and not session.ended:
+                left_s = deadline - self.clock()
+                if left_s <= 0:
+                    why = "" if session.ack_delayed is None else f" ({session.ack_delayed})"
+                    raise Unavailable(f"{len(session.gathering)} or more acks are not confirmed{why}", 1.0)
+                self.condition.wait(left_s)
+            error = session.ack_given_up
+            session.ack_delayed = session.ack_given_up = None
+        if error is not None:
+            raise type(error)(*error.args)
+
+    def statistics(self) -> ShareConsumerStatistics:
+        """See :meth:`ShareConsumer.statistics`."""
+        with self.condition:
+            counted, held = self._counted, self._in_hand
+            p50, p99 = counted.ack_latencies.quantiles(self.clock(), 0.5, 0.99)
+            return ShareConsumerStatistics(
+                group=self.group,
+                member=self.member,
+                records=counted.records,
+                bytes=counted.bytes,
+                acquires=counted.acquires,
+                acked=counted.acked,
+                acks_failed=counted.acks_failed,
+                nacked=counted.nacked,
+                rejected=counted.rejected,
+                released=counted.released,
+                leases_lost=held.leases_lost,
+                extensions=counted.extensions,
+                buffered=held.buffered,
+                held=len(held),
+                acks_waiting=len(self._session.gathering),
+                ack_p50_s=p50,
+                ack_p99_s=p99,
+            )
+
+    # ------------------------------------------------------------ the end
+
+    def forked(self) -> None:
+        """See :class:`~escrowmq.actors.client.forking.Forkable`."""
+        self.condition = ObservableCondition(threading.Lock())
+        self.closed, self._why = True, f"this share consumer cannot be used: {FORKED}"
+
+    def close(self) -> None:
+        """Gives back what was not handed out, waits for acks, and stops. Idempotent. Raises Unavailable if
+        acks were not confirmed, after everything is closed."""
+        with self.condition:
+            if self.closed:
+                return
+            self.closed = True
+            self.condition.notify_all()
+            self._session.target, self._session.stopping = 0, True
+        self.router.post(self._give_back)
+        try:
+            self.flush(self.config.call_timeout_s)
+        finally:
+            self.router.close()  # closes the calls, too
+
+    def _give_back(self) -> None:
+        with self.condition:
+            self._session.give_back()

@@ -1,0 +1,297 @@
+"""What a share consumer does in the background: asks for messages, extends leases, sends acks.
+
+It is a source of the client's router, which calls ``pump`` in every turn and brings answers to it, so all of
+it happens in one thread. The application's threads share its state under the consumer's condition. Requests
+go through the router's channels, which follow leaders and repeat what got no answer.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from escrowmq.actors.client.channel import Request
+from escrowmq.actors.client.failures import Failure
+from escrowmq.actors.client.router import Router
+from escrowmq.actors.share_consumer.acquired import Acquired
+from escrowmq.actors.share_consumer.asking import FAILED_PAUSE_S, AskedGroup, Asking
+from escrowmq.actors.share_consumer.config import ShareConsumerConfig
+from escrowmq.actors.share_consumer.gathering import Gathering, Ranges
+from escrowmq.actors.share_consumer.in_hand import Batch, InHand, PlaceOfBatch
+from escrowmq.actors.share_consumer.ranges import flat, merged, pairs, ranges_of
+from escrowmq.actors.share_consumer.results import outcome
+from escrowmq.actors.share_consumer.statistics import ShareCounted
+from escrowmq.replication.calling.share_answers import AcquiredRow, Place
+from escrowmq.replication.errors import (
+    CorruptLog,
+    EscrowMQError,
+    OutcomeUnknown,
+    Overloaded,
+    Unavailable,
+    UnknownTopic,
+)
+from escrowmq.replication.format.share_ops import EARLIEST, share_ack, share_create
+from escrowmq.replication.model import ResultCode
+
+log = logging.getLogger(__name__)
+
+#: Requests with acks under way to one broker group. With more of them than this the leader is the bottleneck,
+#: and larger requests are cheaper for it.
+ACKS_UNDER_WAY_MAX = 4
+#: Pause before acks without an answer are sent again, beyond the channel's own attempts.
+ACK_AGAIN_S = 0.5
+
+#: Messages of one call, the broker's limit.
+ASKED_MAX = 10_000
+
+#: Takes an answer, or the error in its place, and when the call was made.
+Done = Callable[[Any, float], None]
+
+
+class ShareSession:
+    """See the module's text. ``pump`` and answers: in the router's thread. The rest: under the condition."""
+
+    def __init__(
+        self,
+        group: str,
+        member: str,
+        topics: Mapping[int, Sequence[str]],
+        idle_s: float,
+        config: ShareConsumerConfig,
+        router: Router,
+        condition: threading.Condition,
+        in_hand: InHand,
+        counted: ShareCounted,
+    ) -> None:
+        """``topics``: broker group -> the topics that it has partitions of. ``idle_s``: an application that
+        has not polled for so long gets nothing in advance."""
+        self._group, self._member, self._topics, self._idle_s = group, member, topics, idle_s
+        self._config, self._router, self._condition = config, router, condition
+        self._in_hand, self._counted = in_hand, counted
+        self.gathering = Gathering(config.ack_linger_ms / 1000, config.ack_records)
+        self.asking = Asking(topics, config.groups_at_a_time, config.acquire_wait_s)
+        #: Messages that the application waits for, and those to have ahead. 0: it does not poll.
+        self.target, self.polled_at = 0, router.clock()
+        self._acks_under_way = dict.fromkeys(topics, 0)
+        #: Why acks were put back, and why acks were given up, the last time, since the application asked.
+        self.ack_delayed: EscrowMQError | None = None
+        self.ack_given_up: EscrowMQError | None = None
+        #: Topics that a broker does not know any more.
+        self.gone: set[str] = set()
+        #: A bug that ended the work. Kept to be raised: otherwise the topics would just look empty.
+        self.failure: Exception | None = None
+        #: Nothing more is asked for; and nothing at all is sent any more.
+        self.stopping = self.ended = False
+
+    @property
+    def acks_unconfirmed(self) -> bool:
+        """Whether some acks have no answer yet."""
+        return bool(self.gathering) or any(self._acks_under_way.values())
+
+    # ------------------------------------------------------------ the router's side
+
+    def pump(self, now: float) -> float:
+        """See ``Source``."""
+        with self._condition:
+            if self.failure is None:
+                try:
+                    return self._pump(now)
+                except Exception as error:
+                    self._failed(error)
+            return float("inf")
+
+    def waited_for(self) -> bool:
+        """See ``Waited``."""
+        return self.acks_unconfirmed
+
+    def stopped(self, detail: str) -> None:
+        """See ``Source``."""
+        with self._condition:
+            self.stopping = self.ended = True
+            self._condition.notify_all()
+
+    def _failed(self, error: Exception) -> None:
+        log.error("a share consumer failed; close it", exc_info=error)
+        self.failure = error
+        self._condition.notify_all()
+
+    def _pump(self, now: float) -> float:
+        full = {gid for gid, under_way in self._acks_under_way.items() if under_way >= ACKS_UNDER_WAY_MAX}
+        for gid in self.gathering.due(now):
+            if gid not in full:
+                self._send_acks(gid)
+        buffered = self._in_hand.buffered
+        if (self.target or buffered) and self._is_idle(now):
+            self.target = 0  # the application is busy, or hangs: others have time for what lies here
+            self.give_back()
+        alike: dict[tuple[int, float], list[Batch]] = {}
+        for batch in self._in_hand.tend(now):
+            alike.setdefault((batch.gid, batch.lease_s), []).append(batch)
+        for (gid, lease_s), batches in alike.items():
+            self._extend(gid, batches, lease_s)
+        if not self.stopping:
+            for asked in self.asking.next(now, self._in_hand.buffered, self.target):
+                self._ask(asked)
+        wake = min(self._in_hand.next_tend(), self.asking.next_ask(now), self.gathering.next_due(full))
+        return min(wake, self.polled_at + self._idle_s) if self.target or self._in_hand.buffered else wake
+
+    def _is_idle(self, now: float) -> bool:
+        return now - self.polled_at >= self._idle_s
+
+    def _call(
+        self,
+        gid: int,
+        method: str,
+        args: tuple[Any, ...],
+        done: Done,
+        *,
+        wait_s: float = 0.0,
+        awaited: bool = False,
+    ) -> None:
+        """``awaited``: somebody may wait for the answer, so the clock of a cluster in memory moves for it."""
+        now = self._router.clock()
+
+        def ended(answer: Any, maybe_done: bool) -> None:
+            if isinstance(answer, Failure):
+                answer = answer.error(f"{method} at group {gid}")
+            with self._condition:
+                try:
+                    done(answer, now)
+                except Exception as error:
+                    self._failed(error)
+                self._condition.notify_all()
+
+        deadline = now + self._config.call_timeout_s + wait_s
+        request = Request(method, args, deadline, ended, windowed=False, patience_s=wait_s, awaited=awaited)
+        self._router.channels[gid].submit(request, now)
+
+    # ------------------------------------------------------------ messages
+
+    def _ask(self, asked: AskedGroup) -> None:
+        wait_s, bytes_max = self.asking.wait_s, self._config.acquire_bytes
+        about = self._topics[asked.gid], min(asked.asked, ASKED_MAX), bytes_max, self._config.lease_s, wait_s
+        args = self._group, self._member, *about
+        self._call(asked.gid, "share_acquire", args, partial(self._acquired, asked), wait_s=wait_s)
+
+    def _acquired(self, asked: AskedGroup, answer: Any, asked_at: float) -> None:
+        now = self._router.clock()
+        self._counted.acquires += 1
+        if isinstance(answer, EscrowMQError):
+            self.asking.failed(asked, answer, now, asked_at)
+            return
+        _, rows, lease_s, again_s = answer
+        self.gone.difference_update(self._topics[asked.gid])
+        for row in map(AcquiredRow._make, rows):
+            if row.code == ResultCode.OK:
+                try:
+                    content = Acquired(row)
+                except CorruptLog as error:  # the leases run out, and another replica may lead by then
+                    self.asking.failed(asked, error, now, asked_at)
+                    return
+                self._counted.bytes += content.size
+                self._in_hand.add(asked.gid, content, now, lease_s)
+            else:
+                again_s = max(again_s, FAILED_PAUSE_S)
+                self._not_there(asked.gid, row)
+        self.asking.answered(asked, again_s, now)
+        if self.stopping or self._is_idle(now):
+            self.give_back()
+
+    def _not_there(self, gid: int, row: AcquiredRow) -> None:
+        if row.code == ResultCode.UNKNOWN_SHARE:
+            # A partition or a topic that is younger than this consumer: nothing of it was read yet.
+            begin = share_create(self._group, row.topic, row.partition, EARLIEST, row.topic_id)
+            self._call(gid, "submit", (begin,), _ignore)
+        else:
+            self.gone.add(row.topic)
+
+    # ------------------------------------------------------------ leases
+
+    def _extend(self, gid: int, batches: list[Batch], lease_s: float) -> None:
+        places = _joined((batch.place, ranges_of(batch.tended)) for batch in batches)
+        args = self._group, self._member, places, lease_s
+        self._call(gid, "share_extend", args, partial(self._extended, batches))
+
+    def _extended(self, batches: list[Batch], answer: Any, asked_at: float) -> None:
+        if isinstance(answer, EscrowMQError):
+            for batch in batches:
+                self._in_hand.not_extended(batch, self._router.clock())
+            return
+        self._counted.extensions += 1
+        lost = {(topic, partition): list(pairs(ranges)) for topic, partition, ranges in answer[1]}
+        for batch in batches:
+            refused = [
+                offset
+                for first, last in lost.get(batch.place[:2], ())
+                for offset in batch.tended
+                if first <= offset <= last
+            ]
+            self._in_hand.extended(batch, refused, asked_at)
+
+    def give_back(self) -> None:
+        """Release what lies in the buffer."""
+        by_group: dict[int, list[tuple[PlaceOfBatch, Ranges]]] = {}
+        for batch, offsets in self._in_hand.give_back():
+            by_group.setdefault(batch.gid, []).append((batch.place, ranges_of(offsets)))
+            self._counted.released += len(offsets)
+        for gid, given in by_group.items():
+            self._call(gid, "share_release", (self._group, self._member, _joined(given)), _ignore)
+
+    # ------------------------------------------------------------ acks
+
+    def _send_acks(self, gid: int) -> None:
+        acks = self.gathering.take(gid)
+        request = b"".join(
+            share_ack(self._group, topic, partition, flat(ranges), topic_id)
+            for (topic, partition, topic_id), ranges in acks.items()
+        )
+        self._acks_under_way[gid] += 1
+        self._call(gid, "submit", (request,), partial(self._acked, gid, acks), awaited=True)
+
+    def _acked(self, gid: int, acks: Mapping[PlaceOfBatch, Ranges], answer: Any, asked_at: float) -> None:
+        now = self._router.clock()
+        self._acks_under_way[gid] -= 1
+        failed = answer if isinstance(answer, EscrowMQError) else None
+        if failed is None:
+            self._counted.ack_latencies.observe(now - asked_at, now)
+        for at, (place, ranges) in enumerate(acks.items()):
+            count = sum(last - first + 1 for first, last in ranges)
+            error = failed or _why_not_acked(place, *outcome(answer[1][at]))
+            if error is None:
+                self._counted.acked += count
+                continue
+            # An ack counts whenever it comes, so it is worth every attempt.
+            if isinstance(error, Unavailable | Overloaded | OutcomeUnknown) and not self.ended:
+                self.ack_delayed = error
+                self.gathering.put_back(gid, place, ranges, now + ACK_AGAIN_S)
+            else:
+                self.ack_given_up = error
+                self._counted.acks_failed += count
+
+
+def _why_not_acked(place: PlaceOfBatch, code: int, info: Any) -> EscrowMQError | None:
+    topic, partition, _ = place
+    if code in (ResultCode.OK, ResultCode.DUPLICATE):
+        return None
+    if code in (ResultCode.UNKNOWN_TOPIC, ResultCode.BAD_PARTITION, ResultCode.OTHER_TOPIC):
+        return UnknownTopic(topic, gone=True)
+    if code == ResultCode.TOO_MANY_SHARES:
+        return Overloaded(f"a broker group keeps no more than {info} ranges of acks out of order", 1.0)
+    if code == ResultCode.RETRY:
+        return Unavailable("the request was refused together with others", 0.1)
+    return EscrowMQError(f"an ack of {topic}/{partition} was refused: {ResultCode(code).name} {info!r}")
+
+
+def _joined(parts: Iterable[tuple[PlaceOfBatch, Ranges]]) -> list[Place]:
+    """One entry for each partition, with sorted ranges."""
+    by_place: dict[tuple[str, int], Ranges] = {}
+    for (topic, partition, _), ranges in parts:
+        by_place.setdefault((topic, partition), []).extend(ranges)
+    return [(topic, partition, flat(merged(ranges))) for (topic, partition), ranges in by_place.items()]
+
+
+def _ignore(answer: Any, asked_at: float) -> None:
+    """What was not given back comes back when its lease ends."""

@@ -1,0 +1,318 @@
+"""Leases and what is final, together: one replica that leads, and is asked by share consumers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, rule
+
+from escrowmq.replication.format import ops, share_ops
+from escrowmq.replication.format.codec import decode_rows, encode_row
+from escrowmq.replication.model import ResultCode
+from escrowmq.replication.replica.handing_out import HandedOut
+from escrowmq.replication.replica.share_desk import ASKS_MAX, Ask
+from tests.support.single import Single
+
+RETRY, DEAD = "__retry.g", "__dead.g"
+ME, OTHER = "aa" * 16, "bb" * 16
+LEASE_MS = 1_000
+#: Timers run ten times a second.
+TICK_MS = 100
+
+
+class Desk(Single):
+    """A share group ``g`` over the partitions of ``t``, which has its internal topics."""
+
+    def begin(self, partitions: int = 1, **group: int | str | list[int]) -> None:
+        self.to_highest_level()
+        self.topic(partitions=partitions)
+        self.now_ms = 2_000_000
+        for name in (RETRY, DEAD):
+            self.submit(ops.create_topic(name, {"partitions": 1}, 0, 0))
+        self.submit(share_ops.group_settings("g", {"delays_ms": [100], **group}))
+        for number in range(partitions):
+            self.submit(share_ops.share_create("g", "t", number, share_ops.EARLIEST, self.id_of("t")))
+
+    def id_of(self, topic: str) -> int:
+        return self.state.topics.topics[topic].info.topic_id
+
+    def put(self, *values: str, partition: int = 0) -> None:
+        """Each in an entry of its own, so that they are handed out one by one."""
+        for value in values:
+            self.submit(
+                ops.message("t", partition, "p", 0, -1, [encode_row(None, value.encode(), None, None)])
+            )
+        self.send()
+
+    def ask(
+        self, member: str = ME, wanted: int = 100, *, topics: Sequence[str] = ("t",), wait_ms: int = 0
+    ) -> list[Any]:
+        """Fills with the answer, perhaps later."""
+        answers: list[Any] = []
+        until_ms = self.now_ms + wait_ms
+        ask = Ask("g", member, tuple(topics), wanted, 1 << 20, LEASE_MS, until_ms, answers.append)
+        self.replica.share_desk.acquire(ask, self.now_ms)
+        self.replica.pump(self.now_ms)
+        return answers
+
+    def take(self, member: str = ME, wanted: int = 100, **others: Any) -> list[tuple[str, str, int, int]]:
+        """Topic, value, offset and expiries of what it gets at once."""
+        ((status, rows),) = self.ask(member, wanted, **others)
+        assert status == "ok"
+        return [found for row in rows for found in self.read(row)]
+
+    def read(self, row: HandedOut) -> Iterator[tuple[str, str, int, int]]:
+        assert row.code == 0, row
+        by_offset: dict[int, str] = {}
+        for run in row.runs:
+            blob = self.journal.read_range(run.log_index, run.pos, run.size)
+            for n, (_, value, *_) in enumerate(decode_rows(blob, run.messages)):
+                by_offset[run.base + n] = value.decode()
+        for first, last, expiries in row.taken:
+            for offset in range(first, last + 1):
+                yield row.topic, by_offset[offset], offset, expiries
+
+    def values(self, member: str = ME, wanted: int = 100) -> list[str]:
+        return [value for _, value, _, _ in self.take(member, wanted)]
+
+    def ack(self, *ranges: int, topic: str = "t", partition: int = 0) -> Any:
+        (result,) = self.submit(share_ops.share_ack("g", topic, partition, ranges, self.id_of(topic)))
+        return result
+
+    def nack(self, *offsets: int, member: str = ME, topic: str = "t", delay_ms: int = 0) -> Any:
+        many, id_ = len(offsets), self.id_of(topic)
+        frame = share_ops.nack("g", topic, 0, offsets, [delay_ms] * many, ["no"] * many, member, "me", id_)
+        (result,) = self.submit(frame)
+        return result
+
+    def pass_ms(self, ms: int) -> None:
+        for _ in range(0, ms, TICK_MS):
+            self.now_ms += TICK_MS
+            self.replica.on_timer(self.now_ms)
+            self.replica.pump(self.now_ms)
+
+
+@pytest.fixture
+def single(tmp_path: Path) -> Iterator[Desk]:
+    running = Desk(tmp_path)
+    running.begin()
+    yield running
+    running.close()
+
+
+def test_at_the_third_expiry_the_leader_nacks_the_message_itself(single: Desk) -> None:
+    single.put("kills", "fine")
+    for expiries in range(3):
+        assert [found[1::2] for found in single.take(OTHER if expiries else ME, 1)] == [("kills", expiries)]
+        if not expiries:
+            assert single.values(OTHER) == ["fine"] and single.ack(1, 1) == [0]
+        single.pass_ms(LEASE_MS + TICK_MS)
+    single.pass_ms(2 * TICK_MS)
+    ((topic, value, offset, expiries),) = single.take()
+    assert (topic, value, offset, expiries) == (RETRY, "kills", 0, 0)
+
+
+def test_what_another_member_holds_cannot_be_nacked_and_what_nobody_holds_can(single: Desk) -> None:
+    single.put("a", "b")
+    single.take(ME, 1)
+    assert single.nack(0, 1, member=OTHER) == [ResultCode.PARTIAL, [[0, ResultCode.LEASE_LOST, None]]]
+    assert single.nack(0, member=ME) == [0]
+    single.fail_over()
+    assert [found[:2] for found in single.take()] == [(RETRY, "b"), (RETRY, "a")]
+
+
+def test_what_a_nack_is_under_way_for_is_not_handed_out(single: Desk) -> None:
+    single.put("a", "b")
+    single.take(ME, 1)
+    single.node.held = []
+    single.send(share_ops.nack("g", "t", 0, [0], [0], ["no"], ME, "me", single.id_of("t")))
+    single.pass_ms(2 * LEASE_MS)
+    assert single.values(OTHER) == ["b"]
+    single.node.release()
+    assert [found[:2] for found in single.take(OTHER)][:1] == [(RETRY, "a")]
+
+
+def test_an_acknowledgement_that_came_to_nothing_leaves_its_messages_to_be_handed_out(single: Desk) -> None:
+    """Also if the last one of them was final before."""
+    single.put("a", "b", "c")
+    assert single.values() == ["a", "b", "c"]
+    assert single.ack(2, 2) == [0]
+    single.node.held = []
+    single.send(share_ops.share_ack("g", "t", 0, [0, 2], single.id_of("t")))
+    ((_, done),), single.node.held = single.node.held, None
+    done(None, False)
+    assert single.values(OTHER) == ["a", "b"]
+
+
+def test_partitions_take_turns_and_retries_come_first(tmp_path: Path) -> None:
+    single = Desk(tmp_path)
+    single.begin(partitions=3)
+    for number in range(3):
+        for n in range(6):
+            single.put(f"{number}{n}", partition=number)
+    assert single.nack(0) == [0]
+    got = [found for _ in range(10) for found in single.take(wanted=1)]
+    assert got[0][:2] == (RETRY, "00")
+    assert {value[0] for _, value, *_ in got[1:4]} == {"0", "1", "2"}
+    single.close()
+
+
+def test_who_waits_longest_is_served_first_and_one_at_a_time(single: Desk) -> None:
+    waiting = [single.ask(member, 1, wait_ms=10_000) for member in (ME, OTHER, ME)]
+    assert single.replica.share_desk.waiting == 3
+    single.put("a")
+    assert [len(answers) for answers in waiting] == [1, 0, 0]
+    single.put("b")
+    single.put("c")
+    assert [len(answers) for answers in waiting] == [1, 1, 1]
+    late = single.ask(wait_ms=500)
+    single.pass_ms(400)
+    assert not late
+    single.pass_ms(100)
+    assert late == [("ok", [])]
+
+
+def test_what_is_not_there_is_said(single: Desk) -> None:
+    single.topic("other")
+    ((_, rows),) = single.ask(topics=("t", "nope", "other"), wait_ms=10_000)
+    assert {(row.topic, row.number, row.code) for row in rows} == {
+        ("nope", -1, ResultCode.UNKNOWN_TOPIC),
+        ("other", 0, ResultCode.UNKNOWN_SHARE),
+    }
+
+
+def test_a_group_that_is_deleted_begins_anew(single: Desk) -> None:
+    single.put("a", "b")
+    assert single.values() == ["a", "b"]
+    assert single.ack(1, 1) == [0]
+    assert single.submit(ops.delete_group("g", 1)) == [[0]]
+    single.submit(share_ops.share_create("g", "t", 0, share_ops.EARLIEST, single.id_of("t")))
+    assert single.values(OTHER) == ["a", "b"]
+
+
+def test_leases_of_a_topic_that_was_deleted_are_forgotten(single: Desk) -> None:
+    single.put("a")
+    assert single.values() == ["a"]
+    single.submit(ops.delete_topic("t"))
+    single.pass_ms(20_000)
+    assert not single.replica.share_desk.leases.in_use and single.replica.share_desk.leases.messages == 0
+
+
+def test_the_number_of_waiting_calls_is_bounded(single: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("escrowmq.replication.replica.share_desk.ASKS_MAX", 2)
+    assert ASKS_MAX > 2
+    for _ in range(2):
+        single.ask(wait_ms=1_000)
+    assert single.ask(wait_ms=1_000)[0][0] == "overloaded"
+
+
+def test_below_level_9_nobody_is_served(tmp_path: Path) -> None:
+    single = Desk(tmp_path)
+    assert single.ask() == [("unsupported", 9)]
+    single.close()
+
+
+# ------------------------------------------------------------------ any sequence
+
+
+class AnySequence(RuleBasedStateMachine):
+    """``where``: each message -> "waiting", who holds it, or "final". Nothing is delayed: what is nacked is
+    in the topic of retries at once. Values are unique, and a copy has its original's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._directory = TemporaryDirectory()
+        self.single = Desk(Path(self._directory.name), segment_bytes=64 << 10)
+        self.single.begin(delays_ms=[0], max_attempts=1_000)
+        self.where: dict[str, str] = {}
+        self.place: dict[str, tuple[str, int]] = {}
+        self.until: dict[str, int] = {}
+        self.number = 0
+
+    def teardown(self) -> None:
+        self.everything_is_handed_out_in_the_end()
+        self.single.close()
+        self._directory.cleanup()
+
+    @rule(count=st.integers(1, 5))
+    def send(self, count: int) -> None:
+        values = [str(self.number + n) for n in range(count)]
+        self.number += count
+        self.single.put(*values)
+        self.where.update(dict.fromkeys(values, "waiting"))
+
+    @rule(member=st.sampled_from((ME, OTHER)), wanted=st.integers(1, 8))
+    def acquire(self, member: str, wanted: int) -> None:
+        got = self.single.take(member, wanted)
+        waiting = [value for value, where in self.where.items() if where == "waiting"]
+        assert len(got) >= min(wanted, len(waiting))
+        for topic, value, offset, _ in got:
+            assert self.where[value] == "waiting"
+            self.where[value], self.place[value] = member, (topic, offset)
+            self.until[value] = self.single.now_ms + LEASE_MS
+
+    @rule(data=st.data())
+    def acknowledge(self, data: st.DataObject) -> None:
+        if value := self.any_handed_out(data):
+            topic, offset = self.place[value]
+            assert self.single.ack(offset, offset, topic=topic) == [0]
+            self.where[value] = "final"
+
+    @rule(data=st.data(), member=st.sampled_from((ME, OTHER)))
+    def refuse(self, data: st.DataObject, member: str) -> None:
+        """Whoever asks: it counts from the holder, or when nobody holds it."""
+        if value := self.any_handed_out(data):
+            topic, offset = self.place[value]
+            result = self.single.nack(offset, topic=topic, member=member)
+            if self.where[value] in (member, "waiting"):
+                assert result == [0]
+                self.where[value] = "waiting"
+                del self.place[value]
+            else:
+                assert result == [ResultCode.PARTIAL, [[0, ResultCode.LEASE_LOST, None]]]
+
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        if value := self.any_handed_out(data):
+            topic, offset = self.place[value]
+            holder = self.where[value]
+            lost = self.single.replica.share_desk.release("g", ME, topic, 0, [(offset, offset)])
+            assert bool(lost) is (holder != ME)
+            if holder == ME:
+                self.where[value] = "waiting"
+
+    @rule(ticks=st.integers(1, 15))
+    def time_passes(self, ticks: int) -> None:
+        self.single.pass_ms(ticks * TICK_MS)
+        for value, until_ms in self.until.items():
+            if self.where[value] in (ME, OTHER) and until_ms <= self.single.now_ms:
+                self.where[value] = "waiting"
+                # At the third expiry it has moved: a nack of its old place would do nothing.
+                self.place.pop(value)
+
+    @rule()
+    def fail_over(self) -> None:
+        self.single.fail_over()
+        for value, where in self.where.items():
+            if where != "final":
+                self.where[value] = "waiting"
+
+    def any_handed_out(self, data: st.DataObject) -> str:
+        known = [value for value in self.place if self.where[value] != "final"]
+        return data.draw(st.sampled_from(known)) if known else ""
+
+    def everything_is_handed_out_in_the_end(self) -> None:
+        self.fail_over()
+        got = [found for _ in range(100) for found in self.single.take(wanted=10)]
+        expected = sorted(value for value, where in self.where.items() if where != "final")
+        assert sorted(value for _, value, *_ in got) == expected
+
+
+AnySequence.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestAnySequence = AnySequence.TestCase
