@@ -4,9 +4,9 @@ A message is known by its id, which its copies in the topics of retries and of d
 simulated or real clients record:
 
 - ``share-group`` (ok: ``max_attempts``, ``delays_ms``): the settings of a group, before it is used;
-- ``share-acquire`` with ``since_ms``, the highest time that its client has heard from a broker; ok: ``leader``
-  (a leader in one term, whose clock does not jump), ``lease_ms``, and ``records``: topic, partition, offset,
-  id, attempt, timestamp;
+- ``share-acquire`` with ``since_ms``, the highest time that its client has heard from a broker; ok:
+  ``leader`` (a leader in one term, whose clock does not jump), ``lease_ms``, and ``records``: topic,
+  partition, offset, id, attempt, timestamp;
 - ``share-ack`` and ``share-release`` with ``records``: topic, partition, offset;
 - ``share-nack`` with ``records``, ``delays_ms`` (``BY_TABLE``, ``REJECT``) and ``since_ms``;
 - ``share-redrive`` with ``records`` in the topic of dead letters, and their ids; unknown if it got no answer;
@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from escrowmq.replication.format.share_ops import BY_TABLE, REJECT
+from escrowmq.replication.sharing.window import EXPIRIES_MAX
 from tests.history.events import Event
 from tests.history.report import Report
 
@@ -36,6 +37,8 @@ ANOMALIES = frozenset(
     {"acked-again", "double-lease", "stuck", "dead-early", "over-attempts", "retry-early", "retried-twice"}
     | {"dead-letter-lost", "redriven-twice", "order-broken"}
 )
+#: So many leases of a message run out before its leader takes that for a failure.
+LEASES = EXPIRIES_MAX + 1
 PREFIX = "share-"  # of the kinds of operations
 
 
@@ -94,7 +97,8 @@ class Sharing:
                     continue
                 job.acked = job.acked or kind == "share-ack"
                 if kind == "share-nack":
-                    self._fails(group, job, job.at[place], event.fields["delays_ms"][n], event)
+                    since_ms: int = event.fields["since_ms"]
+                    self._fails(group, job, job.at[place], event.fields["delays_ms"][n], since_ms)
         elif kind == "share-redrive":
             for place, id in zip(_places(event), event.fields["ids"], strict=True):
                 job = group.jobs.setdefault(id, _Job())
@@ -108,14 +112,14 @@ class Sharing:
                 self._report.add("order-broken", text, event)
 
     @staticmethod
-    def _fails(group: _Group, job: _Job, attempt: int, delay_ms: int, event: Event) -> None:
-        """It may fail now: so it may come back that much later."""
+    def _fails(group: _Group, job: _Job, attempt: int, delay_ms: int, since_ms: int) -> None:
+        """It may fail from that time on: so it may come back that much later."""
         if delay_ms == REJECT:
             job.rejected = True
             return
         if delay_ms == BY_TABLE:
             delay_ms = group.delays_ms[min(attempt, len(group.delays_ms)) - 1]
-        comes_ms: int = event.fields["since_ms"] + delay_ms
+        comes_ms = since_ms + delay_ms
         job.comes_ms[attempt + 1] = min(job.comes_ms.get(attempt + 1, comes_ms), comes_ms)
 
     def ended(self, invoked: Event, event: Event) -> None:
@@ -137,7 +141,7 @@ class Sharing:
             group.handled[topic, partition] = max(group.handled[topic, partition], offset + 1)
         elif invoked.kind == "share-end":
             group.ends.append(event)
-            kind = fields.get("of")
+            kind: str = fields.get("of", "")
             for _, id, attempt in fields["records"] if kind else ():
                 group.copies.setdefault(id, Counter())[kind, attempt] += 1
 
@@ -166,8 +170,8 @@ class Sharing:
                 text = f"{id}, attempt {attempt}, is readable at {time_ms}, before {comes_ms}"
                 self._report.add("retry-early", text, told)
             job.at[place], job.highest = attempt, max(job.highest, attempt)
-        # Its lease may run out unnoticed: then the leader lets it come back by the table.
-        self._fails(group, job, attempt, BY_TABLE, asked)
+        # Its leases may run out unnoticed: after the third the leader lets it come back by the table.
+        self._fails(group, job, attempt, BY_TABLE, time_ms + LEASES * told.fields["lease_ms"])
 
     # -------------------------------------------------------------- at the end
 

@@ -34,6 +34,7 @@ from tests.sim.ledger import ClientTx, Ledger
 from tests.sim.producers import PLACES, Producer
 from tests.sim.recreated import model as recreated
 from tests.sim.recreated.topic import RecreatedTopic
+from tests.sim.sharing.groups import ShareGroups
 from tests.sim.topic_changes import TopicChanges
 from tests.sim.workload import Application, Cluster, ReplicaContext
 from tests.sim.world import Violation
@@ -93,6 +94,7 @@ class BrokerWorkload(Acting):
         self.changes = TopicChanges([cluster], PLACES)
         self.recreated = RecreatedTopic([cluster], members=True)
         self.delayed = DelayedMessages(cluster)
+        self.shares = ShareGroups([cluster], self.ledger.recorder)
         self.ledger.listener = self._hear
         self._topics = 0
         keep = self._rng.choice(({}, {}, {"retention_ms": 3_000}, {"retention_bytes": 2_000}))
@@ -156,6 +158,7 @@ class BrokerWorkload(Acting):
         self.changes.act()
         self.recreated.act()
         self.delayed.act()
+        self.shares.act()
 
     def _keep_rising(self) -> None:
         """As a broker's background thread: one level after the other, whatever clients do."""
@@ -259,7 +262,8 @@ class BrokerWorkload(Acting):
         while True:
             leader = self._leader()
             opened = [] if leader is None else [t for t in self._listed(leader) if app in (None, t[0])]
-            waiting = self.desk.waiting + self.changes.waiting + self.recreated.waiting + self.delayed.waiting
+            waiting = self.desk.waiting + self.changes.waiting + self.recreated.waiting
+            waiting += self.delayed.waiting + self.shares.waiting
             if leader is not None and not opened and not waiting:
                 return leader
             if self._cluster.world.now >= until:
@@ -292,6 +296,7 @@ class BrokerWorkload(Acting):
         else:
             raise Violation(f"of {READS} tries to read everything none could be ended", "stuck")
         self.changes.check([leader])
+        self.shares.check([leader])
         self.recreated.check()
         for consumer in self.consumers:
             consumer.check_offsets(leader)
