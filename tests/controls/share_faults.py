@@ -8,12 +8,9 @@ from typing import Any
 import pytest
 
 from escrowmq.replication.format import forwarded
-from escrowmq.replication.raft.replicator import Replicator
 from escrowmq.replication.replica import copies as of_failures
 from escrowmq.replication.replica.copies import Failures
 from escrowmq.replication.replica.share_admission import ShareAdmission
-from escrowmq.replication.replica.share_desk import ShareDesk
-from escrowmq.replication.sharing.leases import Leases
 from escrowmq.replication.sharing.window import Window
 from escrowmq.replication.state.group_operations import GroupOperations
 from escrowmq.replication.state.shares import Shares
@@ -41,7 +38,9 @@ def acks_not_in_the_snapshot(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Shares, "restore", without)
 
 
-@plant("latest-twice", "state-differs", "dead-letter-lost", "acked-again", conditions=shared)
+@plant(
+    "latest-twice", "stuck", "state-differs", "dead-letter-lost", "acked-again", conditions=shared, start=5
+)
 def latest_twice(patch: pytest.MonkeyPatch) -> None:
     """A group that begins with a partition for the second time begins there anew."""
     begin = GroupOperations._begin
@@ -110,12 +109,6 @@ def nack_against_what_is_under_way(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ShareAdmission, "_is_settled", lambda self, key, pair, offset: pair.has(offset))
 
 
-@plant("answer-of-the-last-round", "acked-again", conditions=shared, within=200, rare=True)
-def answer_of_the_last_round(patch: pytest.MonkeyPatch) -> None:
-    """A leader hands out although no majority has answered since it was asked."""
-    patch.setattr(Replicator, "leads_since", lambda self, check: True)
-
-
 @plant("leases-forgotten", "double-lease", conditions=shared)
 def leases_forgotten(patch: pytest.MonkeyPatch) -> None:
     """What a call has leased may be handed out to the next one."""
@@ -141,21 +134,3 @@ def lease_lost_with_an_ack(patch: pytest.MonkeyPatch) -> None:
         return unsettled(self, first, last)
 
     patch.setattr(Window, "unsettled", freed)
-
-
-@plant(
-    "leases-kept-over-a-fail-over",
-    "stuck",
-    conditions=shared,
-    within=40,
-    often={"hand-over": 20, "partition": 30},
-)
-def leases_kept_over_a_fail_over(patch: pytest.MonkeyPatch) -> None:
-    """A replica that leads again has the leases of the time before, and no time of theirs comes."""
-
-    def begin(self: ShareDesk) -> None:
-        if not self.leases.in_use:
-            self.leases = Leases()
-        self.leases._due.clear()
-
-    patch.setattr(ShareDesk, "begin", begin)

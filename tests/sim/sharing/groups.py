@@ -50,7 +50,6 @@ class ShareGroups:
         self.works = self.rng.random() < SHARE
         self.desks = [Desk(one, "desk-of-sharing") for one in clusters]
         self.topic, self.ids = TOPIC, dict[str, int]()
-        self.heard_ms = [0 for _ in clusters]
         self.done: Counter[str] = Counter()
         self._creating = self._ready = False
         self._members: list[Member] = []
@@ -138,6 +137,10 @@ class ShareGroups:
             self._in_all(request, gid + 1, then)
 
         self.desks[gid].call(request, answered, lambda: True)
+
+    def since_ms(self, gid: int) -> int:
+        """The time of the newest entry that a replica has applied: no later entry has an earlier one."""
+        return max((app.replica.state.now_ms for _, app in self.desks[gid].replicas()), default=0)
 
     # -------------------------------------------------------------- who acts
 

@@ -63,7 +63,7 @@ class Member:
         found = self._desk.any_leader()
         calm = self._desk.cluster.calm
         if found is not None and (calm or rng.random() >= LOST):
-            asked = {"group": self.group, "member": self.name, "since_ms": self._world.heard_ms[self.gid]}
+            asked = {"group": self.group, "member": self.name, "since_ms": self._world.since_ms(self.gid)}
             op = self._recorder.invoke("share-acquire", **asked)
             self._ask(*found, op, wait_s)
         self._desk.later(wait_s + 0.3 + rng.random(), self._timed_out, self._call)
@@ -166,7 +166,7 @@ class Member:
         self._send(request, acked)
 
     def _nack(self, record: Record, delay_ms: int) -> None:
-        since_ms = self._world.heard_ms[self.gid]
+        since_ms = self._world.since_ms(self.gid)
         asked = {"records": [record], "delays_ms": [delay_ms], "since_ms": since_ms}
         op = self._recorder.invoke("share-nack", group=self.group, **asked)
         topic, number, offset = record
@@ -190,7 +190,7 @@ class Member:
 
     def _send(self, request: bytes, then: Any) -> None:
         """Repeat it until it is answered: the member may die, its requests live on."""
-        self._desk.call(request, then, lambda: True, hears=self._hears)
+        self._desk.call(request, then, lambda: True)
         if self._rng.random() < COPIED and not self._desk.cluster.calm:
             pause_s = self._rng.choice(COPY_LATER_S) * (0.5 + self._rng.random())
             self._desk.later(pause_s, self._copy_arrives, request)
@@ -198,9 +198,6 @@ class Member:
     def _copy_arrives(self, request: bytes) -> None:
         self._world.done["copied"] += 1
         self._desk.call(request, lambda results: None, lambda: True, once=True)
-
-    def _hears(self, time_ms: int) -> None:
-        self._world.heard_ms[self.gid] = max(self._world.heard_ms[self.gid], time_ms)
 
     def _tell_leader(self, what: str, record: Record) -> None:
         """Calls without effect on anything but leases: sent once."""
