@@ -112,11 +112,13 @@ class Leases:
             window.settling(first, last)
 
     def unsettled(self, pair: Pair, first: int, last: int) -> None:
-        """That ack or nack has certainly not become effective."""
+        """That ack or nack has certainly not become effective: leases that still run are in force again."""
         window = self._windows.get(pair)
         if window is not None:
             with self._counted(window):
-                window.unsettled(first, last)
+                grants = window.unsettled(first, last)
+            for grant in grants:
+                self._wake(pair, grant)
 
     def settled(self, pair: Pair, first: int, last: int) -> None:
         """These have become final."""

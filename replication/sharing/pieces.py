@@ -25,12 +25,16 @@ NOBODY = Grant("", None, 0, 0)
 
 
 class Piece:
-    """Offsets ``first`` to ``last``. ``expiries``: how many leases of them have run out under this leader."""
+    """Offsets ``first`` to ``last``. ``expiries``: how many leases of them have run out under this leader.
+    ``before``: the grant that an ack or a nack under way has taken the place of."""
 
-    __slots__ = ("expiries", "first", "grant", "last")
+    __slots__ = ("before", "expiries", "first", "grant", "last")
 
-    def __init__(self, first: int, last: int, expiries: int, grant: Grant) -> None:
+    def __init__(
+        self, first: int, last: int, expiries: int, grant: Grant, before: Grant | None = None
+    ) -> None:
         self.first, self.last, self.expiries, self.grant = first, last, expiries, grant
+        self.before = before
 
     @property
     def count(self) -> int:
@@ -54,7 +58,7 @@ def cut(pieces: list[Piece], first: int, last: int) -> tuple[int, int]:
 
 def _split(pieces: list[Piece], at: int, offset: int) -> None:
     piece = pieces[at]
-    pieces.insert(at + 1, Piece(offset, piece.last, piece.expiries, piece.grant))
+    pieces.insert(at + 1, Piece(offset, piece.last, piece.expiries, piece.grant, piece.before))
     piece.last = offset - 1
 
 
@@ -73,7 +77,8 @@ def put(pieces: list[Piece], new: Piece) -> None:
 
 
 def _joins(left: Piece, right: Piece) -> bool:
-    return left.last + 1 == right.first and left.expiries == right.expiries and left.grant is right.grant
+    alike = left.expiries == right.expiries and left.grant is right.grant and left.before is right.before
+    return alike and left.last + 1 == right.first
 
 
 def below(pieces: list[Piece], offset: int) -> int:

@@ -189,12 +189,22 @@ class Window:
             for begin, end in gaps(self.held, max(first, self.cursor), last):
                 self._hold(Piece(begin, end, 0, self._settling))
         for piece in self._held_in(first, last):
-            piece.grant = self._settling
+            if piece.grant is not self._settling:
+                piece.before, piece.grant = piece.grant, self._settling
 
-    def unsettled(self, first: int, last: int) -> None:
-        """Nothing came of it: these are free, and what was never handed out is as before."""
+    def unsettled(self, first: int, last: int) -> list[Grant]:
+        """Nothing came of it: who held them holds them again, since an ack may come from somebody else. The
+        rest is free, and what was never handed out is as before. Returns the grants that are in force again:
+        their time may have passed meanwhile."""
+        again: list[Grant] = []
         for piece in self._drop_held(first, last, lambda grant: grant is self._settling):
-            self._free(piece.first, piece.last, piece.expiries)
+            if piece.before is None:
+                self._free(piece.first, piece.last, piece.expiries)
+                continue
+            self._hold(Piece(piece.first, piece.last, piece.expiries, piece.before))
+            if not again or again[-1] is not piece.before:
+                again.append(piece.before)
+        return again
 
     def settled(self, first: int, last: int) -> None:
         """These are final."""

@@ -13,6 +13,7 @@ from tests.controls import (
     member_faults,
     mending_faults,
     raft_faults,
+    share_faults,
     state_faults,
     timer_faults,
     topic_faults,
@@ -33,6 +34,7 @@ MODULES = (
     fence_faults,
     topic_faults,
     timer_faults,
+    share_faults,
 )
 
 __all__ = ["MODULES", "PLANTED", "Planted"]

@@ -23,11 +23,12 @@ from dataclasses import dataclass, replace
 import pytest
 
 from tests.sim import aiming, broker_workload, delayed, purging, supervisor, topic_changes
-from tests.sim.across import producers, scene
+from tests.sim.across import later, producers, scene
 from tests.sim.checks import Checker
 from tests.sim.faultplan import ADDED, CHANGES, GROUP_WEIGHTS, WEIGHTS
 from tests.sim.members import LATE_S
 from tests.sim.recreated import topic as recreated_topic
+from tests.sim.sharing import groups as share_groups
 from tests.sim.supervisor import ACTS_AFTER_S
 
 Install = Callable[[pytest.MonkeyPatch], None]
@@ -132,6 +133,8 @@ def planted(fault: Planted | str | None) -> Iterator[None]:
         patch.setattr(topic_changes, "SHARE", 0.0)
         patch.setattr(recreated_topic, "SHARE", 0.0)
         patch.setattr(delayed, "SHARE", 0.0)
+        patch.setattr(share_groups, "SHARE", 0.0)
+        patch.setitem(later.SHARE, "worlds", 0.0)
         patch.setitem(CHANGES, "per_group", (0,))
         patch.setitem(LATE_S, "operators", (0.0,))
         patch.setattr(purging, "SHARE", 0.0)

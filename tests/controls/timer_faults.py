@@ -10,12 +10,15 @@ import pytest
 
 from escrowmq.replication.format.codec import Op
 from escrowmq.replication.model import ResultCode
+from escrowmq.replication.replica import timer_files
 from escrowmq.replication.replica.releases import Releases, Timing
+from escrowmq.replication.replica.replica import Replica
 from escrowmq.replication.state.open_tx import OpenTx
 from escrowmq.replication.state.producer_memory import ProducerMemory
 from escrowmq.replication.state.timer_operations import TimerOperations
-from escrowmq.replication.state.timers import Timers, records_of
-from escrowmq.replication.timers.record import FIRST_KEY
+from escrowmq.replication.state.timers import TimerCounts, Timers, records_of
+from escrowmq.replication.timers import merging
+from escrowmq.replication.timers.record import FIRST_KEY, living
 from tests.controls.planting import plant
 from tests.sim import broker_workload, delayed
 
@@ -29,6 +32,18 @@ def timed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(broker_workload, "RISES_S", (0.0,))
 
 
+def merging_eagerly(patch: pytest.MonkeyPatch) -> None:
+    """Also, any two files are merged as soon as there are two, the newest first."""
+    timed(patch)
+    patch.setattr(timer_files, "choose", lambda files, cursor: list(files[-2:]) if len(files) > 1 else [])
+
+
+def created_again(patch: pytest.MonkeyPatch) -> None:
+    """Also, their topic is deleted and created again all the time."""
+    timed(patch)
+    patch.setitem(delayed.RECREATED, "share", 1.0)
+
+
 @plant("released-early", "early", conditions=timed, start=8)
 def released_early(patch: pytest.MonkeyPatch) -> None:
     """A leader releases messages 50 ms before their time."""
@@ -36,7 +51,7 @@ def released_early(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Releases, "due", lambda self, now_ms, **how: due(self, now_ms + 50, **how))
 
 
-@plant("delay-from-prepare", "early", "cancel-lied", conditions=timed, start=8)
+@plant("delay-from-prepare", "early", "late", "cancel-lied", conditions=timed, start=8)
 def delay_from_prepare(patch: pytest.MonkeyPatch) -> None:
     """A delay in a transaction is counted from its PREPARE and not from its COMMIT."""
 
@@ -144,3 +159,60 @@ def schedules_repeated(patch: pytest.MonkeyPatch) -> None:
         return scheduled(self, index, now_ms, Op(op.type, (*meta[:4], seq, *meta[5:]), *op[2:]))
 
     patch.setattr(TimerOperations, "scheduled", again)
+
+
+@plant(
+    "tombstones-lost-by-merges",
+    "cancelled-delivered",
+    "state-differs",
+    "timers-differ",
+    "CorruptLog",
+    conditions=merging_eagerly,
+    often={"snapshot": 30, "roll": 30},
+    within=40,
+    start=11,
+    passing_over=["AssertionError"],  # a merge that leaves nothing of its files stops the replica
+)
+def tombstones_lost_by_merges(patch: pytest.MonkeyPatch) -> None:
+    """A merge leaves out tombstones, though what they kill may be in a file that is not merged with it."""
+    patch.setattr(merging, "settled", living)
+
+
+@plant("time-stands-still", "late", conditions=timed, often={"leader-ahead": 10})
+def time_stands_still(patch: pytest.MonkeyPatch) -> None:
+    """The group's time waits until the clock of the leader has caught up with the last entry."""
+    patch.setattr(Replica, "group_ms", lambda self, now_ms: max(now_ms, self.state.now_ms))
+
+
+@plant(
+    "release-remembered", "late", *LOST, conditions=timed, start=10, often={"hand-over": 20, "partition": 30}
+)
+def release_remembered(patch: pytest.MonkeyPatch) -> None:
+    """A leader that leads again still waits for the release that it had begun the time before."""
+    forget = Releases.forget
+
+    def careless(self: Releases) -> None:
+        releasing = self._releasing
+        forget(self)
+        self._releasing = releasing
+
+    patch.setattr(Releases, "forget", careless)
+
+
+@plant("waiting-for-a-deleted-topic", "timers-differ", "unbounded", conditions=created_again, start=8)
+def waiting_for_a_deleted_topic(patch: pytest.MonkeyPatch) -> None:
+    """What waits for a topic is still counted when that is deleted."""
+    patch.setattr(TimerCounts, "forget", lambda self, slots: None)
+
+
+@plant("scheduled-for-the-namesake", "namesake", conditions=created_again, start=5)
+def scheduled_for_the_namesake(patch: pytest.MonkeyPatch) -> None:
+    """A batch with delayed messages is stored in a topic that was created later."""
+    scheduled = TimerOperations.scheduled
+
+    def anywhere(self: TimerOperations, index: int, now_ms: int, op: Op) -> list[Any]:
+        partition = self._topics.find(op.meta[0], op.meta[1])
+        topic_id = getattr(partition, "topic_id", 0)
+        return scheduled(self, index, now_ms, Op(op.type, (*op.meta[:10], topic_id), *op[2:]))
+
+    patch.setattr(TimerOperations, "scheduled", anywhere)

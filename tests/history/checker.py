@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
+from tests.history import sharing
 from tests.history.ending import Ending
 from tests.history.events import FAIL, INVOKE, OK, READ, BadHistory, Event, Sent
 from tests.history.lives import Lives, is_same, name_of, named
@@ -43,6 +44,7 @@ class Checker(Ending):
         self._keys: dict[tuple[str, str], tuple[int, str]] = {}  # (topic, key) -> partition, first message
         self._offsets = GroupOffsets(self.report)
         self.lives = Lives(self.report)
+        self.shares = sharing.Sharing(self.report)
         self._asked: dict[tuple[str, int], tuple[bool, bool]] = {}  # surely prepared, surely decided then
         self.repeated: dict[Tx, Event] = {}  # transactions with a message that was read at a second place
         self.answering: set[str] = set()  # apps of which a producer was asked at least once
@@ -60,6 +62,9 @@ class Checker(Ending):
                 raise BadHistory(f"operation {event.op} of {event.process} was invoked twice: {event}")
             self._open[key] = event
             self._count(event.kind, INVOKE)
+            if event.kind.startswith(sharing.PREFIX):
+                self.shares.invoked(event)
+                return
             getattr(self, f"_invoke_{event.kind.replace('-', '_')}")(event)
             return
         invoked = self._open.pop(key, None)
@@ -67,7 +72,10 @@ class Checker(Ending):
             raise BadHistory(f"operation {event.op} of {event.process} ends and was not invoked: {event}")
         sure = self._asked.pop(key, (False, False))
         self._count(invoked.kind, event.phase)
-        if invoked.kind == "offset-fetch":
+        if invoked.kind.startswith(sharing.PREFIX):
+            if event.phase == OK:
+                self.shares.ended(invoked, event)
+        elif invoked.kind == "offset-fetch":
             self._offsets.fetch_ended(invoked, event if event.phase == OK else None)
         elif event.phase == OK:
             if invoked.kind == "outcome":

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from tests.history.events import Event
 from tests.history.lives import Lives, name_of
 from tests.history.report import Report
+from tests.history.sharing import Sharing
 from tests.history.subjects import COMMITTED, NEVER, ROLLBACK, Cut, Message, Partition, Send, Tx
 
 Missing = tuple[str, str, Message, tuple[Event, ...]]  # kind, text, which, evidence
@@ -29,6 +30,7 @@ class Ending(ABC):
     repeated: dict[Tx, Event]
     answering: set[str]
     lives: Lives
+    shares: Sharing
 
     @abstractmethod
     def close_cut(self, cut: Cut) -> None:
@@ -51,6 +53,7 @@ class Ending(ABC):
         for send in self.sends:
             self._send(send)
         self.lives.check()
+        self.shares.finish()
         self._excuse()
         self._torn_cuts()
         for (topic, number), partition in self.partitions.items():

@@ -26,6 +26,9 @@ INVOKE, OK, FAIL, UNKNOWN, READ = "invoke", "ok", "fail", "unknown", "read"
 KINDS = frozenset(
     {"prepare", "decide", "send", "local", "stored", "outcome", "check", "offset-commit", "offset-fetch"}
     | {"topic-create", "topic-delete"}
+    # Of share groups, see sharing.py.
+    | {"share-group", "share-acquire", "share-ack", "share-nack", "share-release", "share-redrive"}
+    | {"share-handle", "share-end"}
 )
 
 _END = b"|"  # ends the id in a value

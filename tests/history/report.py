@@ -43,6 +43,17 @@ MEANING = {
     "wrong-place": "the answer to a send named a place that holds another message",
     "namesake": "a message is in a topic that was created after it had been stored, or was deleted before it "
     "was sent; or a topic that was created again has the id of an earlier one",
+    "acked-again": "a share group got a message again after it had been acknowledged, or had failed, there",
+    "double-lease": "one leader has leased a message to two members at once",
+    "stuck": "a message is neither final for a share group in the end nor handed out to it",
+    "dead-early": "a message became a dead letter before its last attempt, and nobody had rejected it",
+    "over-attempts": "a message came back more often than its group's settings allow, or as an attempt that "
+    "it had had before",
+    "retry-early": "a message came back before the pause after its failure was over",
+    "retried-twice": "one failure of a message made two copies of it",
+    "dead-letter-lost": "a message is final for a share group, nobody was done with it, and it is not dead",
+    "redriven-twice": "a dead letter was redriven more often than once",
+    "order-broken": "an ordered consumer has handled a message before the one in front of it was done",
     "lost-offset": "a group's committed offset went back, or was never committed",
 }
 

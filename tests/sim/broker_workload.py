@@ -34,6 +34,7 @@ from tests.sim.ledger import ClientTx, Ledger
 from tests.sim.producers import PLACES, Producer
 from tests.sim.recreated import model as recreated
 from tests.sim.recreated.topic import RecreatedTopic
+from tests.sim.sharing.groups import ShareGroups
 from tests.sim.topic_changes import TopicChanges
 from tests.sim.workload import Application, Cluster, ReplicaContext
 from tests.sim.world import Violation
@@ -47,6 +48,7 @@ TWICE, TWICE_S = 0.05, (0.0, 0.02, 0.3)  # share of transactions begun again els
 LEVEL = 3  # the highest format level in some schedules; in the others it is the newest
 NEWEST_SHARE = 0.5
 RISES_S = (0.0, 0.0, 0.0, 3.0, math.inf)  # when the level rises
+RISE_EVERY_S = 0.02  # between two looks whether the newest level is reached
 READS = 5  # final reads of everything: each may find the damage of one replica
 
 
@@ -84,12 +86,15 @@ class BrokerWorkload(Acting):
         newest = cluster.world.stream("newest-level").random() < NEWEST_SHARE
         self._level = LEVEL_MAX if newest else LEVEL
         self._level_2_at = self._levels.choice(RISES_S)
+        if newest:
+            self._keep_rising()
         self.crowd = None
         if self.crowded and cluster.world.stream("crowded").random() < crowds.SHARE:
             self.crowd = Crowd(self.desk, self.ledger, self._of_crowd, self._number)
         self.changes = TopicChanges([cluster], PLACES)
         self.recreated = RecreatedTopic([cluster], members=True)
         self.delayed = DelayedMessages(cluster)
+        self.shares = ShareGroups([cluster], self.ledger.recorder)
         self.ledger.listener = self._hear
         self._topics = 0
         keep = self._rng.choice(({}, {}, {"retention_ms": 3_000}, {"retention_bytes": 2_000}))
@@ -153,6 +158,12 @@ class BrokerWorkload(Acting):
         self.changes.act()
         self.recreated.act()
         self.delayed.act()
+        self.shares.act()
+
+    def _keep_rising(self) -> None:
+        """As a broker's background thread: one level after the other, whatever clients do."""
+        self._go_up()
+        self.desk.later(RISE_EVERY_S, self._keep_rising)
 
     def _go_up(self) -> None:
         """Raise the format level, as if all replicas were upgraded: early, in the middle, or never."""
@@ -251,7 +262,8 @@ class BrokerWorkload(Acting):
         while True:
             leader = self._leader()
             opened = [] if leader is None else [t for t in self._listed(leader) if app in (None, t[0])]
-            waiting = self.desk.waiting + self.changes.waiting + self.recreated.waiting + self.delayed.waiting
+            waiting = self.desk.waiting + self.changes.waiting + self.recreated.waiting
+            waiting += self.delayed.waiting + self.shares.waiting
             if leader is not None and not opened and not waiting:
                 return leader
             if self._cluster.world.now >= until:
@@ -284,6 +296,7 @@ class BrokerWorkload(Acting):
         else:
             raise Violation(f"of {READS} tries to read everything none could be ended", "stuck")
         self.changes.check([leader])
+        self.shares.check([leader])
         self.recreated.check()
         for consumer in self.consumers:
             consumer.check_offsets(leader)

@@ -1,14 +1,9 @@
 """Clients that schedule messages, plain and in transactions, and cancel some: nothing may be readable early,
 twice, or after it was cancelled; nothing may get lost.
 
-They use a topic and an app of their own. What they were told is compared with what is readable at the end:
-
-- ``early``: readable before its time, or though its transaction was rolled back;
-- ``schedule-lost``: not readable a second after its time, in the calm;
-- ``schedule-duplicate``: readable twice;
-- ``cancelled-delivered``: readable, though a cancellation was answered as done;
-- ``cancel-lied``: not readable, though all cancellations were answered as too late;
-- ``timers-differ``: a replica's records that wait are not as many as its state says.
+They use a topic and an app of their own. In some worlds of one group an operator deletes the topic again and
+again, and creates it at once: what waits for the earlier one must not reach the next one. What clients were
+told is compared with what is readable at the end, see ``delayed_end.py``.
 """
 
 from __future__ import annotations
@@ -20,18 +15,19 @@ from typing import Any
 
 from escrowmq.actors.admin.topic_creation import topic_settings
 from escrowmq.replication.format import ops, timer_ops
-from escrowmq.replication.format.codec import Op, OpType, PrepareExtra, decode_rows, encode_row
+from escrowmq.replication.format.codec import Op, OpType, PrepareExtra, encode_row
 from escrowmq.replication.format.timer_ops import LEVEL_OF_TIMERS, owner_of
-from escrowmq.replication.model import ResultCode
-from escrowmq.replication.timers.record import TIME_MAX
-from tests.history.events import body, identify
+from escrowmq.replication.model import NO_ID, ResultCode
+from tests.history.events import body
 from tests.sim.broker_app import BrokerApplication
+from tests.sim.delayed_end import Item, Punctual, compare, judge, readable
 from tests.sim.desk import Desk
 from tests.sim.workload import Cluster
 from tests.sim.world import Violation
+from tests.support.places import by_name
 
 APP, TOPIC = "delayed", "later"
-PLACES = ((TOPIC, 0), (TOPIC, 1))
+PER_GROUP = 2  # partitions, on average over the groups
 SHARE = 0.7  # of schedules with such clients, where the format level allows it
 PAUSE_S = 0.08  # between two actions, on average
 INSTANCES = 3
@@ -44,30 +40,11 @@ IN_TRANSACTIONS = 0.4
 ROLLED_BACK = 0.25
 AT_THE_MOMENT, SOON_MS = 0.7, 1_500  # share of batches of which one is cancelled as it becomes due
 DECIDES_S = 0.4  # the longest time from the answer to a PREPARE to the decision
-LATE_MS = 1_000
+RECREATED = {"share": 0.3}  # of the worlds of one group in which the topic is created again
+LIFE_S = 2.5  # how long a topic lives there, on average
 DONE = (ResultCode.OK, ResultCode.DUPLICATE)
-
-
-@dataclass(eq=False, slots=True)
-class Item:
-    """One message. ``time_ms``: as it was sent, see timer_ops.py. ``due_ms``: known once it is effective."""
-
-    id: str
-    place: tuple[str, int]
-    owner: int
-    ordinal: int
-    time_ms: int
-    due_ms: int | None = None
-    effective: bool = False  # acknowledged, or its transaction's commit is
-    rolled_back: bool = False
-    cancelled: bool = False
-    told_too_late: bool = False
-    cancelling: int = 0  # cancellations that wait for their answers
-
-    def counts_from(self, now_ms: int) -> None:
-        """It became effective in an entry of that time."""
-        self.effective = True
-        self.due_ms = self.time_ms if self.time_ms >= 0 else now_ms - self.time_ms
+#: What a request gets that names an earlier topic.
+GONE = (ResultCode.UNKNOWN_TOPIC, ResultCode.OTHER_TOPIC)
 
 
 @dataclass(slots=True)
@@ -79,19 +56,28 @@ class _Instance:
 
 
 class DelayedMessages:
-    """The clients of one broker group."""
+    """The clients of one broker group, which has number ``gid`` of ``groups``."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, gid: int = 0, groups: int = 1) -> None:
         self._desk, self._cluster = Desk(cluster, "desk-of-delayed"), cluster
-        self._rng = cluster.world.stream("delayed")
+        self._rng = cluster.world.stream(f"delayed{cluster.prefix}")
         self._works = self._rng.random() < SHARE
-        self._instances = [_Instance(f"later{n}") for n in range(INSTANCES)]
-        self._numbers = 0
+        self._partitions = PER_GROUP * groups
+        self._places = [(TOPIC, n) for n in range(self._partitions) if by_name(TOPIC, n, groups) == gid]
+        self._gid = gid
+        self._instances: list[_Instance] = []
+        self._numbers = self._lives = 0
         self._next_s = 0.0
-        self._created = False
+        self._asked = False  # an operator is creating the topic
+        self._life: int | None = None  # the topic's id; None: it is being created
+        self._recreating = cluster.world.stream(f"delayed-lives{cluster.prefix}")
+        self._recreates = groups == 1 and self._recreating.random() < RECREATED["share"]
+        self._deleted_s = 0.0  # when the topic is to be deleted
         self.items: list[Item] = []
+        self._old: list[Item] = []  # of topics that are deleted
         self._committed: dict[str, int] = {}  # transaction -> time of its COMMIT
         self.done: Counter[str] = Counter()
+        self._punctual = Punctual(self._desk, TOPIC, self.items) if self._works else None
 
     @property
     def waiting(self) -> int:
@@ -100,6 +86,8 @@ class DelayedMessages:
 
     def heard(self, gid: int, index: int, now_ms: int, found: Sequence[Op]) -> None:
         """An entry is applied."""
+        if gid != self._gid:
+            return
         for op in found:
             if op.type == OpType.COMMIT and op.meta[0] == APP:
                 self._committed.update(dict.fromkeys(op.meta[1], now_ms))
@@ -109,18 +97,16 @@ class DelayedMessages:
     def act(self) -> None:
         """Do one or several things, if it is time."""
         now_s = self._desk.world.elapsed_s
-        if not self._works or now_s < self._next_s or self._cluster.calm:
+        if not self._works or not self._places or now_s < self._next_s or self._cluster.calm:
             return
         self._next_s = now_s + self._rng.expovariate(1 / PAUSE_S)
         found = self._desk.any_leader()
         if found is None or found[1].replica.state.level < LEVEL_OF_TIMERS:
             return
-        if not self._created:
-            settings = topic_settings(len(PLACES), transaction_timeout_ms=500)
-            self._created = True
-            self._desk.call(ops.create_topic(TOPIC, settings), lambda results: None, lambda: True)
+        if self._life is None or (self._recreates and now_s >= self._deleted_s):
+            self._create()
         now_ms = found[1].replica.state.now_ms
-        if TOPIC not in found[1].replica.state.topics.topics:
+        if self._life is None or TOPIC not in found[1].replica.state.topics.topics:
             return
         for _ in range(self._rng.choice((1, 2, 4))):
             chance = self._rng.random()
@@ -131,6 +117,29 @@ class DelayedMessages:
             else:
                 self._send(self._rng.choice(self._instances), now_ms)
 
+    def _create(self) -> None:
+        """Create the topic; delete the one before it, if there is one. Meanwhile clients go on with that."""
+        if self._asked:
+            return
+        self._asked, before = True, self._life
+        request = b"" if before is None else ops.delete_topic(TOPIC, before)
+        settings = topic_settings(self._partitions, transaction_timeout_ms=500)
+        # Only group 0 gives ids; with several groups each has topics without one.
+        request += ops.create_topic(TOPIC, settings, None, NO_ID if self._recreates else None)
+
+        def created(results: list[Any]) -> None:
+            if any(code not in (*DONE, *GONE) for code, *_ in results):
+                raise Violation(f"deletion and creation were answered {results}", "unexpected-answer")
+            self._asked = False
+            self._lives += 1
+            self._life = results[-1][1] if self._recreates else NO_ID
+            self._deleted_s = self._desk.world.elapsed_s + self._recreating.expovariate(1 / LIFE_S)
+            self._instances = [_Instance(f"later{self._lives}-{n}") for n in range(INSTANCES)]
+            self._old += self.items
+            self.items.clear()
+
+        self._desk.call(request, created, lambda: True)
+
     def _time(self, now_ms: int) -> int:
         if self._rng.random() < 0.5:
             return -self._rng.choice(DELAYS_MS)
@@ -138,32 +147,36 @@ class DelayedMessages:
 
     def _new(self, place: tuple[str, int], owner: int, ordinal: int, time_ms: int) -> tuple[Item, bytes]:
         self._numbers += 1
-        item = Item(f"{APP}{self._numbers}", place, owner, ordinal, time_ms)
+        life = NO_ID if self._life is None else self._life
+        item = Item(f"{APP}{self._gid}-{self._numbers}", place, owner, ordinal, time_ms, life)
         self.items.append(item)
         return item, encode_row(None, body(item.id, self._rng.choice(SIZES)), None, None)
 
     def _send(self, by: _Instance, now_ms: int) -> None:
         """A batch of plain messages, with times or, sometimes, without."""
-        place = self._rng.choice(PLACES)
+        place = self._rng.choice(self._places)
         if place in by.sending:
             return
         by.sending.add(place)
-        owner, first, sequence = owner_of(by.name), by.ordinals, by.sequence[place]
+        owner, first, sequence, life = owner_of(by.name), by.ordinals, by.sequence[place], self._life or NO_ID
         count = self._rng.choice((1, 1, 2, 5))
         if self._rng.random() < 0.2:
             self._numbers += 1
             row = encode_row(None, body(f"plain{self._numbers}", 30), None, None)
-            request = ops.message(*place, by.name, 0, sequence, [row])
+            request = ops.message(*place, by.name, 0, sequence, [row], -1 if life else None, life)
             made: list[Item] = []
         else:
             by.ordinals += count
             pairs = [self._new(place, owner, first + n, self._time(now_ms)) for n in range(count)]
             made, rows = [item for item, _ in pairs], [row for _, row in pairs]
             times = [item.time_ms for item in made]
-            request = timer_ops.scheduled(*place, by.name, 0, sequence, times, rows, owner, first, -1, 0)
+            request = timer_ops.scheduled(*place, by.name, 0, sequence, times, rows, owner, first, -1, life)
 
         def stored(results: list[Any]) -> None:
             code, *info = results[0]
+            if life and code in GONE:
+                by.sending.discard(place)  # for ever: the next topic has instances of its own
+                return
             if code not in DONE:
                 raise Violation(f"batch {sequence} of {by.name} was answered {results}", "unexpected-answer")
             by.sequence[place] += 1
@@ -179,34 +192,38 @@ class DelayedMessages:
         self.done["begun"] += 1
         tx_id = f"d{self.done['begun']}"
         owner, made, frames = owner_of(APP, tx_id), list[Item](), list[bytes]()
-        for place in self._rng.sample(PLACES, self._rng.choice((1, 1, 2))):
+        life = self._life or NO_ID
+        for place in self._rng.sample(self._places, min(len(self._places), self._rng.choice((1, 1, 2)))):
             count = self._rng.choice((1, 1, 3))
             pairs = [self._new(place, owner, len(made) + n, self._time(now_ms)) for n in range(count)]
             rows = [row for _, row in pairs]
             new = [item for item, _ in pairs]
             sizes, txs = [len(row) for row in rows], [0] * count
             times, ordinals = [item.time_ms for item in new], [item.ordinal for item in new]
-            frames.append(timer_ops.pre_scheduled(*place, txs, sizes, times, ordinals, rows, 0))
+            frames.append(timer_ops.pre_scheduled(*place, txs, sizes, times, ordinals, rows, life))
             made += new
         extra = PrepareExtra(instance=APP)
         head = ops.prepare(APP, TOPIC, [tx_id], None, 60_000, 0, [1], -1, len(frames), extra)
 
         def prepared(results: list[Any]) -> None:
             problem = results[0][1][0][1] if results[0][0] == ResultCode.PARTIAL else results[0][0]
-            if problem not in DONE:
+            refused = bool(life) and problem in GONE  # an earlier copy may be open nevertheless
+            if problem not in DONE and not refused:
                 raise Violation(f"the PREPARE of {tx_id} was answered {results}", "unexpected-answer")
-            self._desk.later(DECIDES_S * self._rng.random(), self._decide, tx_id, made, commits)
+            self._desk.later(DECIDES_S * self._rng.random(), self._decide, tx_id, made, commits, refused)
 
         commits = self._rng.random() >= ROLLED_BACK
         self._desk.call(head + b"".join(frames), prepared, lambda: True)
 
-    def _decide(self, tx_id: str, made: Sequence[Item], commits: bool) -> None:
+    def _decide(self, tx_id: str, made: Sequence[Item], commits: bool, refused: bool) -> None:
+        commits = commits and not refused
+
         def decided(results: list[Any]) -> None:
             code = results[0][1][0][1] if results[0][0] == ResultCode.PARTIAL else results[0][0]
             if code == ResultCode.RETRY:
-                self._desk.later(0.03, self._decide, tx_id, made, commits)
+                self._desk.later(0.03, self._decide, tx_id, made, commits, refused)
                 return
-            if code not in DONE:
+            if code not in DONE and not (refused and code == ResultCode.UNKNOWN_TX):
                 raise Violation(f"the decision on {tx_id} was answered {results}", "unexpected-answer")
             self.done["decided"] += 1
             for item in made:
@@ -228,7 +245,7 @@ class DelayedMessages:
 
     def _cancel(self, now_ms: int) -> None:
         """Some that wait, or are about to be released, or were just released."""
-        place = self._rng.choice(PLACES)
+        place = self._rng.choice(self._places)
         known = [i for i in self.items[-200:] if i.place == place and i.due_ms and i.due_ms > now_ms - 200]
         if not known:
             return
@@ -238,11 +255,16 @@ class DelayedMessages:
     def _ask(self, chosen: Sequence[Item]) -> None:
         place = chosen[0].place
         keys = [(item.due_ms or 0, item.owner, item.ordinal) for item in chosen]
+        life = chosen[0].life
         for item in chosen:
             item.cancelling += 1
 
         def answered(results: list[Any]) -> None:
             code, *info = results[0]
+            if life and code in GONE:
+                for item in chosen:
+                    item.cancelling -= 1
+                return
             if code not in (ResultCode.OK, ResultCode.PARTIAL):
                 raise Violation(f"a CANCEL was answered {results}", "unexpected-answer")
             late = {at: why for at, why, _ in info[0]} if info else {}
@@ -256,72 +278,26 @@ class DelayedMessages:
                     item.told_too_late = True
                 self.done["too late" if at in late else "cancelled"] += 1
 
-        self._desk.call(timer_ops.cancel(*place, keys, 0), answered, lambda: True)
+        self._desk.call(timer_ops.cancel(*place, keys, life), answered, lambda: True)
 
     # -------------------------------------------------------------- at the end
 
     def check(self, leader: BrokerApplication, replicas: Sequence[BrokerApplication]) -> bool:
         """Compare with what is readable; False: a replica found damage, and has ended."""
-        state = leader.replica.state
-        if TOPIC not in state.topics.topics:
+        known = leader.replica.state.topics.topics.get(TOPIC)
+        if known is None:
             return True
         found: dict[str, list[tuple[tuple[str, int], int]]] = {}
-        for place in PLACES:
-            read = _readable(leader, place)
+        for place in self._places:
+            read = readable(leader, place)
             if read is None:
                 return False
             for id, time_ms in read:
                 found.setdefault(id, []).append((place, time_ms))
         now_ms = leader.replica.group_ms(leader._now_ms())
-        for item in self.items:
-            self._judge(item, found.get(item.id, ()), now_ms)
+        for item in (*self._old, *self.items):
+            judge(item, found.get(item.id, ()), now_ms, known.info.topic_id)
         for app in replicas:
-            _compare(app)
+            compare(app)
         self.done["delivered"] = sum(item.id in found for item in self.items)
         return True
-
-    def _judge(self, item: Item, found: Sequence[tuple[tuple[str, int], int]], now_ms: int) -> None:
-        if len(found) > 1:
-            raise Violation(f"{item} is readable twice: {found}", "schedule-duplicate")
-        if found:
-            place, time_ms = found[0]
-            if place != item.place:
-                raise Violation(f"{item} is in {place}", "wrong-place")
-            if item.rolled_back or (item.due_ms is not None and time_ms < item.due_ms):
-                raise Violation(f"{item} was readable at {time_ms}", "early")
-            if item.cancelled:
-                raise Violation(f"{item} was readable at {time_ms}", "cancelled-delivered")
-        elif item.effective and not item.cancelled and not item.cancelling:
-            if item.told_too_late:
-                raise Violation(f"{item} is not readable at {now_ms}", "cancel-lied")
-            if (item.due_ms or 0) + LATE_MS <= now_ms:
-                raise Violation(f"{item} is not readable at {now_ms}", "schedule-lost")
-
-
-def _compare(app: BrokerApplication) -> None:
-    """A replica's store with its counts."""
-    timers = app.replica.state.timers
-    records, _ = timers.store.listed(timers.released, TIME_MAX, 1 << 30)
-    live = [
-        record for record in records if int.from_bytes(record[8:12], "big") in app.replica.state.topics.slots
-    ]
-    if len(live) != timers.counts.total:
-        text = f"{timers.counts.total} messages wait, and {len(live)} records are there"
-        raise Violation(text, "timers-differ")
-
-
-def _readable(app: BrokerApplication, place: tuple[str, int]) -> list[tuple[str, int]] | None:
-    """Ids and times of all that is readable; None: the replica has ended."""
-    found: list[tuple[str, int]] = []
-    while True:
-        result = app.fetch(*place, len(found))
-        if result is None:
-            return None
-        before, at = len(found), 0
-        for base, count, time_ms, size in result[5]:
-            rows = decode_rows(result[6][at : at + size], count)
-            at += size
-            if base + count > len(found):
-                found += [(identify(row[1]), time_ms) for row in rows[max(len(found) - base, 0) :]]
-        if len(found) == before:
-            return found

@@ -46,6 +46,9 @@ GROUPS = 10
 #: More share groups than simulated clients have.
 SHARE_GROUPS = 20
 
+#: Messages that simulated members have at a time, and have had since the last tidying.
+LEASED = 5_000
+
 Most = Callable[[Counter[str], "SimReplica", Any], int]
 
 
@@ -232,6 +235,12 @@ BOUNDS: dict[str, int | Most] = {
     **{"Finishing.ranges" + "[]" * depth: REQUESTS for depth in range(1, 3)},
     "Rows._kept": REQUESTS,
     "Rows._kept[]": REQUESTS,
+    # Leases, and who waits for some.
+    "Leases._windows": lambda found, replica, broker: SHARE_GROUPS * found["TopicTable.slots"],
+    "Leases._due": LEASED,
+    "Window.held": LEASED,
+    "Window.free": LEASED,
+    **{f"ShareDesk.{name}": REQUESTS for name in ("_asked", "_parked", "_wanting")},
     "ShareAdmission._under_way": _of("ShareAdmission._under_way[]"),
     "ShareAdmission._under_way idle": 0,
     "ShareAdmission._under_way[]": REQUESTS,

@@ -31,6 +31,7 @@ class Message:
     holder: str | None
     until_ms: int = 0
     expiries: int = 0
+    before: str | None = None  # who held it when an ack or nack of it began
 
 
 @st.composite
@@ -104,7 +105,8 @@ class LeasesAndADict(RuleBasedStateMachine):
                 for offset in range(first, last + 1):
                     if offset not in self.final and (offset >= self.given or offset in self.known):
                         message = self.known.setdefault(offset, Message(None))
-                        message.holder = SETTLING
+                        if message.holder != SETTLING:
+                            message.before, message.holder = message.holder, SETTLING
 
     @rule(ranges=some_ranges())
     def came_to_nothing(self, ranges: list[Range]) -> None:
@@ -113,7 +115,7 @@ class LeasesAndADict(RuleBasedStateMachine):
             for offset in range(first, last + 1):
                 message = self.known.get(offset)
                 if message is not None and message.holder == SETTLING:
-                    message.holder = None
+                    message.holder, message.before = message.before, None
                     if offset >= self.given:
                         del self.known[offset]
 

@@ -13,8 +13,7 @@ from escrowmq.replication.format.codec import OpType, decode_command
 from escrowmq.replication.state.machine import Result
 from escrowmq.replication.state.topics import LEVEL_OF_IDS
 from tests.sim.coverage import AcrossPhase, Phase
-from tests.sim.ledger import OF_TRANSACTIONS, ClientTx, Ledger, accepted, with_results
-from tests.sim.recreated.model import APP as APART
+from tests.sim.ledger import APART, OF_TRANSACTIONS, ClientTx, Ledger, accepted, with_results
 from tests.sim.world import Violation, World
 
 
@@ -94,7 +93,7 @@ class AcrossLedger(Ledger):
         now_ms, ops = decode_command(command)
         self.listener(gid, index, now_ms, ops)
         for op, result in with_results(ops, results):
-            if op.type in OF_TRANSACTIONS and op.meta[0] == APART:
+            if op.type in OF_TRANSACTIONS and op.meta[0] in APART:
                 continue
             if op.type == OpType.LEVEL:
                 self._rises(gid, op.meta[0])

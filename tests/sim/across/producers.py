@@ -97,6 +97,8 @@ class AcrossProducer:
         self.core = _Core(info, app, config, clock=lambda: self._world.now, turns=self._turns, instance=name)
         self.core.ids = map(f"x{{}}{scene.ids_end}".format, iter(clients.number, None))
         self.core.encoder = self._encoder(config)
+        self.core.encoder.time_of = self.core.delays.time_of
+        self.core.delays.ready = True  # delays are used only where the level is reached
         self._mine: list[AcrossTx] = []
         #: Operations that wait for their answer.
         self.preparing: dict[int, AcrossTx] = {}
@@ -105,8 +107,8 @@ class AcrossProducer:
     def _encoder(self, config: ProducerConfig) -> Encoder:
         """Some producers compress values, each in its own way, so that an id that two of them use has rows of
         several kinds."""
-        scene, luck = self._clients.scene, self._world.stream(f"compression-{self.name}")
-        places = scene.topics.__getitem__, scene.group_of
+        luck = self._world.stream(f"compression-{self.name}")
+        places = self._clients.later_across.partitions, self._clients.later_across.group_of
         if luck.random() >= COMPRESSING:
             return Encoder(config, *places)
         how = Compression(luck.choice(tuple(METHODS)), least=luck.choice((1, 200)))
@@ -150,6 +152,7 @@ class AcrossProducer:
         given = rng.random() < GIVEN
         tx_id = f"g{self._clients.number()}" if given else next(self.core.ids)
         sent, messages, places = self._content(tx_id)
+        messages += self._clients.later_across.messages(self, tx_id, sent)
         record = AcrossTx(self.app, tx_id, sent, places, self.name)
         self._prepare(record, messages, given, tries=1)
         if given and rng.random() < TWICE and (other := self._clients.another(self)) is not None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from escrowmq.actors.admin.topic_creation import topic_settings
 from escrowmq.actors.producer.send_future import SendFuture
 from escrowmq.replication.format import ops
+from escrowmq.replication.format.codec import Op
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.raft.node import RaftNode
 from escrowmq.replication.state.machine import Result
@@ -22,6 +23,7 @@ from tests.history.report import Report
 from tests.sim import crowd
 from tests.sim.across.branching import SimBranches
 from tests.sim.across.feedback import ASKING, FeedbackProcess, Links
+from tests.sim.across.later import LaterAcross
 from tests.sim.across.ledger import AcrossLedger, AcrossTx
 from tests.sim.across.loop import WorldLoop
 from tests.sim.across.operator import Operator
@@ -33,8 +35,9 @@ from tests.sim.broker_app import BrokerApplication
 from tests.sim.consumers import Consumer, read_finally
 from tests.sim.coverage import AnyPhase, Phase, cells
 from tests.sim.crowd import NAMES, Crowd
+from tests.sim.delayed import DelayedMessages
 from tests.sim.desk import Desk
-from tests.sim.recreated import model as recreated
+from tests.sim.ledger import APART
 from tests.sim.recreated.topic import RecreatedTopic
 from tests.sim.topic_changes import TopicChanges
 from tests.sim.workload import Application, Cluster, ReplicaContext
@@ -116,13 +119,23 @@ class AcrossWorkload(Acting):
             self.crowds += [self._crowd(gid, desk) for gid, desk in enumerate(self.desks)]
         self.changes = TopicChanges(many.parts, self.scene.places())
         self.recreated = RecreatedTopic(many.parts, members=self.scene.tables is None)
-        self.ledger.listener = self.recreated.heard
+        # Its clients repeat requests, so the brokers must remember ids and producers.
+        remembers = self.scene.tables is None
+        self.delayed = [DelayedMessages(part, part.gid, self.scene.groups) for part in many.parts * remembers]
+        self.later_across = LaterAcross(self)
+        self.ledger.listener = self._hear
         self.processes: list[FeedbackProcess] = []
         self._keep = self._rng.choice(({}, {}, {"retention_ms": 3_000}, {"retention_bytes": 2_000}))
         if self.scene.firsts is None:
             self._create_topics()
         else:
             self.later(LEVEL_STEP_S, self._create_placed)
+
+    def _hear(self, gid: int, index: int, now_ms: int, found: Sequence[Op]) -> None:
+        self.recreated.heard(gid, index, now_ms, found)
+        self.later_across.heard(gid, now_ms, found)
+        for clients in self.delayed:
+            clients.heard(gid, index, now_ms, found)
 
     def close(self) -> None:
         """End the coroutines, and forget the sends of producers that died.
@@ -271,6 +284,8 @@ class AcrossWorkload(Acting):
             crowded.act()
         self.changes.act()
         self.recreated.act()
+        for clients in self.delayed:
+            clients.act()
 
     def another(self, producer: AcrossProducer) -> AcrossProducer | None:
         """A live process of the same app."""
@@ -326,7 +341,7 @@ class AcrossWorkload(Acting):
         return [
             self.ledger.on_wire(name, tx_id, record.home_group if record.home_group >= 0 else gid)
             for name, tx_id, record in app.replica.state.transactions.iterate_open()
-            if name != recreated.APP
+            if name not in APART
         ]
 
     # -------------------------------------------------------------- the end
@@ -383,7 +398,7 @@ class AcrossWorkload(Acting):
         alive = [producer for producer in self.producers if producer.alive]
         own = sum(len(producer.preparing) + len(producer.deciding) for producer in alive)
         asked = sum(desk.waiting for desk in self.desks) + self.changes.waiting + self.recreated.waiting
-        return own + self.operator.waiting + asked
+        return own + self.operator.waiting + asked + sum(clients.waiting for clients in self.delayed)
 
     def _mute_stay_open(self) -> None:
         """Check that transactions of the mute app that were not decided are still open at home."""
@@ -400,6 +415,11 @@ class AcrossWorkload(Acting):
                 read_finally(desk.replicas(), self.ledger.recorder, attempt, self.places(gid))
                 for gid, desk in enumerate(self.desks)
             ]
+            read += [
+                clients.check(leaders[gid], [app for _, app in self.desks[gid].replicas()])
+                for gid, clients in enumerate(self.delayed)
+            ]
+            read += [self.later_across.check(gid, leader) for gid, leader in enumerate(leaders)]
             if all(read):
                 break
         else:

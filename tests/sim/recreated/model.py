@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from escrowmq.replication.format.codec import Op, OpType
-from escrowmq.replication.model import BY_NAME, TopicInfo, first_group, group_of
+from escrowmq.replication.model import BY_NAME, NO_ID, TopicInfo, first_group, group_of
 from escrowmq.replication.state.topics import UNSTATED
 from tests.sim.world import Violation
 
@@ -56,6 +56,7 @@ class Model:
         self._lives: list[tuple[int, Life | None]] = [(0, None)]  # each with its first entry
         self._deletions: list[int] = []  # entries that deleted the consumer group
         self._count = self._last_id = 0
+        self._others: dict[str, int] = {}  # other topics, with their ids
         self._now_ms = 0
 
     def at(self, index: int) -> Life | None:
@@ -81,6 +82,8 @@ class Model:
             elif op.type == OpType.DELETE_TOPIC and op.meta[0] == TOPIC and self._is_meant(op):
                 self._lives.append((index, None))
                 self.life = None
+            elif op.type in (OpType.CREATE_TOPIC, OpType.DELETE_TOPIC) and op.meta[0] != TOPIC:
+                self._another(op)
             elif op.type == OpType.GROUP_OFFSETS and op.meta[1] == TOPIC and self.life is not None:
                 self._place(index, op)
             elif op.type == OpType.DELETE_GROUP:
@@ -94,6 +97,16 @@ class Model:
         if self.life is None or len(op.meta) == 1:
             return True
         return self.life.id == op.meta[1] if self.gid == 0 else self.life.id <= op.meta[1]
+
+    def _another(self, op: Op) -> None:
+        """Another topic is created, perhaps with an id of this group, or deleted."""
+        name, with_id = op.meta[0], len(op.meta) > 3
+        if op.type == OpType.DELETE_TOPIC:
+            if len(op.meta) == 1 or self._others.get(name) == op.meta[1]:
+                self._others.pop(name, None)
+        elif name not in self._others:
+            self._last_id += with_id and self.gid == 0
+            self._others[name] = self._last_id if with_id else NO_ID
 
     def _create(self, index: int, op: Op) -> None:
         id = op.meta[3] if len(op.meta) > 3 else 0

@@ -1,0 +1,228 @@
+"""What share groups promise: handed out again and again until somebody says that it is done, and never after.
+
+A message is known by its id, which its copies in the topics of retries and of dead letters have, too. The
+simulated or real clients record:
+
+- ``share-group`` (ok: ``max_attempts``, ``delays_ms``): the settings of a group, before it is used;
+- ``share-acquire`` with ``since_ms``, the highest time that its client has heard from a broker; ok:
+  ``leader`` (a leader in one term, whose clock does not jump), ``lease_ms``, and ``records``: topic,
+  partition, offset, id, attempt, timestamp;
+- ``share-ack`` and ``share-release`` with ``records``: topic, partition, offset;
+- ``share-nack`` with ``records``, ``delays_ms`` (``BY_TABLE``, ``REJECT``) and ``since_ms``;
+- ``share-redrive`` with ``records`` in the topic of dead letters, and their ids; unknown if it got no answer;
+- ``share-handle``: an ordered consumer handles a record; ok: it is done; fail: it failed;
+- ``share-end``, once nothing is left to do: of a partition its ``start``, ``ranges``, ``end`` and all
+  ``records`` that the group had to handle, each an offset and an id; the same with ``of`` "retry" or "dead",
+  where a record is offset, id and attempt.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from escrowmq.replication.format.share_ops import BY_TABLE, REJECT
+from escrowmq.replication.sharing.window import EXPIRIES_MAX
+from tests.history.events import Event
+from tests.history.report import Report
+
+Place = tuple[str, int, int]  # topic, partition, offset
+NANOS = 1_000_000
+#: Clocks of leaders and clients may run so much faster than the others.
+DRIFT = 0.97
+#: What this module reports.
+ANOMALIES = frozenset(
+    {"acked-again", "double-lease", "stuck", "dead-early", "over-attempts", "retry-early", "retried-twice"}
+    | {"dead-letter-lost", "redriven-twice", "order-broken"}
+)
+#: So many leases of a message run out before its leader takes that for a failure.
+LEASES = EXPIRIES_MAX + 1
+PREFIX = "share-"  # of the kinds of operations
+
+
+@dataclass(slots=True)
+class _Lease:
+    """A lease that certainly held in this time, unless its member gave it back; in ns."""
+
+    leader: str
+    begin: int
+    end: int
+
+
+@dataclass(slots=True)
+class _Job:
+    """One message of one group."""
+
+    at: dict[Place, int] = field(default_factory=dict)  # where it was handed out -> the attempt
+    highest: int = 0  # attempt since the last redrive
+    acked: bool = False  # somebody may have said that it is done
+    rejected: bool = False
+    redriven: set[Place] = field(default_factory=set)  # dead letters that may have been redriven
+    comes_ms: dict[int, int] = field(default_factory=dict)  # attempt -> not before this time
+
+
+@dataclass(slots=True)
+class _Group:
+    max_attempts: int = 16
+    delays_ms: Sequence[int] = (0,)
+    jobs: dict[str, _Job] = field(default_factory=dict)
+    ids: dict[Place, str] = field(default_factory=dict)
+    final: dict[Place, int] = field(default_factory=dict)  # since when certainly
+    leases: dict[Place, _Lease] = field(default_factory=dict)
+    copies: dict[str, Counter[tuple[str, int]]] = field(default_factory=dict)  # id -> kind and attempt
+    ends: list[Event] = field(default_factory=list)
+    handled: dict[tuple[str, int], int] = field(default_factory=dict)  # the next one in an ordered stream
+
+
+class Sharing:
+    """Feed it each event of these kinds; ``finish`` at the end."""
+
+    def __init__(self, report: Report) -> None:
+        self._report = report
+        self._groups: dict[str, _Group] = {}
+
+    def _group(self, event: Event) -> _Group:
+        return self._groups.setdefault(event.fields["group"], _Group())
+
+    def invoked(self, event: Event) -> None:
+        """An operation begins: from now on it may have an effect."""
+        group, kind = self._group(event), event.kind
+        if kind in ("share-ack", "share-nack", "share-release"):
+            for n, place in enumerate(_places(event)):
+                group.leases.pop(place, None)
+                job = group.jobs.get(group.ids.get(place, ""))
+                if job is None or kind == "share-release":
+                    continue
+                job.acked = job.acked or kind == "share-ack"
+                if kind == "share-nack":
+                    since_ms: int = event.fields["since_ms"]
+                    self._fails(group, job, job.at[place], event.fields["delays_ms"][n], since_ms)
+        elif kind == "share-redrive":
+            for place, id in zip(_places(event), event.fields["ids"], strict=True):
+                job = group.jobs.setdefault(id, _Job())
+                job.redriven.add(place)
+                job.highest, job.comes_ms = 0, {}
+        elif kind == "share-handle":
+            ((topic, partition, offset),) = _places(event)
+            wanted = group.handled.setdefault((topic, partition), offset)
+            if offset > wanted:
+                text = f"{topic}[{partition}]: {offset} is handled before {wanted} is done"
+                self._report.add("order-broken", text, event)
+
+    @staticmethod
+    def _fails(group: _Group, job: _Job, attempt: int, delay_ms: int, since_ms: int) -> None:
+        """It may fail from that time on: so it may come back that much later."""
+        if delay_ms == REJECT:
+            job.rejected = True
+            return
+        if delay_ms == BY_TABLE:
+            delay_ms = group.delays_ms[min(attempt, len(group.delays_ms)) - 1]
+        comes_ms = since_ms + delay_ms
+        job.comes_ms[attempt + 1] = min(job.comes_ms.get(attempt + 1, comes_ms), comes_ms)
+
+    def ended(self, invoked: Event, event: Event) -> None:
+        """An operation was answered with success."""
+        group, fields = self._group(invoked), event.fields
+        if invoked.kind == "share-group":
+            group.max_attempts, group.delays_ms = fields["max_attempts"], fields["delays_ms"]
+        elif invoked.kind == "share-acquire":
+            for topic, partition, offset, id, attempt, time_ms in fields["records"]:
+                place = topic, partition, offset
+                self._handed_out(group, place, id, attempt, time_ms, invoked, event)
+        elif invoked.kind in ("share-ack", "share-nack"):
+            refused = set(fields.get("refused", ()))
+            for n, place in enumerate(_places(invoked)):
+                if n not in refused:
+                    group.final.setdefault(place, event.at)
+        elif invoked.kind == "share-handle":
+            ((topic, partition, offset),) = _places(invoked)
+            group.handled[topic, partition] = max(group.handled[topic, partition], offset + 1)
+        elif invoked.kind == "share-end":
+            group.ends.append(event)
+            kind: str = fields.get("of", "")
+            for _, id, attempt in fields["records"] if kind else ():
+                group.copies.setdefault(id, Counter())[kind, attempt] += 1
+
+    def _handed_out(
+        self, group: _Group, place: Place, id: str, attempt: int, time_ms: int, asked: Event, told: Event
+    ) -> None:
+        if group.final.get(place, asked.at) < asked.at:
+            self._report.add(
+                "acked-again", f"{id} at {place} is handed out after it was settled", asked, told
+            )
+        lease, leader = group.leases.get(place), told.fields["leader"]
+        if lease and lease.leader == leader and lease.begin <= asked.at and told.at < lease.end:
+            text = f"{id} at {place} is leased twice by {leader}"
+            self._report.add("double-lease", text, asked, told)
+        lease_ns = int(told.fields["lease_ms"] * NANOS * DRIFT)
+        group.leases[place] = _Lease(leader, told.at, asked.at + lease_ns)
+        group.ids[place] = id
+        job = group.jobs.setdefault(id, _Job())
+        if attempt > group.max_attempts:
+            self._report.add("over-attempts", f"{id} comes for the {attempt}th time", told)
+        if place not in job.at:
+            if attempt <= job.highest and not job.redriven:
+                text = f"{id} comes back at {place} as attempt {attempt}, after attempt {job.highest}"
+                self._report.add("over-attempts", text, told)
+            if attempt > 1 and time_ms < (comes_ms := job.comes_ms.get(attempt, 0)):
+                text = f"{id}, attempt {attempt}, is readable at {time_ms}, before {comes_ms}"
+                self._report.add("retry-early", text, told)
+            job.at[place], job.highest = attempt, max(job.highest, attempt)
+        # Its leases may run out unnoticed: after the third the leader lets it come back by the table.
+        self._fails(group, job, attempt, BY_TABLE, time_ms + LEASES * told.fields["lease_ms"])
+
+    # -------------------------------------------------------------- at the end
+
+    def finish(self) -> None:
+        """Nothing is left to do: everything must be done, or a dead letter."""
+        for name, group in self._groups.items():
+            for end in group.ends:
+                self._end_of(name, group, end)
+            for id, copies in group.copies.items():
+                self._copied(group, id, group.jobs.get(id, _Job()), copies)
+
+    def _end_of(self, name: str, group: _Group, end: Event) -> None:
+        fields = end.fields
+        if fields.get("of") == "dead":
+            return
+        at = fields["start"]
+        for first, last in (*fields["ranges"], (fields["end"], fields["end"])):
+            if at < first:
+                text = f"{name}: {at} to {first - 1} of {fields['topic']}[{fields['partition']}] are not done"
+                self._report.add("stuck", text, end)
+            at = last + 1
+        if fields.get("of"):
+            return
+        ranges = (0, fields["start"] - 1), *fields["ranges"]
+        for offset, id in fields["records"]:
+            if not any(first <= offset <= last for first, last in ranges):
+                continue
+            job, copies = group.jobs.get(id, _Job()), group.copies.get(id, Counter())
+            dead = sum(n for (kind, _), n in copies.items() if kind == "dead")
+            if not job.acked and not dead:
+                self._report.add(
+                    "dead-letter-lost", f"{name}: {id} is final, and nobody was done with it", end
+                )
+
+    def _copied(self, group: _Group, id: str, job: _Job, copies: Counter[tuple[str, int]]) -> None:
+        rounds = 1 + len(job.redriven)
+        for (kind, attempt), count in sorted(copies.items()):
+            if kind == "dead" and attempt < group.max_attempts and not job.rejected:
+                self._report.add("dead-early", f"{id} is a dead letter after {attempt} attempts")
+            if attempt > group.max_attempts:
+                self._report.add("over-attempts", f"{id}: {kind}, attempt {attempt}")
+            if kind == "retry" and attempt == 1:
+                if count > len(job.redriven):
+                    self._report.add("redriven-twice", f"{id}: {count} times, from {sorted(job.redriven)}")
+            elif kind == "retry" and count > rounds:
+                self._report.add("retried-twice", f"{id}: attempt {attempt} {count} times")
+        dead = sum(count for (kind, _), count in copies.items() if kind == "dead")
+        if dead > rounds:
+            self._report.add("retried-twice", f"{id} is {dead} dead letters")
+
+
+def _places(event: Event) -> Iterable[Place]:
+    records: list[Any] = event.fields["records"]
+    return [(topic, partition, offset) for topic, partition, offset in records]

@@ -1,0 +1,194 @@
+"""Each anomaly of share groups in a short history that shows it, beside a history that must pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from escrowmq.replication.format.share_ops import BY_TABLE, REJECT
+from tests.history.checker import check
+from tests.history.events import Recorder
+from tests.history.report import Report
+from tests.history.sharing import ANOMALIES
+
+MS = 1_000_000
+TOPIC, RETRY, DEAD = "t", "__retry.g", "__dead.g"
+
+
+class Shared:
+    """A history of one share group, written by hand; each operation takes a millisecond. The message ``a``
+    is sent to offset 0 of its topic, and comes back at offset 0 of the topic of retries, and so on."""
+
+    def __init__(self, max_attempts: int = 3, delay_ms: int = 10) -> None:
+        self._now = 0
+        self.recorder = Recorder("hand", clock=self._clock)
+        self._ok("share-group", {}, max_attempts=max_attempts, delays_ms=[delay_ms])
+
+    def _clock(self) -> int:
+        self._now += MS // 2
+        return self._now
+
+    @property
+    def now_ms(self) -> int:
+        return self._now // MS
+
+    def _ok(self, kind: str, asked: dict[str, Any], **told: Any) -> Shared:
+        self.recorder.ok(self.recorder.invoke(kind, group="g", **asked), **told)
+        return self
+
+    def wait(self, ms: int) -> Shared:
+        self._now += ms * MS
+        return self
+
+    def handed(self, attempt: int = 1, topic: str = "", at: int = 0, by: str = "r0", ms: int = -1) -> Shared:
+        """``a`` is handed out by a leader. ``ms``: when it became readable; -1: now."""
+        place = topic or (TOPIC if attempt == 1 else RETRY), 0, at
+        record = [*place, "a", attempt, self.now_ms if ms < 0 else ms]
+        asked = {"member": "m", "since_ms": self.now_ms}
+        return self._ok("share-acquire", asked, leader=by, lease_ms=100, records=[record])
+
+    def ack(self, attempt: int = 1, at: int = 0, refused: tuple[int, ...] = ()) -> Shared:
+        place = TOPIC if attempt == 1 else RETRY, 0, at
+        return self._ok("share-ack", {"records": [place]}, refused=list(refused))
+
+    def nack(self, attempt: int = 1, delay_ms: int = BY_TABLE, at: int = 0) -> Shared:
+        place = TOPIC if attempt == 1 else RETRY, 0, at
+        asked = {"records": [place], "delays_ms": [delay_ms], "since_ms": self.now_ms}
+        return self._ok("share-nack", asked)
+
+    def release(self) -> Shared:
+        return self._ok("share-release", {"records": [(TOPIC, 0, 0)]})
+
+    def redrive(self) -> Shared:
+        return self._ok("share-redrive", {"records": [(DEAD, 0, 0)], "ids": ["a"]})
+
+    def ends(self, start: int = 1, end: int = 1, ranges: tuple[tuple[int, int], ...] = ()) -> Shared:
+        told = {"topic": TOPIC, "partition": 0, "start": start, "ranges": ranges, "end": end}
+        return self._ok("share-end", {}, **told, records=[(0, "a")])
+
+    def copies(self, kind: str, *attempts: int) -> Shared:
+        records = [(n, "a", attempt) for n, attempt in enumerate(attempts)]
+        end, topic = len(records), RETRY if kind == "retry" else DEAD
+        told = {"of": kind, "topic": topic, "partition": 0, "start": end, "ranges": (), "end": end}
+        return self._ok("share-end", {}, **told, records=records)
+
+    def handle(self, at: int, done: bool = True) -> Shared:
+        op = self.recorder.invoke("share-handle", group="g", records=[(TOPIC, 0, at)])
+        if done:
+            self.recorder.ok(op)
+        else:
+            self.recorder.fail(op, "the handler has failed")
+        return self
+
+    def check(self) -> Report:
+        return check(self.recorder.events)
+
+
+def failed() -> Shared:
+    """Its first attempt has failed."""
+    return Shared().handed().nack()
+
+
+def dead() -> Shared:
+    """It was rejected, and is a dead letter."""
+    return Shared().handed().nack(delay_ms=REJECT).copies("dead", 1).ends()
+
+
+BAD = {
+    "acked-again: after an ack": (Shared().handed().ack().handed(), "acked-again"),
+    "acked-again: by another leader": (Shared().handed().ack().handed(by="r1"), "acked-again"),
+    "acked-again: after it had failed there": (failed().handed(), "acked-again"),
+    "double-lease: while it is leased": (Shared().handed().handed(), "double-lease"),
+    "stuck: at the end of a partition": (Shared().handed().ends(start=0), "stuck"),
+    "stuck: before what is final": (
+        Shared().handed().ack().ends(start=0, end=3, ranges=((1, 2),)),
+        "stuck",
+    ),
+    "dead-early: at the first attempt": (failed().copies("dead", 1).ends(), "dead-early"),
+    "over-attempts: handed out": (
+        Shared(max_attempts=1).handed().nack().wait(20).handed(attempt=2),
+        "over-attempts",
+    ),
+    "over-attempts: the attempt is not carried on": (
+        failed().wait(20).handed(attempt=2).nack(attempt=2).wait(20).handed(attempt=2, at=1),
+        "over-attempts",
+    ),
+    "over-attempts: a retry that nobody needed": (
+        Shared(max_attempts=1).handed().nack().copies("retry", 2).copies("dead", 1),
+        "over-attempts",
+    ),
+    "retry-early: by the table": (failed().handed(attempt=2), "retry-early"),
+    "retry-early: by the delay that was asked for": (
+        Shared(delay_ms=1_000).handed().nack(delay_ms=50).wait(30).handed(attempt=2),
+        "retry-early",
+    ),
+    "retried-twice: two copies": (failed().copies("retry", 2, 2), "retried-twice"),
+    "retried-twice: two dead letters": (
+        Shared().handed().nack(delay_ms=REJECT).copies("dead", 1, 1),
+        "retried-twice",
+    ),
+    "dead-letter-lost: rejected": (Shared().handed().nack(delay_ms=REJECT).ends(), "dead-letter-lost"),
+    "dead-letter-lost: never handed out": (Shared().ends(), "dead-letter-lost"),
+    "redriven-twice: one redrive, two copies": (dead().redrive().copies("retry", 1, 1), "redriven-twice"),
+    "redriven-twice: nobody asked for it": (dead().copies("retry", 1), "redriven-twice"),
+    "order-broken: one is left out": (Shared().handle(0).handle(2), "order-broken"),
+    "order-broken: the one before has failed": (Shared().handle(0, done=False).handle(1), "order-broken"),
+}
+
+GOOD = {
+    "handed out, acknowledged": Shared().handed().ack().ends(),
+    "again after the lease is over": Shared().handed().wait(200).handed().ack().ends(),
+    "again by another leader": Shared().handed().handed(by="r1").ack().ends(),
+    "again once it was released": Shared().handed().release().handed().ack(),
+    "again although an ack without answer may be in the log": Shared()
+    .handed()
+    .ack(refused=(0,))
+    .handed(by="r1"),
+    "fails, comes back, is done": failed()
+    .wait(20)
+    .handed(attempt=2)
+    .ack(attempt=2)
+    .ends()
+    .copies("retry", 2),
+    "fails until it is a dead letter": (
+        Shared(max_attempts=2)
+        .handed()
+        .nack()
+        .wait(20)
+        .handed(attempt=2)
+        .nack(attempt=2)
+        .ends()
+        .copies("retry", 2)
+        .copies("dead", 2)
+    ),
+    "a dead letter without an answer to the last failure": (
+        Shared(max_attempts=1).handed().wait(900).ends().copies("dead", 1)
+    ),
+    "rejected at once": dead(),
+    "redriven once": dead().redrive().handed(attempt=1, topic=RETRY).ack(attempt=2).copies("retry", 1),
+    "redriven twice, from two dead letters": (
+        Shared().handed().nack(delay_ms=REJECT).redrive().copies("dead", 1, 1).copies("retry", 1)
+    ),
+    "a shorter pause than the table's": (
+        Shared(delay_ms=1_000).handed().nack(delay_ms=5).wait(10).handed(attempt=2)
+    ),
+    "in order, one of them twice": Shared().handle(0).handle(1, done=False).handle(1).handle(2),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_history_is_found_as_what_it_is(name: str) -> None:
+    history, kind = BAD[name]
+    report = history.check()
+    assert set(report.found) == {kind}, report.summary()
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_a_good_history_passes(name: str) -> None:
+    report = GOOD[name].check()
+    assert report.ok, report.summary()
+
+
+def test_every_kind_has_a_bad_history() -> None:
+    assert {kind for _, kind in BAD.values()} == ANOMALIES

@@ -1,0 +1,236 @@
+"""Members of share groups: they take messages, and handle them, or fail, or die with them.
+
+A member asks whichever replica says that it leads, also a deposed one. What it does with a record is drawn:
+acknowledge, fail, reject, give back, extend its lease, or forget it, as a handler that hangs does. Acks and
+failures are repeated until they are answered, and copies of some arrive much later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from escrowmq.replication.calling.answers import Reply
+from escrowmq.replication.format import share_ops
+from escrowmq.replication.format.codec import decode_rows
+from escrowmq.replication.format.forwarded import history
+from escrowmq.replication.model import ResultCode
+from escrowmq.replication.replica.handing_out import HandedOut
+from escrowmq.replication.replica.share_desk import Ask
+from tests.history.events import identify
+from tests.sim.broker_app import BrokerApplication
+from tests.sim.desk import LOST
+from tests.sim.replica import SimReplica
+from tests.sim.world import Violation
+
+if TYPE_CHECKING:
+    from tests.sim.sharing.groups import ShareGroups
+
+PAUSE_S = (0.0, 0.02, 0.1)  # between two calls
+WAIT_S = (0.0, 0.1, 0.5)
+RECORDS = (1, 2, 5, 20)
+HANDLES_S = 0.2  # the longest time that a handler takes, unless it hangs
+LEASE_MS = 300
+DIES = 0.03  # share of calls with whose messages the member dies
+#: What becomes of a record, and how often.
+FATES = {"ack": 50, "nack": 20, "later": 6, "reject": 4, "release": 6, "extend": 4, "hang": 8}
+IN_THE_CALM = {"ack": 12, "nack": 1}
+COPIED, COPY_LATER_S = 0.1, (0.3, 1.0, 2.5)
+#: Answers to an ack or a failure that name one message and end it for this member.
+REFUSALS = (ResultCode.LEASE_LOST,)
+
+Record = tuple[str, int, int]  # topic, partition, offset
+
+
+class Member:
+    """One member of a group, at one broker group."""
+
+    def __init__(self, world: ShareGroups, gid: int, group: str, name: str) -> None:
+        self.group, self.name, self.gid = group, name, gid
+        self._world, self._desk = world, world.desks[gid]
+        self._rng, self._recorder = world.rng, world.recorder
+        self._call = 0  # an answer to an earlier one comes too late
+        self.alive = True
+        self._desk.later(self._rng.random() * 0.1, self._take)
+
+    # -------------------------------------------------------------- taking
+
+    def _take(self) -> None:
+        if not self.alive:
+            return
+        self._call += 1
+        rng, wait_s = self._rng, self._rng.choice(WAIT_S)
+        found = self._desk.any_leader()
+        calm = self._desk.cluster.calm
+        if found is not None and (calm or rng.random() >= LOST):
+            asked = {"group": self.group, "member": self.name, "since_ms": self._world.since_ms(self.gid)}
+            op = self._recorder.invoke("share-acquire", **asked)
+            self._ask(*found, op, wait_s)
+        self._desk.later(wait_s + 0.3 + rng.random(), self._timed_out, self._call)
+
+    def _ask(self, replica: SimReplica, app: BrokerApplication, op: int, wait_s: float) -> None:
+        call = self._call
+
+        def done(reply: Reply) -> None:
+            if reply[0] == "ok":
+                read = self._read(replica, app, reply[1])
+                if read is not None and (self._desk.cluster.calm or self._rng.random() >= LOST):
+                    self._desk.later(0.0005, self._taken, call, op, _leader(replica), *read)
+
+        def ask() -> None:
+            now_ms = app._now_ms()
+            until_ms = now_ms + int(wait_s * 1000)
+            topics = (self._world.topic,)
+            count = self._rng.choice(RECORDS)
+            asked = Ask(self.group, self.name, topics, count, 4_000, LEASE_MS, until_ms, done)
+            app.replica.share_desk.acquire(asked, now_ms)
+
+        replica.guarded(ask)
+        if replica.up:
+            replica.kick()
+
+    def _read(
+        self, replica: SimReplica, app: BrokerApplication, handed_out: Sequence[HandedOut]
+    ) -> tuple[list[tuple[str, int]], list[list[Any]]] | None:
+        """Partitions that the group has not begun, and the records; None: the replica has ended."""
+        unknown, records = list[tuple[str, int]](), list[list[Any]]()
+        for found in handed_out:
+            if found.code == ResultCode.UNKNOWN_SHARE:
+                unknown.append((found.topic, found.number))
+            for first, last, _ in found.taken:
+                at = first
+                while at <= last:
+                    result = app.fetch(found.topic, found.number, at)
+                    if result is None:
+                        return None
+                    got = [row for row in rows_of(result) if at <= row[0] <= last]
+                    if not got:
+                        break  # retention has overtaken it
+                    records += [[found.topic, found.number, *row] for row in got]
+                    at = got[-1][0] + 1
+        return unknown, records
+
+    def _timed_out(self, call: int) -> None:
+        if call == self._call:
+            self._take()
+
+    def _taken(
+        self, call: int, op: int, leader: str, unknown: list[tuple[str, int]], records: list[list[Any]]
+    ) -> None:
+        if call != self._call or not self.alive:
+            return  # these are leased to nobody who knows it
+        self._call += 1
+        self._recorder.ok(op, leader=leader, lease_ms=LEASE_MS, records=records)
+        self._world.took(self.group, records)
+        for place in unknown:
+            self._world.begin(self.group, *place)
+        if self._rng.random() < DIES and not self._desk.cluster.calm:
+            self._world.died(self)
+            return
+        for record in records:
+            self._desk.later(self._rng.random() * HANDLES_S, self._handled, tuple(record[:3]))
+        self._desk.later(self._rng.choice(PAUSE_S), self._take)
+
+    # -------------------------------------------------------------- handling
+
+    def _handled(self, record: Record) -> None:
+        if not self.alive:
+            return
+        fates = IN_THE_CALM if self._desk.cluster.calm else FATES
+        (fate,) = self._rng.choices(list(fates), list(fates.values()))
+        self._world.done[fate] += 1
+        if fate == "ack":
+            self._ack(record)
+        elif fate in ("nack", "later", "reject"):
+            table = {"nack": share_ops.BY_TABLE, "reject": share_ops.REJECT}
+            self._nack(record, table.get(fate, self._rng.choice((0, 1, 50, 400))))
+        elif fate == "release":
+            op = self._recorder.invoke("share-release", group=self.group, records=[record])
+            self._tell_leader("release", record)
+            self._recorder.ok(op)
+        elif fate == "extend":
+            self._tell_leader("extend", record)
+            self._desk.later(self._rng.random() * HANDLES_S, self._handled, record)
+
+    def _ack(self, record: Record) -> None:
+        op = self._recorder.invoke("share-ack", group=self.group, records=[record])
+        topic, number, offset = record
+        topic_id = self._world.ids[topic]
+
+        def acked(results: list[Any]) -> None:
+            if results[0][0] not in (ResultCode.OK, ResultCode.DUPLICATE):
+                raise Violation(f"an ack of {record} was answered {results}", "unexpected-answer")
+            self._recorder.ok(op)
+
+        request = share_ops.share_ack(self.group, topic, number, [offset, offset], topic_id)
+        self._send(request, acked)
+
+    def _nack(self, record: Record, delay_ms: int) -> None:
+        since_ms = self._world.since_ms(self.gid)
+        asked = {"records": [record], "delays_ms": [delay_ms], "since_ms": since_ms}
+        op = self._recorder.invoke("share-nack", group=self.group, **asked)
+        topic, number, offset = record
+        topic_id, why = self._world.ids[topic], ["it failed"]
+        request = share_ops.nack(
+            self.group, topic, number, [offset], [delay_ms], why, self.name, "test", topic_id
+        )
+
+        def nacked(results: list[Any]) -> None:
+            code = results[0][1][0][1] if results[0][0] == ResultCode.PARTIAL else results[0][0]
+            if code == ResultCode.RETRY:
+                self._desk.later(0.03, self._send, request, nacked)
+            elif code in REFUSALS:
+                self._recorder.ok(op, refused=[0])
+            elif code == ResultCode.OK:
+                self._recorder.ok(op)
+            else:
+                raise Violation(f"a NACK of {record} was answered {results}", "unexpected-answer")
+
+        self._send(request, nacked)
+
+    def _send(self, request: bytes, then: Any) -> None:
+        """Repeat it until it is answered: the member may die, its requests live on."""
+        self._desk.call(request, then, lambda: True)
+        if self._rng.random() < COPIED and not self._desk.cluster.calm:
+            pause_s = self._rng.choice(COPY_LATER_S) * (0.5 + self._rng.random())
+            self._desk.later(pause_s, self._copy_arrives, request)
+
+    def _copy_arrives(self, request: bytes) -> None:
+        self._world.done["copied"] += 1
+        self._desk.call(request, lambda results: None, lambda: True, once=True)
+
+    def _tell_leader(self, what: str, record: Record) -> None:
+        """Calls without effect on anything but leases: sent once."""
+        found = self._desk.any_leader()
+        if found is None or self._rng.random() < LOST:
+            return
+        replica, app = found
+        topic, number, offset = record
+        desk, ranges = app.replica.share_desk, [(offset, offset)]
+
+        def tell() -> None:
+            if not replica.node.ready:
+                return
+            if what == "release":
+                desk.release(self.group, self.name, topic, number, ranges)
+            else:
+                desk.extend(self.group, self.name, topic, number, ranges, app._now_ms() + 2 * LEASE_MS)
+
+        replica.guarded(tell)
+
+
+def _leader(replica: SimReplica) -> str:
+    """A leader in one term, as long as its clock does not jump."""
+    clock = f"{replica.wall_ahead_s}"
+    return f"{replica.address}/{replica.incarnation}/{replica.node.term}/{clock}"
+
+
+def rows_of(result: Any) -> list[tuple[int, str, int, int]]:
+    """Offset, id, attempt and timestamp of what was fetched."""
+    found, at = list[tuple[int, str, int, int]](), 0
+    for base, count, time_ms, size in result[5]:
+        rows = decode_rows(result[6][at : at + size], count)
+        at += size
+        for n, row in enumerate(rows):
+            found.append((base + n, identify(row[1]), history(row[2]).attempt, time_ms))
+    return found
