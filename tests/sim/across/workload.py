@@ -21,6 +21,7 @@ from tests.history.events import Sent
 from tests.history.report import Report
 from tests.sim import crowd
 from tests.sim.across.branching import SimBranches
+from tests.sim.across.cutting import Cutting
 from tests.sim.across.feedback import ASKING, FeedbackProcess, Links
 from tests.sim.across.ledger import AcrossLedger, AcrossTx
 from tests.sim.across.loop import WorldLoop
@@ -110,6 +111,7 @@ class AcrossWorkload(Acting):
         self.producers: list[AcrossProducer] = []
         self._links: dict[str, Links] = {}
         self.operator = Operator(self)
+        self.cutting = Cutting(self)
         self._topics = 0
         self.crowds: list[Crowd] = []
         if self.scene.crowd:
@@ -271,6 +273,7 @@ class AcrossWorkload(Acting):
             crowded.act()
         self.changes.act()
         self.recreated.act()
+        self.cutting.act()
 
     def another(self, producer: AcrossProducer) -> AcrossProducer | None:
         """A live process of the same app."""
@@ -345,6 +348,7 @@ class AcrossWorkload(Acting):
             process.check()
         self._read_everything()
         self.ledger.leave_all()
+        self.cutting.check()
         self.report = self.ledger.recorder.checker.finish(expect_resolved=True)
         self.ledger.recorder.judge()
 
