@@ -194,6 +194,10 @@ class Cluster(Closing):
         """Leaders, terms and log positions, as the replicas report them."""
         return self.admin.status()
 
+    def stable_cut(self, topics: Sequence[str]) -> dict[tuple[str, int], int]:
+        """See :meth:`Admin.stable_cut`."""
+        return self.admin.stable_cut(topics)
+
     def health(self) -> dict[str, Any]:
         """Nodes and replicas as the supervisor sees them. Raises ClusterNotFound, Unavailable."""
         from escrowmq.cluster import supervisor_calls

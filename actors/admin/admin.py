@@ -19,6 +19,7 @@ from escrowmq.actors.admin.group_reset import Goal, PlaceReset, plan_reset
 from escrowmq.actors.admin.redirecting import Redirecting
 from escrowmq.actors.admin.scheduled import ScheduledAdmin
 from escrowmq.actors.admin.share_types import DeadLetter, Redriven, ShareSettings
+from escrowmq.actors.admin.stable_cut import stable_cut
 from escrowmq.actors.admin.status import STATUS_WAIT_S, cluster_status
 from escrowmq.actors.admin.topic_altering import alter_topic
 from escrowmq.actors.admin.topic_creation import create_topic, new_name_problem
@@ -141,6 +142,16 @@ class Admin(Closing):
             leader = self._router.channels[gid].leader
             found.append(PartitionDescription(partition, gid, leader, *where))
         return TopicDescription(info, tuple(found))
+
+    def stable_cut(self, topics: Sequence[str]) -> dict[tuple[str, int], int]:
+        """The end of each partition of these topics at a stable cut through all broker groups: of every
+        transaction all parts lie below it, or none.
+
+        Delayed messages are no part of their transaction here. Raises ConfigError, UnknownTopic,
+        TopicRecreated, Unavailable if none was found in ten tries, or NotSupported while a replica runs older
+        software.
+        """
+        return stable_cut(self._router, topics, self._timeout_s)
 
     def delete_topic(self, name: str) -> None:
         """Deletes a topic and its messages. A topic of that name that is created meanwhile is not touched.

@@ -92,6 +92,21 @@ class FetchEnds(Carried, frozen=True):
 # ------------------------------------------------------------ transactions
 
 
+class GroupCut(NamedTuple):
+    """How far a group goes, as of one entry of its log: the answer to CUT.
+
+    ``at``: its index. ``decided_index``: of the newest entry, up to it, that committed a transaction
+    over several groups whose home is here. ``undone``: decisions of this home that some branch has not
+    carried out. ``topics``: for each topic asked for its id, and number and end of each partition that is
+    here.
+    """
+
+    at: int
+    decided_index: int
+    undone: int
+    topics: Sequence[tuple[int, Sequence[int]]] = ()
+
+
 class Standing(NamedTuple):
     """State of a transaction in one group, as of one entry of its log: a row of the answer to INQUIRE.
 

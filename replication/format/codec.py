@@ -61,6 +61,7 @@ class OpType(enum.IntEnum):
     GROUP_SETTINGS = 22
     TX_DONE = 25
     INQUIRE = 26
+    CUT = 28
     PLACES = 30
     LEVEL = 31
     ALTER_TOPIC = 32
@@ -131,6 +132,7 @@ META_TYPES: dict[int, Any] = {
     OpType.GROUP_SETTINGS: tuple[str, dict[str, int | str | list[int]], int],
     OpType.TX_DONE: tuple[str, list[str], list[int], int],
     OpType.INQUIRE: tuple[str, list[str], list[int]],
+    OpType.CUT: tuple[list[str], int],
     OpType.PLACES: tuple[str, str, list[int]],
     OpType.LEVEL: tuple[int],
     OpType.ALTER_TOPIC: tuple[str, dict[str, int | str]],

@@ -23,6 +23,7 @@ from escrowmq.replication.format.codec import Op, OpType
 from escrowmq.replication.format.timer_ops import timer as build_timer
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.replica.copies import Rows
+from escrowmq.replication.replica.commit_hold import CommitHold
 from escrowmq.replication.replica.entry_writing import COPY_BYTES_MAX, ComposedEntry, EntryWriter
 from escrowmq.replication.replica.releases import Releases, references_of
 from escrowmq.replication.replica.share_admission import ShareAdmission
@@ -80,6 +81,7 @@ class Admission:
         self._topics = TopicsUnderWay(state)
         self.releases = Releases(state, timers_max)
         self.shares = ShareAdmission(state, Rows(log), self._topics, self.releases)
+        self.hold = CommitHold()
         #: Entries that were given up, in the order of the log: each is applied, or the leadership ends.
         self._unsure: deque[ComposedEntry] = deque()
         self._last_ms = 0
@@ -88,7 +90,7 @@ class Admission:
 
     def offer(self, submission: Submission) -> bool:
         """Queue a request; False when the queue is full (nothing was done)."""
-        if self._queued_bytes + submission.size > self._queue_bytes_max and self._queue:
+        if self._queued_bytes + submission.size > self._queue_bytes_max and self.waiting():
             return False
         self._queue.append(submission)
         self._queued_bytes += submission.size
@@ -96,11 +98,11 @@ class Admission:
 
     def waiting(self) -> int:
         """Requests not yet in an entry."""
-        return len(self._queue)
+        return len(self._queue) + len(self.hold)
 
     def fail_all(self, status: tuple[Any, ...]) -> None:
         """Answer all waiting requests; none of them was done."""
-        queue, self._queue = self._queue, deque()
+        queue, self._queue = [*self.hold.end(self._last_ms), *self._queue], deque()
         self._queued_bytes = 0
         for submission in queue:
             submission.done(status)
@@ -108,6 +110,8 @@ class Admission:
     def compose(self, now_ms: int) -> ComposedEntry | None:
         """The next entry, from as many waiting requests as fit; None when nothing waits."""
         due = now_ms >= self.releases.next_ms
+        if self.hold.until_ms is not None:
+            self._take_up(self.hold.over(now_ms))
         if not self._queue and not due:
             return None
         self._last_ms = now_ms = max(now_ms, self._last_ms, self._state.now_ms)
@@ -120,6 +124,8 @@ class Admission:
             if topics.creating and topics.waits(self._queue[0]):
                 break
             submission = self._queue.popleft()
+            if self.hold.until_ms is not None and self.hold.keeps(submission):
+                continue
             self._queued_bytes -= submission.size
             writer.submissions.append(submission)
             for number, unit in enumerate(submission.units):
@@ -148,7 +154,9 @@ class Admission:
                         self.releases.timers_max,
                     ]
                 else:
-                    if kind == OpType.SCHEDULED:
+                    if kind == OpType.CUT:
+                        self._take_up(self.hold.ask(unit.ops[0].meta[1], now_ms))
+                    elif kind == OpType.SCHEDULED:
                         writer.schedule(self.releases, unit.ops[0].meta[5])
                     elif kind == OpType.DELETE_TOPIC:
                         writer.deleting += topics.note_deletion(unit.ops[0].meta)
@@ -156,6 +164,10 @@ class Admission:
                         writer.note_creation(*topics.note_creation(unit.ops[0].meta))
                     writer.verbatim(submission, number, unit)
         return writer.finish() if writer.submissions or writer.frames else None
+
+    def _take_up(self, held: Sequence[Submission]) -> None:
+        """Put requests that waited for a cut before all others."""
+        self._queue.extendleft(reversed(held))
 
     def _is_known(self, op: Op) -> bool:
         """Whether it is sent again, because its answer was lost: it brings nothing new, and must not be told

@@ -28,6 +28,7 @@ import msgspec
 from escrowmq.replication.calling.answers import AcrossReport, Standing
 from escrowmq.replication.calling.backoff import Backoff
 from escrowmq.replication.format import ops as build
+from escrowmq.replication.format.cut_ops import HOLD_MS_MAX
 from escrowmq.replication.model import ResultCode, TransactionState
 from escrowmq.replication.state.decided import TxKey, Undone
 from escrowmq.replication.state.machine import Result, StateMachine
@@ -101,9 +102,11 @@ class Branches:
         """Start what is due; call it a few times a second, at the leader. ``now_ms``: the group's time."""
         self._now_ms = now_ms
         across = self._state.transactions.across
+        cut_ms = self._state.stable.asked_ms
+        patience = 0 if 0 <= now_ms - cut_ms < HOLD_MS_MAX and cut_ms >= 0 else PUSH_AFTER_MS
         for gid in list(across.undone):
             if gid not in self._pushing and now_ms >= self._not_before.get(gid, 0):
-                rows = across.next_undone(gid, self._batch(gid), now_ms - PUSH_AFTER_MS)
+                rows = across.next_undone(gid, self._batch(gid), now_ms - patience)
                 if rows:
                     self._push(gid, rows)
         for home in self._state.due.branches.homes():

@@ -246,9 +246,12 @@ class Replica:
 
     def wake_in_ms(self) -> int | None:
         """In how many milliseconds ``pump`` has something to do, if nothing happens until then: a delayed
-        message becomes due. None: never, or it waits for something else."""
-        due_ms = self.admission.releases.wake_ms() if self._leads else None
-        return due_ms - self._group_ms if due_ms is not None and due_ms > self._group_ms else None
+        message becomes due, or commits have waited for long enough. None: never, or it waits for something
+        else."""
+        if not self._leads:
+            return None
+        times = self.admission.releases.wake_ms(), self.admission.hold.until_ms
+        return min((time - self._group_ms for time in times if time and time > self._group_ms), default=None)
 
     def _propose(self, raft: Raft, entry: ComposedEntry) -> None:
         self._own.append(entry)

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from escrowmq.replication.errors import CorruptLog, InvalidMessage, UnknownVersion
 from escrowmq.replication.format.codec import Op, OpType, PrepareExtra, decode_ops
+from escrowmq.replication.format.cut_ops import HOLD_MS_MAX, TOPICS_PER_CUT_MAX
 from escrowmq.replication.format.internal_topics import RESERVED, is_internal
 from escrowmq.replication.format.ops import ANY_ID
 from escrowmq.replication.format.share_ops import LEVEL_OF_SHARES
@@ -42,6 +43,7 @@ _FROM_CLIENTS = frozenset(
         OpType.SCHEDULED,
         OpType.PRE_SCHEDULED,
         OpType.CANCEL,
+        OpType.CUT,
         *SHARES,
     )
 )
@@ -101,7 +103,7 @@ def level_needed(ops: Sequence[Op]) -> int:
     needed = 1
     for op in ops:
         kind, columns = op.type, len(op.meta)
-        if kind in SHARES or (kind == OpType.CREATE_TOPIC and is_internal(op.meta[0])):
+        if kind in SHARES or kind == OpType.CUT or (kind == OpType.CREATE_TOPIC and is_internal(op.meta[0])):
             return LEVEL_OF_SHARES
         if kind in _TIMERS:
             needed = LEVEL_OF_TIMERS
@@ -207,6 +209,10 @@ def _problem(op: Op) -> str | None:
         if len(meta[1]) != len(meta[2]) or not all(-1 <= index <= NUMBER_MAX for index in meta[2]):
             return "it takes one home index for each transaction"
         return _ids_problem(meta[0], meta[1])
+    if op.type == OpType.CUT:
+        if len(meta[0]) > TOPICS_PER_CUT_MAX or not 0 <= meta[1] <= HOLD_MS_MAX:
+            return f"CUT takes up to {TOPICS_PER_CUT_MAX} topics and 0 to {HOLD_MS_MAX} ms"
+        return None
     if op.type == OpType.SETTINGS:
         return setting_problem(*meta)
     if (problem := _id_problem(op)) is not None:

@@ -58,12 +58,13 @@ class AcrossGroups:
     case: open transactions whose home is another group.
     """
 
-    __slots__ = ("branches", "decided", "opened", "undone")
+    __slots__ = ("added", "branches", "decided", "opened", "undone")
 
     def __init__(self) -> None:
         self.branches = 0
         self.opened = 0  # open transactions that have branches
         self.decided = 0  # decisions that wait
+        self.added = 0  # how often one was added, since this process began
         self.undone: dict[int, dict[TxKey, Decided]] = {}
 
     def has_room(self, count: int) -> bool:
@@ -73,6 +74,7 @@ class AcrossGroups:
     def add(self, app: str, tx_id: str, decided: Decided) -> None:
         """A decision that waits."""
         self.decided += 1
+        self.added += 1
         for group in decided.waiting:
             self.undone.setdefault(group, {})[app, tx_id] = decided
 

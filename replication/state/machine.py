@@ -36,6 +36,7 @@ from escrowmq.replication.state.preparing import (
 from escrowmq.replication.state.producer_memory import SEQUENCES_KEPT, ProducerMemory
 from escrowmq.replication.state.settings import Settings
 from escrowmq.replication.state.shares import Shares
+from escrowmq.replication.state.stable_cuts import StableCuts
 from escrowmq.replication.state.timer_operations import TimerOperations
 from escrowmq.replication.state.timers import Timers
 from escrowmq.replication.state.topic_operations import TopicOperations
@@ -73,6 +74,7 @@ class StateMachine:
         self.topics = TopicTable(gid, groups)
         self.transactions = TransactionTable()
         self.due = DueQueue(self.transactions)
+        self.stable = StableCuts(self.topics, self.transactions.across)
         self.counts = Counts()  # counts what is applied; not part of the state
         self.producers = ProducerMemory(self.settings.producers_generation)
         self.group_offsets = GroupOffsets()
@@ -108,6 +110,7 @@ class StateMachine:
             OpType.SETTINGS: self._settings,
             OpType.TX_DONE: self._done,
             OpType.INQUIRE: self._inquire,
+            OpType.CUT: lambda index, op: self.stable.cut(index, self.now_ms, op),
             OpType.DELETE_GROUP: of_groups.delete,
             OpType.SCHEDULED: lambda index, op: timed.scheduled(index, self.now_ms, op),
             OpType.TIMER: timed.timer,
@@ -366,6 +369,7 @@ class StateMachine:
         table = self.transactions.look(app)
         refs, self._pending_refs = self._pending_refs, []
         result = self._settle(table, app, tx_ids, by, COMMITTED)
+        self.stable.committed(index)
         if self.timers.pending:
             self.timers.decided(self.topics.slots, self.now_ms, committed=result is OK)
         if result is OK:

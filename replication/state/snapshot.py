@@ -313,6 +313,7 @@ def _restore(state: StateMachine, name: str, data: bytes | memoryview) -> tuple[
         kind = chunk[0]
         if kind == "meta":
             _, state.applied_index, term, meta = chunk
+            state.stable.restored(state.applied_index)
             _restore_meta(state, name, meta)
             files = named_files(meta)
         elif kind == "open":

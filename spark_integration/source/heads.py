@@ -18,6 +18,7 @@ from concurrent.futures import FIRST_COMPLETED, Future
 from concurrent.futures import wait as wait_for
 from typing import Any
 
+from escrowmq.actors.admin.stable_cut import stable_cut
 from escrowmq.actors.client.consumer_groups import TopicPartition
 from escrowmq.actors.client.router import Router, result_of
 from escrowmq.actors.consumer.offsets import OffsetReader
@@ -27,8 +28,8 @@ from escrowmq.replication.calling.patience import Answer, Patience, patiently
 from escrowmq.replication.errors import OutcomeUnknown, Overloaded, Unavailable, UnknownTopic
 from escrowmq.replication.model import ResultCode, TopicInfo
 from escrowmq.spark_integration.source.options import Subscription
-from escrowmq.spark_integration.source.planning import present_partitions
-from escrowmq.spark_integration.source.stream_planning import Bounds, Heads
+from escrowmq.spark_integration.source.planning import Offsets, present_partitions
+from escrowmq.spark_integration.source.stream_planning import Bounds, Heads, begin
 
 #: Limit of a call made for planning. Planning makes two or three small calls; a fail-over takes 1 to 2 s.
 PLAN_TIMEOUT_S = 30.0
@@ -79,6 +80,11 @@ class LeaderCatalog:
                 raise offset
         return [offset for offset in found if isinstance(offset, int)]
 
+    def cut(self, topics: Sequence[str]) -> Mapping[TopicPartition, int]:
+        """See :class:`escrowmq.spark_integration.source.planning.Catalog`. Raises UnknownTopic,
+        Unavailable."""
+        return stable_cut(self._router, topics, self._timeout_s)
+
 
 class HeadWatch:
     """The bounds of a subscription's partitions. For use from one thread. Its owner closes the router."""
@@ -115,6 +121,24 @@ class HeadWatch:
 
         self.patiently(ask)
         return self._heads
+
+    def at_a_cut(self, offsets: Offsets, heads: Heads) -> Heads:
+        """The same partitions with their ends at a stable cut; what is not in it ends where ``offsets`` are.
+        So nothing of a transaction is read before all of it can be."""
+        topics = sorted({topic for topic, _ in heads})
+
+        def ask() -> Offsets:
+            try:
+                return self._catalog.cut(topics) if topics else {}
+            except UnknownTopic:  # deleted a moment ago: the next look does not name it
+                self._discovered_at = float("-inf")
+                return {}
+
+        cut = self.patiently(ask)
+        return {
+            which: Bounds(head.start, cut.get(which, begin(offsets, heads, which)))
+            for which, head in heads.items()
+        }
 
     def patiently(self, ask: Callable[[], Answer]) -> Answer:
         """Call ``ask()``, and again with growing pauses while brokers do not answer.

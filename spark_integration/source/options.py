@@ -50,6 +50,7 @@ OPTIONS = {
     "failOnDataLoss": "false: lost messages are skipped with a warning (default: true, an error)",
     "includeHeaders": "true: add a column with the headers (default: false)",
     "pushFilters": "true: filters shorten the plan; only for a DataFrame queried once (default: false)",
+    "isolation": "committed (default) or cut: a read ends at a stable cut, with all of a transaction or none",
     "columns": "columns to deliver, separated by commas (default: all)",
     "valueFormat": "binary (default), json, msgpack or arrow: how values are decoded in the reader",
     "valueSchema": "columns of a decoded value, as DDL: id BIGINT, price DOUBLE",
@@ -62,6 +63,9 @@ _SUBSCRIPTIONS = ("subscribe", "subscribePattern", "assign")
 _STREAMING = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
 _ENDING = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 
+ISOLATIONS = ("committed", "cut")
+#: Options that may be given beside a stable cut, because they say nothing about the end.
+_NO_END = (("endingOffsets", "latest"), ("pushFilters", "false"))
 VALUE_FORMATS = ("binary", "json", "msgpack", "arrow")
 #: As in the Kafka source: long enough to collect messages, short enough that the query does not seem to hang.
 MAX_TRIGGER_DELAY_S = 15 * 60.0
@@ -105,7 +109,8 @@ class BatchLimits:
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """All options of one read, checked. ``value_schema``: None if ``.schema()`` gives it."""
+    """All options of one read, checked. ``value_schema``: None if ``.schema()`` gives it.
+    ``at_a_cut``: what is read ends at a stable cut through all broker groups."""
 
     address: str
     namespace: str
@@ -117,6 +122,7 @@ class SourceOptions:
     max_records_per_partition: int | None
     fail_on_data_loss: bool
     push_filters: bool
+    at_a_cut: bool
     columns: tuple[str, ...]
     value_format: str
     value_schema: str | None
@@ -164,6 +170,7 @@ def parse_options(
         max_records_per_partition=positive(options, "maxRecordsPerPartition"),
         fail_on_data_loss=boolean(options, "failOnDataLoss", True),
         push_filters=push_filters,
+        at_a_cut=_at_a_cut(options),
         columns=_columns(options),
         value_format=value_format,
         value_schema=value_schema or None,
@@ -181,6 +188,17 @@ def _known(given: Mapping[str, str]) -> dict[str, str]:
             )
         options[known] = value.strip()
     return options
+
+
+def _at_a_cut(options: Mapping[str, str]) -> bool:
+    if one_of(options, "isolation", ISOLATIONS) != "cut":
+        return False
+    for name in (*_ENDING, "maxOffsetsPerTrigger", "maxBytesPerTrigger", "pushFilters"):
+        if name in options and (name, options[name]) not in _NO_END:
+            raise ConfigError(
+                f"option {name!r} cannot be given with 'isolation' = 'cut': the cut says where a read ends"
+            )
+    return True
 
 
 def _limits(options: Mapping[str, str], use: Use) -> BatchLimits:

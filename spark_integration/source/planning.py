@@ -37,6 +37,9 @@ class Catalog(Protocol):
     def offsets(self, wanted: Sequence[tuple[str, int, int]]) -> list[int]:
         """For each (topic, partition, ms | -1 latest | -2 earliest): the first offset at or after it."""
 
+    def cut(self, topics: Sequence[str]) -> Offsets:
+        """The ends of all partitions at a stable cut."""
+
 
 @dataclass(frozen=True, slots=True)
 class OffsetRange:
@@ -55,7 +58,7 @@ def plan(options: SourceOptions, catalog: Catalog, only: Restriction = EVERYTHIN
     for bound in (options.starting, options.ending):
         _check_named(bound, chosen)  # all subscribed ones: a filter must not hide a mistake
     earliest = _ask(catalog, partitions, EARLIEST)
-    latest = _ask(catalog, partitions, LATEST)
+    latest = _latest(options, catalog, partitions)
     starts = _resolve(options.starting, partitions, earliest, latest, catalog)
     starts = _inside(starts, earliest, latest, options.fail_on_data_loss)
     ends = _resolve(options.ending, partitions, earliest, latest, catalog)
@@ -74,9 +77,17 @@ def initial_offsets(options: SourceOptions, catalog: Catalog) -> dict[TopicParti
     partitions = select_partitions(options.subscription, catalog.topics())
     _check_named(options.starting, partitions)
     earliest = _ask(catalog, partitions, EARLIEST)
-    latest = _ask(catalog, partitions, LATEST)
+    latest = _latest(options, catalog, partitions)
     starts = _resolve(options.starting, partitions, earliest, latest, catalog)
     return _inside(starts, earliest, latest, options.fail_on_data_loss)
+
+
+def _latest(options: SourceOptions, catalog: Catalog, partitions: Sequence[TopicPartition]) -> Offsets:
+    if not options.at_a_cut:
+        return _ask(catalog, partitions, LATEST)
+    topics = sorted({topic for topic, _ in partitions})
+    ends = catalog.cut(topics) if topics else {}
+    return {which: ends[which] for which in partitions}
 
 
 def select_partitions(subscription: Subscription, topics: Mapping[str, int]) -> list[TopicPartition]:

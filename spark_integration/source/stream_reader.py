@@ -116,11 +116,15 @@ class EscrowMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._available_now:
             # Determined only now, when the start is known: the target must not be before the start.
             if self._target is None:
-                self._target = dict(watch.fresh())
+                heads = watch.fresh()
+                self._target = dict(watch.at_a_cut(offsets, heads) if self._options.at_a_cut else heads)
             return self._target
         if not watch.known:
             watch.fresh()
-        return watch.news(lambda heads: advance(offsets, heads, None) != offsets)
+        heads = watch.news(lambda heads: advance(offsets, heads, None) != offsets)
+        if self._options.at_a_cut and advance(offsets, heads, None) != offsets:
+            return watch.at_a_cut(offsets, heads)
+        return heads
 
     def _without(self, gone: Collection[TopicPartition], heads: Heads) -> Heads:
         """``heads`` without the partitions that were deleted meanwhile. Raises DataLoss."""

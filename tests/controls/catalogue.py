@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.controls import (
     branch_faults,
     client_faults,
+    cut_faults,
     disk_faults,
     feedback_faults,
     fence_faults,
@@ -30,6 +31,7 @@ MODULES = (
     branch_faults,
     inquiry_faults,
     client_faults,
+    cut_faults,
     feedback_faults,
     fence_faults,
     topic_faults,

@@ -104,7 +104,7 @@ def _check_broker(replica: SimReplica, broker: Any, recount: bool) -> None:
     queue = admission._queue
     if queue or admission._queued_bytes:
         # A single request is accepted whatever its size, if none waits.
-        bound = admission._queue_bytes_max if len(queue) > 1 else REQUEST_BYTES_MAX
+        bound = admission._queue_bytes_max if admission.waiting() > 1 else REQUEST_BYTES_MAX
         _inside(replica, "bytes of requests that wait", admission._queued_bytes, bound)
     if broker._in_flight:
         _inside(replica, "entries in flight", broker._in_flight, limits.entries_in_flight)
@@ -137,7 +137,7 @@ def _check_due(replica: SimReplica, state: Any) -> None:
 def _recount_broker(replica: SimReplica, broker: Any) -> None:
     """Recount sums, and check tables that change too slowly to check them every time."""
     admission, state = broker.admission, broker.state
-    waiting = sum(submission.size for submission in admission._queue)
+    waiting = sum(submission.size for submission in (*admission._queue, *admission.hold._held))
     _same(replica, "bytes of requests that wait", admission._queued_bytes, waiting)
     transactions, due = state.transactions, state.due
     settled = young = 0

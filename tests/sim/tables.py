@@ -147,6 +147,7 @@ BOUNDS: dict[str, int | Most] = {
     "TopicsUnderWay.creating": REQUESTS,
     "TopicsUnderWay.deleting": REQUESTS,
     "Admission._unsure": REQUESTS,
+    "CommitHold._held": REQUESTS,
     "ComposedEntry.creating": REQUESTS,
     "ComposedEntry.deciding": REQUESTS,
     "ComposedEntry.deleting": REQUESTS,

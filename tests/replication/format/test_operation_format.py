@@ -30,6 +30,7 @@ from escrowmq.replication.format.codec import (
     encode_op,
     encode_row,
 )
+from escrowmq.replication.format.cut_ops import cut
 from escrowmq.replication.state.capture import capture
 from escrowmq.replication.state.runs_file import encode_runs
 from escrowmq.replication.state.snapshot import encode
@@ -128,6 +129,7 @@ def samples() -> dict[str, str]:
     frames["TRIM version 2"] = ops.trim("orders", {0: 12}, 9)
     frames["DELETE_GROUP"] = ops.delete_group("billing", 3 << 32 | 1)
     frames |= timers() | shares()
+    frames["CUT"] = cut(["orders", "invoices"], 250)
     frames["command"] = encode_command([frames["MESSAGE"], frames["COMMIT"]], 2, 1_700_000_000_123)
     frames["snapshot"] = b"".join(encode(capture(busy_state().state, 3, ["a.runs"])))
     frames["snapshot version 2"] = b"".join(encode(capture(busy_state_of_level_2().state, 3, ["a.runs"])))

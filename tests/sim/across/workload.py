@@ -22,6 +22,7 @@ from tests.history.events import Sent
 from tests.history.report import Report
 from tests.sim import crowd
 from tests.sim.across.branching import SimBranches
+from tests.sim.across.cutting import Cutting
 from tests.sim.across.feedback import ASKING, FeedbackProcess, Links
 from tests.sim.across.later import LaterAcross
 from tests.sim.across.ledger import AcrossLedger, AcrossTx
@@ -113,6 +114,7 @@ class AcrossWorkload(Acting):
         self.producers: list[AcrossProducer] = []
         self._links: dict[str, Links] = {}
         self.operator = Operator(self)
+        self.cutting = Cutting(self)
         self._topics = 0
         self.crowds: list[Crowd] = []
         if self.scene.crowd:
@@ -286,6 +288,7 @@ class AcrossWorkload(Acting):
         self.recreated.act()
         for clients in self.delayed:
             clients.act()
+        self.cutting.act()
 
     def another(self, producer: AcrossProducer) -> AcrossProducer | None:
         """A live process of the same app."""
@@ -360,6 +363,7 @@ class AcrossWorkload(Acting):
             process.check()
         self._read_everything()
         self.ledger.leave_all()
+        self.cutting.check()
         self.report = self.ledger.recorder.checker.finish(expect_resolved=True)
         self.ledger.recorder.judge()
 

@@ -199,3 +199,27 @@ def test_time_that_a_batch_took_is_not_time_that_brokers_did_not_answer(
         assert watch.news(beyond()) == known
     clock.now += 10 * heads.PATIENCE_S
     assert watch.news(beyond()) == known
+
+
+def test_heads_at_a_cut(network: Network, watch: HeadWatch, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+
+    def cut(topics: list[str]) -> dict[tuple[str, int], int]:
+        asked.append(topics)
+        return {A0: 4}
+
+    monkeypatch.setattr(watch._catalog, "cut", cut)
+    found = {A0: Bounds(1, 5), B0: Bounds(2, 7)}
+    assert watch.at_a_cut({A0: 3, B0: 6}, found) == {A0: Bounds(1, 4), B0: Bounds(2, 6)}
+    assert watch.at_a_cut({A0: 3}, found)[B0] == Bounds(2, 2), "a new one begins later"
+    assert asked == [["a", "b"]] * 2 and watch.at_a_cut({}, {}) == {}
+
+
+def test_a_topic_that_is_gone_before_the_cut_ends_where_it_was_read(
+    watch: HeadWatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(topics: list[str]) -> dict[tuple[str, int], int]:
+        raise UnknownTopic("a")
+
+    monkeypatch.setattr(watch._catalog, "cut", gone)
+    assert watch.at_a_cut({A0: 3}, {A0: Bounds(1, 5)}) == {A0: Bounds(1, 3)}

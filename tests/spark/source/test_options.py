@@ -197,3 +197,29 @@ def test_a_bad_value_names_its_option(named: str, given: dict[str, str]) -> None
 def test_without_an_address_it_is_asked_for() -> None:
     with pytest.raises(ConfigError, match=r"escrowmq\.address"):
         parse_options({"subscribe": "a"})
+
+
+def test_a_read_may_end_at_a_stable_cut() -> None:
+    assert parse(subscribe="a").at_a_cut is False
+    assert parse(subscribe="a", isolation="Cut", endingOffsets="latest", pushFilters="false").at_a_cut is True
+    assert parse(Use.STREAM, subscribe="a", isolation="cut", minOffsetsPerTrigger="5").at_a_cut is True
+
+
+@pytest.mark.parametrize(
+    ("use", "name", "value"),
+    [
+        (Use.BATCH, "endingOffsets", '{"a": {"0": 5}}'),
+        (Use.BATCH, "endingTimestamp", "5"),
+        (Use.BATCH, "pushFilters", "true"),
+        (Use.STREAM, "maxOffsetsPerTrigger", "5"),
+        (Use.STREAM, "maxBytesPerTrigger", "5m"),
+    ],
+)
+def test_a_cut_says_where_a_read_ends_and_nothing_else_does(use: Use, name: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name}.*isolation"):
+        parse(use, subscribe="a", isolation="cut", **{name: value})
+
+
+def test_an_unknown_isolation_is_refused() -> None:
+    with pytest.raises(ConfigError, match="isolation"):
+        parse(subscribe="a", isolation="serializable")

@@ -221,3 +221,13 @@ def test_tasks_are_about_as_many_as_wanted_and_of_about_one_size(lengths: list[i
     assert min(wanted, sum(lengths)) <= len(pieces) <= wanted + len(ranges) // 2
     longest = max(p.end - p.start for p in pieces)
     assert longest <= -(-3 * sum(lengths) // wanted) + 1
+
+
+def test_a_batch_ends_at_a_cut_and_a_stream_begins_at_one() -> None:
+    log = OffsetTable({"a": [(0, 10), (5, 9)]}, cut={("a", 0): 8, ("a", 1): 5})
+    options = {"subscribe": "a", "isolation": "cut"}
+    batch = parse_options(options, default_address="127.0.0.1:6379")
+    assert plan(batch, log) == [OffsetRange("a", 0, 0, 8)]
+    stream = parse_options(options, Use.STREAM, default_address="127.0.0.1:6379")
+    assert initial_offsets(stream, log) == {("a", 0): 8, ("a", 1): 5}
+    assert log.cuts == [["a"], ["a"]]
