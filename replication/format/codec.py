@@ -55,6 +55,7 @@ class OpType(enum.IntEnum):
     CHECKED = 19
     RETAIN = 20
     TRIM = 21
+    CARRY = 23
     TX_DONE = 25
     INQUIRE = 26
     LEVEL = 31
@@ -120,6 +121,7 @@ META_TYPES: dict[int, Any] = {
     OpType.CHECKED: tuple[str, list[str]],
     OpType.RETAIN: tuple[int],
     OpType.TRIM: tuple[str, list[int]],
+    OpType.CARRY: tuple[bytes],
     OpType.TX_DONE: tuple[str, list[str], list[int], int],
     OpType.INQUIRE: tuple[str, list[str], list[int]],
     OpType.LEVEL: tuple[int],

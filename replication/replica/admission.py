@@ -22,6 +22,7 @@ from escrowmq.replication.format import ops as build
 from escrowmq.replication.format.codec import Op, OpType
 from escrowmq.replication.format.timer_ops import timer as build_timer
 from escrowmq.replication.model import ResultCode
+from escrowmq.replication.replica.carrying import AHEAD_MS, Carrying
 from escrowmq.replication.replica.entry_writing import COPY_BYTES_MAX, ComposedEntry, EntryWriter
 from escrowmq.replication.replica.releases import Releases, references_of
 from escrowmq.replication.replica.submission import LeftOut, Submission
@@ -63,6 +64,7 @@ class Admission:
         queue_bytes_max: int,
         copy_bytes: int,
         timers_max: int,
+        carry_ahead_ms: int = AHEAD_MS,
     ) -> None:
         self._state, self._log = state, log
         self._open_max, self._queue_bytes_max, self._copy_bytes = open_max, queue_bytes_max, copy_bytes
@@ -74,6 +76,7 @@ class Admission:
         self._opening: dict[tuple[str, str], int] = {}  # (app, topic) -> in entries not yet applied
         self._topics = TopicsUnderWay(state)
         self.releases = Releases(state, timers_max)
+        self.carrying = Carrying(state, self.releases, log.read_range, carry_ahead_ms)
         #: Entries that were given up, in the order of the log: each is applied, or the leadership ends.
         self._unsure: deque[ComposedEntry] = deque()
         self._last_ms = 0
@@ -101,17 +104,19 @@ class Admission:
 
     def compose(self, now_ms: int) -> ComposedEntry | None:
         """The next entry, from as many waiting requests as fit; None when nothing waits."""
-        due = now_ms >= self.releases.next_ms
-        if not self._queue and not due:
+        due, carries = now_ms >= self.releases.next_ms, self.carrying.is_due(now_ms)
+        if not self._queue and not due and not carries:
             return None
         self._last_ms = now_ms = max(now_ms, self._last_ms, self._state.now_ms)
         writer, topics = EntryWriter(now_ms), self._topics
         if due:
             self._write_release(writer)
+        if carries and (frame := self.carrying.write(writer.now_ms, topics.deleting, writer.timed)):
+            writer.leaders(frame)
         while self._queue and (
             not writer.submissions or writer.size + self._queue[0].size <= ENTRY_BYTES_MAX
         ):
-            if topics.creating and topics.waits(self._queue[0]):
+            if (topics.creating and topics.waits(self._queue[0])) or self.carrying.waits(self._queue[0]):
                 break
             submission = self._queue.popleft()
             self._queued_bytes -= submission.size
@@ -320,6 +325,7 @@ class Admission:
         self._growing.clear()
         self._topics.forget()
         self.releases.forget()
+        self.carrying.forget()
         self._unsure.clear()
 
     def ended(self, entry: ComposedEntry, *, decided: bool) -> None:
@@ -337,6 +343,13 @@ class Admission:
         elif entry.deciding or entry.growing or entry.deleting or entry.creating or entry.timing:
             self._unsure.append(entry)
 
+    def pause(self, entry: ComposedEntry) -> None:
+        """The log takes no entry now: this one is certainly not in it."""
+        if entry.timing is not None:
+            self.releases.pause(entry.now_ms)
+            if entry.timing.carried:
+                self.carrying.again(entry.now_ms)
+
     def applied_late(self, command: bytes) -> None:
         """An entry that nobody waits for is applied: perhaps the first of those that were given up. It is
         recognised by its content, since the log may have read it from the disk again."""
@@ -346,6 +359,7 @@ class Admission:
     def _let_go(self, entry: ComposedEntry) -> None:
         if entry.timing is not None:
             self.releases.ended(entry.timing)
+            self.carrying.ended(entry.timing)
         for app, tx_ids in entry.deciding:
             deciding = self._deciding.get(app)
             if deciding is not None:
@@ -373,6 +387,7 @@ class Admission:
             submission.results[number] = result
         if entry.timing is not None:
             self.releases.count(entry.timing)
+            self.carrying.count(entry.timing)
             for submission, number, answer in entry.timing.answers:
                 submission.results[number] = answer
         for submission in entry.submissions:

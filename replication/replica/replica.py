@@ -21,6 +21,7 @@ from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.metrics import Counts
 from escrowmq.replication.replica import fetching, retention
 from escrowmq.replication.replica.admission import Admission
+from escrowmq.replication.replica.carrying import AHEAD_MS
 from escrowmq.replication.replica.checkpoints import Checkpoints, Job
 from escrowmq.replication.replica.entry_writing import ComposedEntry
 from escrowmq.replication.replica.levels import next_level
@@ -45,6 +46,7 @@ class Limits:
     entries_in_flight: int = 4  # more adds latency, not throughput: waiting requests go into bigger entries
     copy_bytes: int = 0  # messages of at most this many bytes are copied at commit even within the segment
     timers_max: int = 100_000_000  # delayed messages of the group: 4 to 5 GB of files, more are refused
+    carry_ahead_ms: int = AHEAD_MS  # delayed messages that can be read sooner are not stored anew
     retention_interval_ms: int = 10_000
     #: A new leader has more urgent work, and its predecessor may have run retention just before.
     retention_pause_ms: int = 5_000
@@ -92,6 +94,7 @@ class Replica:
             queue_bytes_max=limits.queue_bytes_max,
             copy_bytes=limits.copy_bytes,
             timers_max=limits.timers_max,
+            carry_ahead_ms=limits.carry_ahead_ms,
         )
         self._start_job, self._on_due = start_job, on_due
         self._number_of = number_of
@@ -248,8 +251,8 @@ class Replica:
                 self.admission.applied(entry, results)
                 return
             self.admission.ended(entry, decided=outcome is False)
-            if outcome is False and entry.timing is not None:
-                self.admission.releases.pause(entry.now_ms)
+            if outcome is False:
+                self.admission.pause(entry)
             if not raft.ready:
                 self.admission.forget_decisions()
             sent = entry.submissions
@@ -319,6 +322,7 @@ class Replica:
         if look.done:
             self._retention = None
             first = max(look.first_needed_index, self.journal.first_index)  # a block may begin before the log
+            self.admission.carrying.plan(look.needed_otherwise, self.journal.segments())
             if self.journal.segment_start(first) > self.journal.first_index:
                 frame = build.retain(first)
                 self.admission.offer(Submission(frame, decode_ops(frame), lambda status: None))

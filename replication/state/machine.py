@@ -52,7 +52,7 @@ OK: Result = [int(ResultCode.OK)]
 #: Fewer transactions of one PREPARE get a record each: a block has no fewer objects.
 BLOCK_MIN = 2
 #: The highest format level whose log entries this software can read.
-LEVEL_MAX = 8
+LEVEL_MAX = 9
 
 
 class StateMachine:
@@ -103,10 +103,7 @@ class StateMachine:
             OpType.TX_DONE: self._done,
             OpType.INQUIRE: self._inquire,
             OpType.DELETE_GROUP: self._delete_group,
-            OpType.SCHEDULED: lambda index, op: timed.scheduled(index, self.now_ms, op),
-            OpType.TIMER: timed.timer,
-            OpType.CANCEL: lambda index, op: timed.cancel(index, self.now_ms, op),
-            OpType.RELEASE: lambda index, op: timed.release(self.now_ms, op, self._take_pending()),
+            **timed.handlers(lambda: self.now_ms, self._take_pending),
         }
 
     # -------------------------------------------------------------- entries

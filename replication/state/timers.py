@@ -45,12 +45,13 @@ def due_ms(time_ms: int, now_ms: int) -> int:
 class TimerCounts:
     """How many timers wait, and their bytes, by block of log indexes and slot."""
 
-    __slots__ = ("_blocks", "block_entries", "total")
+    __slots__ = ("_blocks", "_bytes", "block_entries", "total")
 
     def __init__(self) -> None:
         self.total = 0
         self.block_entries = BLOCK_ENTRIES  # part of the format; simulated logs are shorter than a block
         self._blocks: dict[int, dict[int, tuple[int, int]]] = {}
+        self._bytes: dict[int, int] = {}  # by block
 
     def add(self, slot: int, block: int, timers: int, size: int) -> None:
         """So many more wait; fewer if they are negative."""
@@ -59,18 +60,28 @@ class TimerCounts:
         self.total += timers
         if known + timers:
             slots[slot] = known + timers, known_size + size
+            self._bytes[block] = self._bytes.get(block, 0) + size
             return
         slots.pop(slot, None)
-        if not slots:
-            del self._blocks[block]
+        if slots:
+            self._bytes[block] -= known_size
+        else:
+            self._forget(block)
 
     def forget(self, slots: Iterable[int]) -> None:
         """The partitions of these slots are deleted."""
         for block, by_slot in list(self._blocks.items()):
             for slot in by_slot.keys() & slots:
-                self.total -= by_slot.pop(slot)[0]
+                timers, size = by_slot.pop(slot)
+                self.total -= timers
+                self._bytes[block] -= size
             if not by_slot:
-                del self._blocks[block]
+                self._forget(block)
+
+    def _forget(self, block: int) -> None:
+        """Nothing waits there any more."""
+        del self._blocks[block]
+        self._bytes.pop(block, None)
 
     def has(self, slot: int, block: int) -> bool:
         """Whether any waits there."""
@@ -79,6 +90,10 @@ class TimerCounts:
     def oldest_index(self) -> int | None:
         """No timer is in an entry with a lower index; None: none waits."""
         return max(min(self._blocks) * self.block_entries, 1) if self._blocks else None
+
+    def sizes(self) -> list[tuple[int, int]]:
+        """First index of each block in which any wait, and their bytes; oldest first."""
+        return [(block * self.block_entries, size) for block, size in sorted(self._bytes.items())]
 
     def of(self, records: Iterable[bytes]) -> list[int]:
         """How many these are: slot, block, timers, bytes, and so on."""
@@ -166,6 +181,13 @@ class Timers:
         self.store.add(b"".join(tombstones), now_ms)
         for key in each:
             self.cancelled.set(key, True)
+
+    def move(self, counts: FlatCounts, index: int) -> None:
+        """So many that were elsewhere are stored anew in entry ``index``."""
+        it, block = iter(counts), index // self.counts.block_entries
+        for slot, old, timers, size in zip(it, it, it, it, strict=True):
+            self.counts.add(slot, old, -timers, -size)
+            self.counts.add(slot, block, timers, size)
 
     def _add(self, counts: FlatCounts, sign: int) -> None:
         it = iter(counts)

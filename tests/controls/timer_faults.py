@@ -10,7 +10,9 @@ import pytest
 
 from escrowmq.replication.format.codec import Op
 from escrowmq.replication.model import ResultCode
+from escrowmq.replication.replica.carrying import Carrying
 from escrowmq.replication.replica.releases import Releases, Timing
+from escrowmq.replication.state import carrying
 from escrowmq.replication.state.open_tx import OpenTx
 from escrowmq.replication.state.producer_memory import ProducerMemory
 from escrowmq.replication.state.timer_operations import TimerOperations
@@ -144,3 +146,45 @@ def schedules_repeated(patch: pytest.MonkeyPatch) -> None:
         return scheduled(self, index, now_ms, Op(op.type, (*meta[:4], seq, *meta[5:]), *op[2:]))
 
     patch.setattr(TimerOperations, "scheduled", again)
+
+
+@plant(
+    "carried-without-the-rule",
+    "schedule-duplicate",
+    "cancelled-delivered",
+    "timers-differ",
+    "unbounded",
+    conditions=timed,
+    start=8,
+)
+def carried_without_the_rule(patch: pytest.MonkeyPatch) -> None:
+    """What is carried stays where it was, too."""
+    patch.setattr(carrying, "tombstone", lambda key, log_index, copies: b"")
+
+
+@plant(
+    "carried-against-a-cancellation",
+    "cancelled-delivered",
+    "timers-differ",
+    "CorruptLog",
+    conditions=timed,
+    start=8,
+    within=40,
+)
+def carried_against_a_cancellation(patch: pytest.MonkeyPatch) -> None:
+    """A message can be cancelled while it is being carried, and carried while it is being cancelled."""
+    patch.setattr(Carrying, "waits", lambda self, submission: False)
+    patch.setattr(Releases, "is_cancelling", lambda self, key: False)
+
+
+@plant("carried-past-a-release", "schedule-duplicate", *LOST, conditions=timed, start=8, within=40)
+def carried_past_a_release(patch: pytest.MonkeyPatch) -> None:
+    """A message can be released while it is being carried."""
+    write = Carrying.write
+
+    def careless(self: Carrying, *args: Any) -> Any:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(Releases, "coming", lambda self, timing, earliest_ms: None)
+            return write(self, *args)
+
+    patch.setattr(Carrying, "write", careless)

@@ -43,6 +43,7 @@ CANCELLED = 0.3  # share of actions that cancel
 IN_TRANSACTIONS = 0.4
 ROLLED_BACK = 0.25
 AT_THE_MOMENT, SOON_MS = 0.7, 1_500  # share of batches of which one is cancelled as it becomes due
+CARRIED = 0.6  # share of times to act at which the leader begins to carry, if it may
 DECIDES_S = 0.4  # the longest time from the answer to a PREPARE to the decision
 LATE_MS = 1_000
 DONE = (ResultCode.OK, ResultCode.DUPLICATE)
@@ -84,6 +85,7 @@ class DelayedMessages:
     def __init__(self, cluster: Cluster) -> None:
         self._desk, self._cluster = Desk(cluster, "desk-of-delayed"), cluster
         self._rng = cluster.world.stream("delayed")
+        self._carrying = cluster.world.stream("carrying")
         self._works = self._rng.random() < SHARE
         self._instances = [_Instance(f"later{n}") for n in range(INSTANCES)]
         self._numbers = 0
@@ -122,6 +124,8 @@ class DelayedMessages:
         now_ms = found[1].replica.state.now_ms
         if TOPIC not in found[1].replica.state.topics.topics:
             return
+        if self._carrying.random() < CARRIED:
+            self._carry(found[1])
         for _ in range(self._rng.choice((1, 2, 4))):
             chance = self._rng.random()
             if chance < CANCELLED:
@@ -130,6 +134,12 @@ class DelayedMessages:
                 self._transact(now_ms)
             else:
                 self._send(self._rng.choice(self._instances), now_ms)
+
+    def _carry(self, leader: BrokerApplication) -> None:
+        """What lies before some entry is to be carried. (The topics keep all that they have, so retention
+        alone would never ask for it. No id is used twice, so open transactions need not be regarded.)"""
+        carrying, last = leader.replica.admission.carrying, leader.applied_index
+        carrying.begin(last if self._carrying.random() < 0.8 else self._carrying.randint(1, last))
 
     def _time(self, now_ms: int) -> int:
         if self._rng.random() < 0.5:
@@ -277,6 +287,7 @@ class DelayedMessages:
             self._judge(item, found.get(item.id, ()), now_ms)
         for app in replicas:
             _compare(app)
+        self.done["carried"] = sum(app.replica.admission.carrying.carried for app in replicas)
         self.done["delivered"] = sum(item.id in found for item in self.items)
         return True
 

@@ -234,6 +234,8 @@ BOUNDS: dict[str, int | Most] = {
     "TimerCounts._blocks": _of("TimerCounts._blocks[]"),
     "TimerCounts._blocks idle": 0,
     "TimerCounts._blocks[]": _timers,
+    "TimerCounts._bytes": _of("TimerCounts._blocks"),
+    "TimerCounts._bytes idle": 0,
     "Timers.pending": 0,  # cancelled ones: TwoGenerations
     "TimerStore._files": FILES,
     "TimerStore._sealing": FILES,
