@@ -24,6 +24,7 @@ from escrowmq.replication.replica.admission import Admission
 from escrowmq.replication.replica.carrying import AHEAD_MS
 from escrowmq.replication.replica.checkpoints import Checkpoints, Job
 from escrowmq.replication.replica.entry_writing import ComposedEntry
+from escrowmq.replication.replica.group_time import LEVEL_OF_CLOCKS, Clocks, GroupTime
 from escrowmq.replication.replica.levels import next_level
 from escrowmq.replication.replica.submission import AboutTopics, Submission
 from escrowmq.replication.replica.validation import level_needed
@@ -110,12 +111,11 @@ class Replica:
         self.terms_led = 0
         if state.members is not None:
             journal.members.begin(*state.members)
-        self._clock_ms: int | None = None  # this machine's clock at its last reading
-        self._group_ms = self._half_ms = 0
+        self.time = GroupTime(state)
 
-    def attach(self, raft: Raft) -> None:
-        """The node that applies to this replica; once, before anything else."""
-        self._raft = raft
+    def attach(self, raft: Raft, clocks: Clocks | None = None) -> None:
+        """The node that applies to this replica; once, before anything else. ``clocks``: of its group."""
+        self._raft, self.time.clocks = raft, clocks
 
     # -------------------------------------------------------------- applying
 
@@ -189,25 +189,12 @@ class Replica:
         return Leadership(False, number, self._raft.term).refusal()
 
     def group_ms(self, now_ms: int) -> int:
-        """The group's time: never behind its entries, and never standing still.
+        """The group's time (group_time.py) when this machine's wall clock says ``now_ms``."""
+        return self.time.at(now_ms)
 
-        A leader may find that its clock is far behind the last entry, since another leader's was far
-        ahead. Then time continues from that entry, at half speed until the clock has caught up: if it stood
-        still, nothing would come due for as long as the other clock was wrong.
-        """
-        passed = 0 if self._clock_ms is None else now_ms - self._clock_ms
-        self._clock_ms = now_ms
-        group_ms = self._group_ms
-        if group_ms < self.state.now_ms:
-            group_ms = self.state.now_ms
-        if now_ms >= group_ms:
-            group_ms = now_ms
-        elif passed > 0:
-            self._half_ms += passed
-            group_ms += self._half_ms // 2
-            self._half_ms %= 2
-        self._group_ms = group_ms
-        return group_ms
+    def told_ms(self, now_ms: int) -> int | None:
+        """What this replica tells leaders of its wall clock; None: they may not know such messages yet."""
+        return now_ms if self.state.level >= LEVEL_OF_CLOCKS else None
 
     def pump(self, now_ms: int) -> None:
         """Propose what waits, as far as the window of entries in flight allows."""
@@ -237,7 +224,7 @@ class Replica:
         """In how many milliseconds ``pump`` has something to do, if nothing happens until then: a delayed
         message becomes due. None: never, or it waits for something else."""
         due_ms = self.admission.releases.wake_ms() if self._leads else None
-        return due_ms - self._group_ms if due_ms is not None and due_ms > self._group_ms else None
+        return due_ms - self.time.ms if due_ms is not None and due_ms > self.time.ms else None
 
     def _propose(self, raft: Raft, entry: ComposedEntry) -> None:
         self._own.append(entry)
@@ -299,7 +286,9 @@ class Replica:
         self.state.transactions.tidy()
         self.state.due.tidy()
         if raft is None or not raft.ready:
-            self.state.due.resign(now_ms)
+            self.state.due.resign(
+                min(now_ms, self.state.now_ms)
+            )  # by a time that the next leader has reached
             return
         if self.state.due.advance(now_ms):
             self._on_due()

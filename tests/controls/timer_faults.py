@@ -10,7 +10,9 @@ import pytest
 
 from escrowmq.replication.format.codec import Op
 from escrowmq.replication.model import ResultCode
+from escrowmq.replication.raft.clocks import GroupClock
 from escrowmq.replication.replica.carrying import Carrying
+from escrowmq.replication.replica.group_time import GroupTime
 from escrowmq.replication.replica.releases import Releases, Timing
 from escrowmq.replication.state import carrying
 from escrowmq.replication.state.open_tx import OpenTx
@@ -188,3 +190,23 @@ def carried_past_a_release(patch: pytest.MonkeyPatch) -> None:
             return write(self, *args)
 
     patch.setattr(Carrying, "write", careless)
+
+
+@plant("own-clock", "early", conditions=timed, start=8, within=60, often={"clock-ahead": 12})
+def own_clock(patch: pytest.MonkeyPatch) -> None:
+    """A leader writes the time of its own clock into entries, however far ahead of the others' that is."""
+    patch.setattr(GroupClock, "lower_median_ms", lambda self, own_ms: own_ms)
+
+
+@plant("own-clock-of-a-follower", "early", conditions=timed, start=8, within=60, often={"clock-wall": 12})
+def own_clock_of_a_follower(patch: pytest.MonkeyPatch) -> None:
+    """A new leader goes on from the time of the clock that it had as a follower."""
+    at = GroupTime.at
+
+    def kept(self: GroupTime, own_ms: int) -> int:
+        told = at(self, own_ms)
+        self._of_the_group = self.clocks is not None
+        self.ms = max(self.ms, told)
+        return told
+
+    patch.setattr(GroupTime, "at", kept)

@@ -98,7 +98,8 @@ class BrokerApplication:
         return max(1, self.replica.state.applied_index)
 
     def attach(self, raft: RaftNode) -> None:
-        self.replica.attach(_Telling(raft, self))
+        self.replica.attach(_Telling(raft, self), raft.clocks)
+        raft.clocks.tell = lambda: self.replica.told_ms(int(self._context.wall_clock() * 1000))
 
     def apply(self, index: int, term: int, command: bytes) -> Any:
         results = self.replica.apply(index, term, command)

@@ -3,7 +3,8 @@ twice, or after it was cancelled; nothing may get lost.
 
 They use a topic and an app of their own. What they were told is compared with what is readable at the end:
 
-- ``early``: readable before its time, or though its transaction was rolled back;
+- ``early``: readable before its time, or though its transaction was rolled back; or released in an entry
+  whose time the clocks of a majority have not reached (clock_bound.py);
 - ``schedule-lost``: not readable a second after its time, in the calm;
 - ``schedule-duplicate``: readable twice;
 - ``cancelled-delivered``: readable, though a cancellation was answered as done;
@@ -26,6 +27,7 @@ from escrowmq.replication.model import ResultCode
 from escrowmq.replication.timers.record import TIME_MAX
 from tests.history.events import body, identify
 from tests.sim.broker_app import BrokerApplication
+from tests.sim.clock_bound import ClockBound
 from tests.sim.desk import Desk
 from tests.sim.workload import Cluster
 from tests.sim.world import Violation
@@ -85,6 +87,7 @@ class DelayedMessages:
     def __init__(self, cluster: Cluster) -> None:
         self._desk, self._cluster = Desk(cluster, "desk-of-delayed"), cluster
         self._rng = cluster.world.stream("delayed")
+        self._clocks = ClockBound(cluster)
         self._carrying = cluster.world.stream("carrying")
         self._works = self._rng.random() < SHARE
         self._instances = [_Instance(f"later{n}") for n in range(INSTANCES)]
@@ -102,6 +105,7 @@ class DelayedMessages:
 
     def heard(self, gid: int, index: int, now_ms: int, found: Sequence[Op]) -> None:
         """An entry is applied."""
+        self._clocks.entry(index, now_ms, found)
         for op in found:
             if op.type == OpType.COMMIT and op.meta[0] == APP:
                 self._committed.update(dict.fromkeys(op.meta[1], now_ms))
@@ -111,6 +115,7 @@ class DelayedMessages:
     def act(self) -> None:
         """Do one or several things, if it is time."""
         now_s = self._desk.world.elapsed_s
+        self._clocks.look()
         if not self._works or now_s < self._next_s or self._cluster.calm:
             return
         self._next_s = now_s + self._rng.expovariate(1 / PAUSE_S)
