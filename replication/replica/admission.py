@@ -25,6 +25,7 @@ from escrowmq.replication.model import ResultCode
 from escrowmq.replication.replica.carrying import AHEAD_MS, Carrying
 from escrowmq.replication.replica.entry_writing import COPY_BYTES_MAX, ComposedEntry, EntryWriter
 from escrowmq.replication.replica.releases import Releases, references_of
+from escrowmq.replication.replica.repeated_keys import COPIES_MAX, RepeatedKeys
 from escrowmq.replication.replica.submission import LeftOut, Submission
 from escrowmq.replication.replica.topics_under_way import TopicsUnderWay
 from escrowmq.replication.state.machine import Result, StateMachine
@@ -76,6 +77,7 @@ class Admission:
         self._opening: dict[tuple[str, str], int] = {}  # (app, topic) -> in entries not yet applied
         self._topics = TopicsUnderWay(state)
         self.releases = Releases(state, timers_max)
+        self._repeated = RepeatedKeys(state)
         self.carrying = Carrying(state, self.releases, log.read_range, carry_ahead_ms)
         #: Entries that were given up, in the order of the log: each is applied, or the leadership ends.
         self._unsure: deque[ComposedEntry] = deque()
@@ -135,11 +137,8 @@ class Admission:
                     submission.results[number] = [int(ResultCode.UNKNOWN_TOPIC), [unit.ops[0].meta[1]]]
                 elif kind == OpType.CANCEL:
                     self._write_cancel(writer, submission, number)
-                elif self.releases.is_full() and schedules(unit.ops) and not self._is_known(unit.ops[0]):
-                    submission.results[number] = [
-                        int(ResultCode.TOO_MANY_SCHEDULED),
-                        self.releases.timers_max,
-                    ]
+                elif most := self._scheduled_at_most(unit.ops, now_ms):
+                    submission.results[number] = [int(ResultCode.TOO_MANY_SCHEDULED), most]
                 else:
                     if kind == OpType.SCHEDULED:
                         writer.schedule(self.releases, unit.ops[0].meta[5])
@@ -149,6 +148,16 @@ class Admission:
                         writer.note_creation(*topics.note_creation(unit.ops[0].meta))
                     writer.verbatim(submission, number, unit)
         return writer.finish() if writer.submissions or writer.frames else None
+
+    def _scheduled_at_most(self, ops: Sequence[Op], now_ms: int) -> int:
+        """The limit, of the group or of one key, that does not admit what these schedule; 0: none."""
+        if self.releases.is_full() and schedules(ops):
+            most = self.releases.timers_max
+        elif ops[0].type == OpType.SCHEDULED and self._repeated.too_many(ops[0], now_ms):
+            most = COPIES_MAX
+        else:
+            return 0
+        return 0 if self._is_known(ops[0]) else most
 
     def _is_known(self, op: Op) -> bool:
         """Whether it is sent again, because its answer was lost: it brings nothing new, and must not be told
@@ -326,6 +335,7 @@ class Admission:
         self._topics.forget()
         self.releases.forget()
         self.carrying.forget()
+        self._repeated.forget()
         self._unsure.clear()
 
     def ended(self, entry: ComposedEntry, *, decided: bool) -> None:

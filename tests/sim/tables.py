@@ -237,6 +237,8 @@ BOUNDS: dict[str, int | Most] = {
     "TimerCounts._bytes": _of("TimerCounts._blocks"),
     "TimerCounts._bytes idle": 0,
     "Timers.pending": 0,  # cancelled ones: TwoGenerations
+    "RepeatedKeys._old": REQUESTS,
+    "RepeatedKeys._young": REQUESTS,
     "TimerStore._files": FILES,
     "TimerStore._sealing": FILES,
     "TimerStore.retired": FILES,
