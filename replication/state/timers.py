@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
+from typing import NamedTuple
 
 from escrowmq.replication.state.dedup import TwoGenerations
 from escrowmq.replication.timers.record import KEY, KEY_BYTES, RECORD, deliver_ms_of, tombstone
@@ -42,20 +43,33 @@ def due_ms(time_ms: int, now_ms: int) -> int:
     return max(time_ms if time_ms >= 0 else now_ms - time_ms, now_ms)
 
 
+class FrozenCounts(NamedTuple):
+    """The counts at one moment. ``blocks``: timers and their bytes, by block and slot."""
+
+    blocks: dict[int, dict[int, tuple[int, int]]]
+    total: int
+
+    def parts(self) -> Iterator[list[int]]:
+        """Slot, block, timers, bytes, and so on: block by block."""
+        for block, slots in sorted(self.blocks.items()):
+            yield [n for slot, counts in sorted(slots.items()) for n in (slot, block, *counts)]
+
+
 class TimerCounts:
     """How many timers wait, and their bytes, by block of log indexes and slot."""
 
-    __slots__ = ("_blocks", "_bytes", "block_entries", "total")
+    __slots__ = ("_blocks", "_bytes", "_frozen", "block_entries", "total")
 
     def __init__(self) -> None:
         self.total = 0
         self.block_entries = BLOCK_ENTRIES  # part of the format; simulated logs are shorter than a block
         self._blocks: dict[int, dict[int, tuple[int, int]]] = {}
         self._bytes: dict[int, int] = {}  # by block
+        self._frozen: set[int] = set()  # blocks that a snapshot may read: copied before they change
 
     def add(self, slot: int, block: int, timers: int, size: int) -> None:
         """So many more wait; fewer if they are negative."""
-        slots = self._blocks.setdefault(block, {})
+        slots = self._changing(block)
         known, known_size = slots.get(slot, (0, 0))
         self.total += timers
         if known + timers:
@@ -70,18 +84,35 @@ class TimerCounts:
 
     def forget(self, slots: Iterable[int]) -> None:
         """The partitions of these slots are deleted."""
-        for block, by_slot in list(self._blocks.items()):
-            for slot in by_slot.keys() & slots:
+        gone = set(slots)
+        for block in [block for block, by_slot in self._blocks.items() if not gone.isdisjoint(by_slot)]:
+            by_slot = self._changing(block)
+            for slot in by_slot.keys() & gone:
                 timers, size = by_slot.pop(slot)
                 self.total -= timers
                 self._bytes[block] -= size
             if not by_slot:
                 self._forget(block)
 
+    def _changing(self, block: int) -> dict[int, tuple[int, int]]:
+        """What waits in a block, by slot, to be changed."""
+        slots = self._blocks.setdefault(block, {})
+        if block in self._frozen:
+            self._frozen.discard(block)
+            slots = self._blocks[block] = slots.copy()
+        return slots
+
     def _forget(self, block: int) -> None:
         """Nothing waits there any more."""
         del self._blocks[block]
         self._bytes.pop(block, None)
+        self._frozen.discard(block)
+
+    def freeze(self) -> FrozenCounts:
+        """All of it as it is now, to be read by any thread. Costs what there are of blocks, however many
+        partitions they have."""
+        self._frozen = set(self._blocks)
+        return FrozenCounts(self._blocks.copy(), self.total)
 
     def has(self, slot: int, block: int) -> bool:
         """Whether any waits there."""
@@ -106,12 +137,7 @@ class TimerCounts:
 
     def flat(self) -> list[int]:
         """All of it: slot, block, timers, bytes, and so on."""
-        return [
-            n
-            for block, slots in sorted(self._blocks.items())
-            for slot, (timers, size) in sorted(slots.items())
-            for n in (slot, block, timers, size)
-        ]
+        return [n for part in FrozenCounts(self._blocks, self.total).parts() for n in part]
 
 
 class Timers:
