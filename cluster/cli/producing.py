@@ -61,6 +61,10 @@ def produce(
     transaction: Annotated[
         bool, typer.Option("--transaction", help="All messages in one transaction: all of them or none.")
     ] = False,
+    delay: Annotated[
+        float | None,
+        typer.Option(help="Seconds until the messages can be read: 'escrowmq schedule'.", show_default=False),
+    ] = None,
     app: Annotated[str, typer.Option(help="App that the producer belongs to.")] = "escrowmq-cli",
     shown: Shown = Format.table,
 ) -> None:
@@ -74,7 +78,7 @@ def produce(
             "with --json, each line has its own key, headers and partition; "
             "leave out --key, --key-separator, --header and --partition"
         )
-    parse = _Parser(topic, key, key_separator, _headers(header or []), partition, as_json)
+    parse = _Parser(topic, key, key_separator, _headers(header or []), partition, as_json, delay)
     with connection.joined() as cluster, cluster.producer(app) as producer:
         lines = [value.encode() for value in values] if values else _lines(file)
         messages = (parse(number, line) for number, line in enumerate(lines, start=1))
@@ -125,8 +129,10 @@ class _Parser:
         headers: dict[str, bytes],
         partition: int | None,
         as_json: bool,
+        delay_s: float | None = None,
     ) -> None:
         self.topic, self.partition, self.headers, self.as_json = topic, partition, headers, as_json
+        self.delay_s = delay_s
         self.key = None if key is None else key.encode()
         self.separator = None if separator is None else separator.encode()
 
@@ -144,7 +150,7 @@ class _Parser:
                     f"line {number} has no {self.separator.decode()!r} between key and value"
                 )
             key, value = head, tail
-        return Message(self.topic, value, key, self.headers, self.partition)
+        return Message(self.topic, value, key, self.headers, self.partition, delay_s=self.delay_s)
 
     def _from_json(self, number: int, line: bytes) -> Message:
         from escrowmq.replication.errors import InvalidMessage
@@ -168,6 +174,7 @@ class _Parser:
             None if key is None else _bytes(number, "key", key),
             {name: _bytes(number, f"header {name!r}", value) for name, value in headers.items()},
             entry.get("partition"),
+            delay_s=self.delay_s,
         )
 
 
