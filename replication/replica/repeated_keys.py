@@ -32,7 +32,7 @@ class RepeatedKeys:
 
     def too_many(self, op: Op, now_ms: int) -> bool:
         """Whether a SCHEDULED brings one more message for a key under which many wait."""
-        topic, number, times, owner, first = *op.meta[:2], op.meta[5], *op.meta[7:9]
+        topic, number, _, _, _, times, _, owner, first = op.meta[:9]
         partition = self._state.topics.find(topic, number)
         if not isinstance(partition, Partition):
             return False  # apply says what is wrong

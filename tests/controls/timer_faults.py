@@ -71,6 +71,7 @@ def released_again(patch: pytest.MonkeyPatch) -> None:
 @plant(
     "cancelled-while-released",
     "cancelled-delivered",
+    "unbounded",
     "timers-differ",
     "CorruptLog",
     conditions=timed,
@@ -93,6 +94,7 @@ def cancelled_while_released(patch: pytest.MonkeyPatch) -> None:
 @plant(
     "released-while-cancelled",
     "cancelled-delivered",
+    "unbounded",
     "timers-differ",
     "CorruptLog",
     conditions=timed,
