@@ -62,6 +62,10 @@ def produce(
     transaction: Annotated[
         bool, typer.Option("--transaction", help="All messages in one transaction: all of them or none.")
     ] = False,
+    delay: Annotated[
+        float | None,
+        typer.Option(help="Seconds until the messages can be read: 'escrowmq schedule'.", show_default=False),
+    ] = None,
     app: Annotated[str, typer.Option(help="App that the producer belongs to.")] = "escrowmq-cli",
     shown: Shown = Format.table,
 ) -> None:
@@ -77,7 +81,7 @@ def produce(
             "leave out --key, --key-separator, --header, --tag and --partition"
         )
     headers = _headers(header or []) if tag is None else with_own(_headers(header or []), tag, None)
-    parse = _Parser(topic, key, key_separator, headers, partition, as_json)
+    parse = _Parser(topic, key, key_separator, headers, partition, as_json, delay)
     with connection.joined() as cluster, cluster.producer(app) as producer:
         lines = [value.encode() for value in values] if values else _lines(file)
         messages = (parse(number, line) for number, line in enumerate(lines, start=1))
@@ -128,8 +132,10 @@ class _Parser:
         headers: dict[str, bytes],
         partition: int | None,
         as_json: bool,
+        delay_s: float | None = None,
     ) -> None:
         self.topic, self.partition, self.headers, self.as_json = topic, partition, headers, as_json
+        self.delay_s = delay_s
         self.key = None if key is None else key.encode()
         self.separator = None if separator is None else separator.encode()
 
@@ -147,7 +153,7 @@ class _Parser:
                     f"line {number} has no {self.separator.decode()!r} between key and value"
                 )
             key, value = head, tail
-        return Message(self.topic, value, key, self.headers, self.partition)
+        return Message(self.topic, value, key, self.headers, self.partition, delay_s=self.delay_s)
 
     def _from_json(self, number: int, line: bytes) -> Message:
         from escrowmq.replication.errors import InvalidMessage
@@ -171,6 +177,7 @@ class _Parser:
             None if key is None else _bytes(number, "key", key),
             {name: _bytes(number, f"header {name!r}", value) for name, value in headers.items()},
             entry.get("partition"),
+            delay_s=self.delay_s,
         )
 
 

@@ -59,6 +59,7 @@ class OpType(enum.IntEnum):
     RETAIN = 20
     TRIM = 21
     GROUP_SETTINGS = 22
+    CARRY = 23
     TX_DONE = 25
     INQUIRE = 26
     CUT = 28
@@ -130,6 +131,7 @@ META_TYPES: dict[int, Any] = {
     OpType.RETAIN: tuple[int],
     OpType.TRIM: tuple[str, list[int]],
     OpType.GROUP_SETTINGS: tuple[str, dict[str, int | str | list[int]], int],
+    OpType.CARRY: tuple[bytes],
     OpType.TX_DONE: tuple[str, list[str], list[int], int],
     OpType.INQUIRE: tuple[str, list[str], list[int]],
     OpType.CUT: tuple[list[str], int],

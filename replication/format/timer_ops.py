@@ -1,4 +1,4 @@
-"""Builders of the operations of delayed and scheduled messages, all of format level 8.
+"""Builders of the operations of delayed and scheduled messages, of format level 8, and CARRY of level 9.
 
 A *time* is when a message becomes readable, in ms since the epoch. A negative one is a delay in ms, counted
 from the entry that makes it effective: the SCHEDULED itself, or the COMMIT of its transaction. A *timer* is
@@ -7,7 +7,7 @@ whoever scheduled it, and ``ordinal`` counts what that one scheduled: so message
 millisecond keep their order, and a client knows a timer's key without asking.
 
 Clients build SCHEDULED, PRE_SCHEDULED (behind their PREPARE, as PRE_MESSAGEs) and CANCEL. Leaders build
-TIMER, RELEASE, and the second version of CANCEL."""
+TIMER, RELEASE, CARRY, and the second version of CANCEL."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from escrowmq.replication.format.codec import OpType, encode_op
 
 #: The format level of a group whose log may have these operations.
 LEVEL_OF_TIMERS: Final = 8
+#: And of CARRY.
+LEVEL_OF_CARRYING: Final = 9
 #: One above the highest ordinal, and the highest owner.
 ORDINALS: Final = 1 << 32
 OWNER_MAX: Final = (1 << 64) - 1
@@ -106,3 +108,10 @@ def decided_cancel(keys: bytes, copies: Sequence[int], counts: Sequence[int]) ->
     leader has found all of these timers, and none of them is in a RELEASE before it. ``copies``: how often
     each key is there; once, unless an application has used a transaction's id again."""
     return encode_op(OpType.CANCEL, (keys, copies, counts), version=2)
+
+
+def carry(records: bytes, rows: Sequence[bytes]) -> bytes:
+    """CARRY ``[records]`` + rows: these timers, which are all copies of their keys, lie here from now on.
+
+    ``records``: as they were, in order, 40 bytes each (timers/record.py); ``rows``: their messages."""
+    return encode_op(OpType.CARRY, (records,), rows)

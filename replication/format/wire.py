@@ -64,6 +64,18 @@ class _Ack(_Frame, tag=3):
     counts: bool  # False: the replica lost its disk and is only a learner for now
 
 
+class _AckTelling(_Frame, tag=12):
+    """As ``_Ack``, with the sender's wall clock. Only from format level 9 on, when all replicas know it."""
+
+    term: Index
+    seq: Index
+    next: Index
+    reset: bool
+    success: bool
+    counts: bool
+    clock_ms: Index
+
+
 class _Ask(_Frame, tag=4):
     pre: bool
     term: Index
@@ -134,6 +146,7 @@ _decode = msgspec.msgpack.Decoder(
     _Append
     | _LogStart
     | _Ack
+    | _AckTelling
     | _Ask
     | _Plain
     | _Rejoin
@@ -168,7 +181,8 @@ def encode(message: RaftMessage) -> list[bytes]:
             )
     elif kind == "next_node_idx":
         index, reset, success = message["next_node_idx"], message["reset"], message["success"]
-        frame = _Ack(message["term"], message["seq"], index, reset, success, message["counts"])
+        ack = message["term"], message["seq"], index, reset, success, message["counts"]
+        frame = _AckTelling(*ack, message["clock_ms"]) if "clock_ms" in message else _Ack(*ack)
     elif kind in ("request_vote", "pre_vote"):
         asks = message["term"], message["last_log_index"], message["last_log_term"]
         frame = _AskMarks(*asks) if "marks" in message else _Ask(kind == "pre_vote", *asks)
@@ -214,11 +228,12 @@ def decode(header: memoryview | bytes, bodies: memoryview) -> RaftMessage:
         return _decode_append(frame, bodies)
     if len(bodies):
         raise WireError(f"{len(bodies)} bytes follow a message that has no bodies")
-    if isinstance(frame, _Ack):
-        return {
+    if isinstance(frame, _Ack | _AckTelling):
+        ack = {
             "type": "next_node_idx", "term": frame.term, "seq": frame.seq, "next_node_idx": frame.next,
             "reset": frame.reset, "success": frame.success, "counts": frame.counts,
         }  # fmt: skip
+        return ack if isinstance(frame, _Ack) else {**ack, "clock_ms": frame.clock_ms}
     if isinstance(frame, _Ask | _AskMarks):
         asks = {"term": frame.term, "last_log_index": frame.last_index, "last_log_term": frame.last_term}
         if isinstance(frame, _AskMarks):

@@ -332,7 +332,8 @@ class RunningReplica:
             node.told_of(peer)
         self._follow_node(node)
         self.driver.follow(node.heard)
-        self.replica.attach(node)
+        self.replica.attach(node, node.clocks)
+        node.clocks.tell = lambda: self.replica.told_ms(int(setup.wall_clock() * 1000))
         return node
 
     def _follow_node(self, node: RaftNode) -> None:

@@ -116,14 +116,13 @@ class RaftNode:
         self._replicator = Replicator(
             self._circle, self._core, journal, link, self._connected, clock, self.config
         )
+        self.clocks = self._replicator.clocks
         self._handover = Handover(
             self._core, journal, self._replicator, self._connected, self._circle, self.config, self.send
         )
         self.marks = Incarnations() if marks is None else marks
-        quiet_s = self.config.election_min_s
-        self._prevote = PreVote(
-            self._circle, self._core, journal, self.send, clock, quiet_s, self.readiness.more_to_apply
-        )
+        quiet_s, behind = self.config.election_min_s, self.readiness.more_to_apply
+        self._prevote = PreVote(self._circle, self._core, journal, self.send, clock, quiet_s, behind)
         self._rejoin = Rejoin(
             no_vote_until_caught_up and (joining or bool(self._circle.may_vote)),
             rng.getrandbits(63),
@@ -136,9 +135,9 @@ class RaftNode:
             marks=self.marks,
             drop=drop_link,
         )
-        learn, link_of = self._rejoin.learn, self._rejoin.link
+        link_of = self._rejoin.link
         self._changes = MemberChanges(self._circle, self._core, journal, self.marks, link_of, self.send)
-        self._votes = Votes(self._circle, self._core, self.marks, learn, link_of)
+        self._votes = Votes(self._circle, self._core, self.marks, self._rejoin.learn, link_of)
         self._handlers = self._all_handlers()
         self._hearing = Hearing(self_id, others, self._possible)
         if self._hearing.known != others:
@@ -408,7 +407,7 @@ class RaftNode:
     # -------------------------------------------------------------- CoreOwner
     def send(self, peer: str, message: RaftMessage) -> bool:
         """To a peer that is connected; False if it is not, or its link drops the message."""
-        return peer in self._connected and self._link.send(peer, message)
+        return peer in self._connected and self._link.send(peer, self.clocks.stamped(message))
 
     def send_vote(self, peer: str, message: RaftMessage) -> bool:
         return self.send(peer, self._votes.going_out(message))

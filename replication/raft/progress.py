@@ -22,6 +22,8 @@ class PeerProgress:
     in_flight_bytes: int = 0
     rewound_at_seq: int = 0  # refusals of messages up to this one are stale
     heard_seq: int = 0  # the newest message that it has answered in our term, while its answers count
+    clock_ms: int = -1  # the wall clock that it told last (-1: none yet), and when it was heard, in s
+    clock_s: float = 0.0
     _flights: deque[tuple[int, int]] = field(default_factory=deque)  # (last index, bytes), in order
 
     def sent(self, last_index: int, size_bytes: int) -> None:

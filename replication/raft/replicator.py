@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from escrowmq.replication.errors import DamagedEntry
 from escrowmq.replication.format.wire import RaftMessage
+from escrowmq.replication.raft.clocks import GroupClock
 from escrowmq.replication.raft.members import Circle
 from escrowmq.replication.raft.progress import PeerProgress
 from escrowmq.replication.raft.pysync import LEADER, Core
@@ -42,6 +43,7 @@ class Replicator:
         self._circle, self._core, self._journal, self._link = circle, core, journal, link
         self._connected, self._clock, self._config = connected, clock, config
         self._progress: dict[str, PeerProgress] = {}
+        self.clocks = GroupClock(circle, lambda: core.role() == LEADER, lambda: self._progress, clock)
         self._seq = 0  # numbers AppendEntries, so that a refusal of an older message can be recognised
         self._sent_last = self._sent_commit = 0
         self._notify_at: float | None = None
@@ -159,6 +161,7 @@ class Replicator:
             state.accepted(index)
         elif message["reset"] and state.refused(self._next_try(state.next, index), message["seq"], self._seq):
             self._replicate(peer, heartbeat=state.next > self._journal.first_index)
+        self.clocks.heard(state, message)
         if message["counts"]:
             if message["seq"] > state.heard_seq:
                 state.heard_seq = message["seq"]

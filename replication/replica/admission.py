@@ -22,10 +22,12 @@ from escrowmq.replication.format import ops as build
 from escrowmq.replication.format.codec import Op, OpType
 from escrowmq.replication.format.timer_ops import timer as build_timer
 from escrowmq.replication.model import ResultCode
-from escrowmq.replication.replica.copies import Rows
+from escrowmq.replication.replica.carrying import AHEAD_MS, Carrying
 from escrowmq.replication.replica.commit_hold import CommitHold
+from escrowmq.replication.replica.copies import Rows
 from escrowmq.replication.replica.entry_writing import COPY_BYTES_MAX, ComposedEntry, EntryWriter
 from escrowmq.replication.replica.releases import Releases, references_of
+from escrowmq.replication.replica.repeated_keys import COPIES_MAX, RepeatedKeys
 from escrowmq.replication.replica.share_admission import ShareAdmission
 from escrowmq.replication.replica.submission import LeftOut, Submission
 from escrowmq.replication.replica.topics_under_way import TopicsUnderWay
@@ -69,6 +71,7 @@ class Admission:
         queue_bytes_max: int,
         copy_bytes: int,
         timers_max: int,
+        carry_ahead_ms: int = AHEAD_MS,
     ) -> None:
         self._state, self._log = state, log
         self._open_max, self._queue_bytes_max, self._copy_bytes = open_max, queue_bytes_max, copy_bytes
@@ -82,6 +85,8 @@ class Admission:
         self.releases = Releases(state, timers_max)
         self.shares = ShareAdmission(state, Rows(log), self._topics, self.releases)
         self.hold = CommitHold()
+        self._repeated = RepeatedKeys(state)
+        self.carrying = Carrying(state, self.releases, log.read_range, carry_ahead_ms)
         #: Entries that were given up, in the order of the log: each is applied, or the leadership ends.
         self._unsure: deque[ComposedEntry] = deque()
         self._last_ms = 0
@@ -109,19 +114,21 @@ class Admission:
 
     def compose(self, now_ms: int) -> ComposedEntry | None:
         """The next entry, from as many waiting requests as fit; None when nothing waits."""
-        due = now_ms >= self.releases.next_ms
+        due, carries = now_ms >= self.releases.next_ms, self.carrying.is_due(now_ms)
         if self.hold.until_ms is not None:
             self._take_up(self.hold.over(now_ms))
-        if not self._queue and not due:
+        if not self._queue and not due and not carries:
             return None
         self._last_ms = now_ms = max(now_ms, self._last_ms, self._state.now_ms)
         writer, topics = EntryWriter(now_ms), self._topics
         if due:
             self._write_release(writer)
+        if carries and (frame := self.carrying.write(writer.now_ms, topics.deleting, writer.timed)):
+            writer.leaders(frame)
         while self._queue and (
             not writer.submissions or writer.size + self._queue[0].size <= ENTRY_BYTES_MAX
         ):
-            if topics.creating and topics.waits(self._queue[0]):
+            if (topics.creating and topics.waits(self._queue[0])) or self.carrying.waits(self._queue[0]):
                 break
             submission = self._queue.popleft()
             if self.hold.until_ms is not None and self.hold.keeps(submission):
@@ -148,11 +155,8 @@ class Admission:
                     self.shares.nack(writer, submission, number)
                 elif kind == OpType.GROUP_SETTINGS:
                     self.shares.settings(writer, submission, number)
-                elif self.releases.is_full() and schedules(unit.ops) and not self._is_known(unit.ops[0]):
-                    submission.results[number] = [
-                        int(ResultCode.TOO_MANY_SCHEDULED),
-                        self.releases.timers_max,
-                    ]
+                elif most := self._scheduled_at_most(unit.ops, now_ms):
+                    submission.results[number] = [int(ResultCode.TOO_MANY_SCHEDULED), most]
                 else:
                     if kind == OpType.CUT:
                         self._take_up(self.hold.ask(unit.ops[0].meta[1], now_ms))
@@ -168,6 +172,16 @@ class Admission:
     def _take_up(self, held: Sequence[Submission]) -> None:
         """Put requests that waited for a cut before all others."""
         self._queue.extendleft(reversed(held))
+
+    def _scheduled_at_most(self, ops: Sequence[Op], now_ms: int) -> int:
+        """The limit, of the group or of one key, that does not admit what these schedule; 0: none."""
+        if self.releases.is_full() and schedules(ops):
+            most = self.releases.timers_max
+        elif ops[0].type == OpType.SCHEDULED and self._repeated.too_many(ops[0], now_ms):
+            most = COPIES_MAX
+        else:
+            return 0
+        return 0 if self._is_known(ops[0]) else most
 
     def _is_known(self, op: Op) -> bool:
         """Whether it is sent again, because its answer was lost: it brings nothing new, and must not be told
@@ -345,6 +359,8 @@ class Admission:
         self._topics.forget()
         self.releases.forget()
         self.shares.forget()
+        self.carrying.forget()
+        self._repeated.forget()
         self._unsure.clear()
 
     def ended(self, entry: ComposedEntry, *, decided: bool) -> None:
@@ -369,6 +385,13 @@ class Admission:
         ):
             self._unsure.append(entry)
 
+    def pause(self, entry: ComposedEntry) -> None:
+        """The log takes no entry now: this one is certainly not in it."""
+        if entry.timing is not None:
+            self.releases.pause(entry.now_ms)
+            if entry.timing.carried:
+                self.carrying.again(entry.now_ms)
+
     def applied_late(self, command: bytes) -> None:
         """An entry that nobody waits for is applied: perhaps the first of those that were given up. It is
         recognised by its content, since the log may have read it from the disk again."""
@@ -378,6 +401,7 @@ class Admission:
     def _let_go(self, entry: ComposedEntry) -> None:
         if entry.timing is not None:
             self.releases.ended(entry.timing)
+            self.carrying.ended(entry.timing)
         if entry.finishing is not None:
             self.shares.ended(entry.finishing)
         for app, tx_ids in entry.deciding:
@@ -407,6 +431,7 @@ class Admission:
             submission.results[number] = result
         if entry.timing is not None:
             self.releases.count(entry.timing)
+            self.carrying.count(entry.timing)
             for submission, number, answer in entry.timing.answers:
                 submission.results[number] = answer
         if entry.finishing is not None:

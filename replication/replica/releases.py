@@ -43,6 +43,7 @@ class Timing:
     released: bytes = b""
     released_count: int = 0
     cancelling: list[bytes] = field(default_factory=list)
+    carried: int = 0  # messages
     #: Answers to CANCELs: the results of their operations are replaced by these.
     answers: list[tuple[Any, int, list[Any]]] = field(default_factory=list)
 
@@ -71,6 +72,15 @@ class Releases:
         self.next_ms = 0
         self._cancelling.clear()
         self._coming.clear()
+
+    @property
+    def releasing(self) -> bytes:
+        """The key of the release under way; empty: there is none."""
+        return self._releasing
+
+    def is_cancelling(self, key: bytes) -> bool:
+        """Whether a cancellation of this key is under way."""
+        return key in self._cancelling
 
     def is_full(self) -> bool:
         """Whether no more messages may wait."""

@@ -22,8 +22,10 @@ from escrowmq.replication.metrics import Counts
 from escrowmq.replication.raft.replicator import LeadCheck
 from escrowmq.replication.replica import fetching, retention
 from escrowmq.replication.replica.admission import Admission
+from escrowmq.replication.replica.carrying import AHEAD_MS
 from escrowmq.replication.replica.checkpoints import Checkpoints, Job
 from escrowmq.replication.replica.entry_writing import ComposedEntry
+from escrowmq.replication.replica.group_time import LEVEL_OF_CLOCKS, Clocks, GroupTime
 from escrowmq.replication.replica.levels import next_level
 from escrowmq.replication.replica.share_desk import ShareDesk
 from escrowmq.replication.replica.submission import AboutTopics, Submission
@@ -47,6 +49,7 @@ class Limits:
     entries_in_flight: int = 4  # more adds latency, not throughput: waiting requests go into bigger entries
     copy_bytes: int = 0  # messages of at most this many bytes are copied at commit even within the segment
     timers_max: int = 100_000_000  # delayed messages of the group: 4 to 5 GB of files, more are refused
+    carry_ahead_ms: int = AHEAD_MS  # delayed messages that can be read sooner are not stored anew
     retention_interval_ms: int = 10_000
     #: A new leader has more urgent work, and its predecessor may have run retention just before.
     retention_pause_ms: int = 5_000
@@ -96,6 +99,7 @@ class Replica:
             queue_bytes_max=limits.queue_bytes_max,
             copy_bytes=limits.copy_bytes,
             timers_max=limits.timers_max,
+            carry_ahead_ms=limits.carry_ahead_ms,
         )
         self.share_desk = ShareDesk(state, self._submit_own, self.not_leader)
         self._start_job, self._on_due = start_job, on_due
@@ -112,12 +116,11 @@ class Replica:
         self.terms_led = 0
         if state.members is not None:
             journal.members.begin(*state.members)
-        self._clock_ms: int | None = None  # this machine's clock at its last reading
-        self._group_ms = self._half_ms = 0
+        self.time = GroupTime(state)
 
-    def attach(self, raft: Raft) -> None:
-        """The node that applies to this replica; once, before anything else."""
-        self._raft = raft
+    def attach(self, raft: Raft, clocks: Clocks | None = None) -> None:
+        """The node that applies to this replica; once, before anything else. ``clocks``: of its group."""
+        self._raft, self.time.clocks = raft, clocks
         self.share_desk.attach(raft)
 
     # -------------------------------------------------------------- applying
@@ -196,25 +199,12 @@ class Replica:
         return Leadership(False, number, self._raft.term).refusal()
 
     def group_ms(self, now_ms: int) -> int:
-        """The group's time: never behind its entries, and never standing still.
+        """The group's time (group_time.py) when this machine's wall clock says ``now_ms``."""
+        return self.time.at(now_ms)
 
-        A leader may find that its clock is far behind the last entry, since another leader's was far
-        ahead. Then time continues from that entry, at half speed until the clock has caught up: if it stood
-        still, nothing would come due for as long as the other clock was wrong.
-        """
-        passed = 0 if self._clock_ms is None else now_ms - self._clock_ms
-        self._clock_ms = now_ms
-        group_ms = self._group_ms
-        if group_ms < self.state.now_ms:
-            group_ms = self.state.now_ms
-        if now_ms >= group_ms:
-            group_ms = now_ms
-        elif passed > 0:
-            self._half_ms += passed
-            group_ms += self._half_ms // 2
-            self._half_ms %= 2
-        self._group_ms = group_ms
-        return group_ms
+    def told_ms(self, now_ms: int) -> int | None:
+        """What this replica tells leaders of its wall clock; None: they may not know such messages yet."""
+        return now_ms if self.state.level >= LEVEL_OF_CLOCKS else None
 
     def pump(self, now_ms: int) -> None:
         """Propose what waits, as far as the window of entries in flight allows."""
@@ -251,7 +241,7 @@ class Replica:
         if not self._leads:
             return None
         times = self.admission.releases.wake_ms(), self.admission.hold.until_ms
-        return min((time - self._group_ms for time in times if time and time > self._group_ms), default=None)
+        return min((time - self.time.ms for time in times if time and time > self.time.ms), default=None)
 
     def _propose(self, raft: Raft, entry: ComposedEntry) -> None:
         self._own.append(entry)
@@ -265,8 +255,8 @@ class Replica:
                 self.admission.applied(entry, results)
                 return
             self.admission.ended(entry, decided=outcome is False)
-            if outcome is False and entry.timing is not None:
-                self.admission.releases.pause(entry.now_ms)
+            if outcome is False:
+                self.admission.pause(entry)
             if not raft.ready:
                 self.admission.forget_decisions()
             sent = entry.submissions
@@ -313,7 +303,9 @@ class Replica:
         self.state.transactions.tidy()
         self.state.due.tidy()
         if raft is None or not raft.ready:
-            self.state.due.resign(now_ms)
+            self.state.due.resign(
+                min(now_ms, self.state.now_ms)
+            )  # by a time that the next leader has reached
             return
         if self.state.due.advance(now_ms):
             self._on_due()
@@ -342,6 +334,7 @@ class Replica:
         if look.done:
             self._retention = None
             first = max(look.first_needed_index, self.journal.first_index)  # a block may begin before the log
+            self.admission.carrying.plan(look.needed_otherwise, self.journal.segments())
             if self.journal.segment_start(first) > self.journal.first_index:
                 frame = build.retain(first)
                 self.admission.offer(Submission(frame, decode_ops(frame), lambda status: None))

@@ -1,8 +1,8 @@
 """What may be deleted. The leader decides it and writes it into the log, so that all replicas delete alike.
 
 Two steps. TRIM moves the start of partitions by the topic's ``retention_ms`` and ``retention_bytes``.
-RETAIN then names the first log entry that anything still needs: live messages, open transactions, the
-older of the two kept snapshots. Segments entirely before it are dropped.
+RETAIN then names the first log entry that anything still needs: live messages, open transactions,
+messages that wait, the older of the two kept snapshots. Segments entirely before it are dropped.
 
 Both result from one pass over all partitions, made in slices between applied entries, since the same thread
 also sends heartbeats. What is applied meanwhile needs no entry before those that were needed when the
@@ -31,18 +31,22 @@ class RetentionRound:
         nothing may be dropped."""
         self._state, self._now_ms = state, now_ms
         self._frames: list[bytes] = []
+        self._waiting = state.timers.counts.oldest_index()
         self._needed = state.first_index
         if snapshot_index is not None:
             oldest_open = state.transactions.oldest_index()
             self._needed = snapshot_index if oldest_open is None else min(snapshot_index, oldest_open)
-            waiting = state.timers.counts.oldest_index()
-            self._needed = self._needed if waiting is None else min(self._needed, waiting)
         self._visits = self._visit(list(state.topics.topics.values()))
         self.done = False
 
     @property
     def first_needed_index(self) -> int:
         """First log entry that must be kept, once the round is done."""
+        return self._needed if self._waiting is None else min(self._needed, self._waiting)
+
+    @property
+    def needed_otherwise(self) -> int:
+        """The same, if no delayed message waited: those can be carried to the end of the log."""
         return self._needed
 
     def step(self, visits: int) -> list[bytes]:

@@ -314,10 +314,15 @@ def _prepare_problem(op: Op, attached: Sequence[Op]) -> str | None:
         return "PREPARE names a transaction twice"
     if len(op.meta) > 9 and (problem := _extra_problem(op.meta[9], len(tx_ids), home_group)) is not None:
         return problem
+    given: set[tuple[int, int]] = set()
     for pre in attached:
         if pre.type == OpType.PRE_SCHEDULED:
             if (problem := _timer_problem(pre)) is not None:
                 return problem
+            before = len(given)
+            given.update(zip(pre.meta[2], pre.meta[5], strict=True))
+            if len(given) != before + len(pre.meta[2]):
+                return "PRE_SCHEDULED gives an ordinal twice in one transaction"
         elif pre.type != OpType.PRE_MESSAGE:
             return f"PREPARE is followed by an operation of type {pre.type} instead of PRE_MESSAGE"
         topic, number, txs, sizes = pre.meta[:4]

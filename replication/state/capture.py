@@ -142,7 +142,7 @@ def _meta(state: StateMachine, run_files: Iterable[str]) -> dict[str, Any]:
         deleted = state.deleted_groups
         meta["deleted_groups"] = [deleted.floor, dict(deleted.generations)]
     if state.level >= LEVEL_OF_TIMERS:
-        meta["timers"] = [state.timers.released, state.timers.counts.flat()]
+        meta["timers"] = [state.timers.released, state.timers.counts.freeze()]
         meta["cancelled"] = list(map(b"".join, state.timers.cancelled.copy()))
     if state.members is not None:
         meta["members"] = list(state.members)

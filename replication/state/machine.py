@@ -112,15 +112,12 @@ class StateMachine:
             OpType.INQUIRE: self._inquire,
             OpType.CUT: lambda index, op: self.stable.cut(index, self.now_ms, op),
             OpType.DELETE_GROUP: of_groups.delete,
-            OpType.SCHEDULED: lambda index, op: timed.scheduled(index, self.now_ms, op),
-            OpType.TIMER: timed.timer,
-            OpType.CANCEL: lambda index, op: timed.cancel(index, self.now_ms, op),
-            OpType.RELEASE: lambda index, op: timed.release(self.now_ms, op, self._take_pending()),
             OpType.FORWARD: lambda index, op: of_groups.forward(index, self.now_ms, op),
             OpType.SHARE_ACK: of_groups.ack,
             OpType.NACK: of_groups.refused,
             OpType.GROUP_SETTINGS: of_groups.settings,
             OpType.PLACES: of_groups.places,
+            **timed.handlers(lambda: self.now_ms, self._take_pending),
         }
 
     # -------------------------------------------------------------- entries

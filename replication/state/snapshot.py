@@ -40,6 +40,7 @@ from escrowmq.replication.state.open_table import OpenTx, View
 from escrowmq.replication.state.run_table import RunTable
 from escrowmq.replication.state.shares import Group, Pair
 from escrowmq.replication.state.shares import Key as ShareKey
+from escrowmq.replication.state.timers import FrozenCounts
 from escrowmq.replication.state.topics import Topic
 from escrowmq.replication.timers.store import Frozen
 
@@ -175,6 +176,9 @@ def _packed_meta(snapshot: Snapshot, rest: Callable[[], None]) -> bytes:
         elif name == "group_offsets":
             count = sum(len(by) for _, by in snapshot.groups)
             parts += (_array_head(count), *_resting(_packed_groups(snapshot), rest))
+        elif name == "timers":
+            released, counts = value
+            parts += (b"\x92", pack(released), *_packed_counts(counts, rest))
         elif name == "first_groups":
             placed = {info.name: info.first_group for info, _ in snapshot.topics}
             parts.append(pack({topic: first for topic, first in placed.items() if first != BY_NAME}))
@@ -184,6 +188,13 @@ def _packed_meta(snapshot: Snapshot, rest: Callable[[], None]) -> bytes:
         else:
             parts.append(pack(value))
     return b"".join(parts)
+
+
+def _packed_counts(counts: FrozenCounts, rest: Callable[[], None]) -> Iterator[bytes]:
+    """The bytes of ``pack`` of the flat counts of waiting messages."""
+    yield _array_head(4 * sum(map(len, counts.blocks.values())))
+    pieces = ((len(part) // 4, pack(part)[len(_array_head(len(part))) :]) for part in counts.parts())
+    yield from _resting(pieces, rest)
 
 
 def _packed_topics(snapshot: Snapshot) -> Iterator[tuple[int, bytes]]:
@@ -290,9 +301,9 @@ def named_files(meta: Mapping[str, Any]) -> list[str]:
 
 
 def timers_alive(meta: Mapping[str, Any]) -> int:
-    """How many messages wait for their time, by a snapshot's first chunk."""
+    """How many messages wait for their time, by a snapshot's first chunk, or by what will become it."""
     _, counts = meta.get("timers", (b"", ()))
-    return sum(counts[2::4])
+    return counts.total if isinstance(counts, FrozenCounts) else sum(counts[2::4])
 
 
 def restore(state: StateMachine, name: str, data: bytes | memoryview) -> tuple[int, list[str]]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import Any
 
-from escrowmq.replication.format.codec import Op
+from escrowmq.replication.format.codec import Op, OpType
 from escrowmq.replication.model import ResultCode
+from escrowmq.replication.state.carrying import carry
 from escrowmq.replication.state.producer_memory import SEQUENCES_KEPT, ProducerMemory
 from escrowmq.replication.state.timers import Timers
 from escrowmq.replication.state.topics import Partition, TopicTable
@@ -26,6 +27,18 @@ class TimerOperations:
 
     def __init__(self, topics: TopicTable, producers: ProducerMemory, timers: Timers, cut: Lock) -> None:
         self._topics, self._producers, self._timers, self._cut = topics, producers, timers, cut
+
+    def handlers(
+        self, now_ms: Callable[[], int], references: Callable[[], Sequence[Reference]]
+    ) -> dict[int, Callable[[int, Op], Result | None]]:
+        """What applies each type of operation. ``references``: takes those before a RELEASE."""
+        return {
+            OpType.SCHEDULED: lambda index, op: self.scheduled(index, now_ms(), op),
+            OpType.TIMER: self.timer,
+            OpType.CARRY: lambda index, op: carry(self._timers, self._topics.slots, index, now_ms(), op),
+            OpType.CANCEL: lambda index, op: self.cancel(index, now_ms(), op),
+            OpType.RELEASE: lambda index, op: self.release(now_ms(), op, references()),
+        }
 
     def scheduled(self, index: int, now_ms: int, op: Op) -> Result:
         """SCHEDULED. Sequence numbers are those of MESSAGE (``StateMachine._message``)."""

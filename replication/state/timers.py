@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
+from typing import NamedTuple
 
 from escrowmq.replication.state.dedup import TwoGenerations
 from escrowmq.replication.timers.record import KEY, KEY_BYTES, RECORD, deliver_ms_of, tombstone
@@ -42,35 +43,76 @@ def due_ms(time_ms: int, now_ms: int) -> int:
     return max(time_ms if time_ms >= 0 else now_ms - time_ms, now_ms)
 
 
+class FrozenCounts(NamedTuple):
+    """The counts at one moment. ``blocks``: timers and their bytes, by block and slot."""
+
+    blocks: dict[int, dict[int, tuple[int, int]]]
+    total: int
+
+    def parts(self) -> Iterator[list[int]]:
+        """Slot, block, timers, bytes, and so on: block by block."""
+        for block, slots in sorted(self.blocks.items()):
+            yield [n for slot, counts in sorted(slots.items()) for n in (slot, block, *counts)]
+
+
 class TimerCounts:
     """How many timers wait, and their bytes, by block of log indexes and slot."""
 
-    __slots__ = ("_blocks", "block_entries", "total")
+    __slots__ = ("_blocks", "_bytes", "_frozen", "block_entries", "total")
 
     def __init__(self) -> None:
         self.total = 0
         self.block_entries = BLOCK_ENTRIES  # part of the format; simulated logs are shorter than a block
         self._blocks: dict[int, dict[int, tuple[int, int]]] = {}
+        self._bytes: dict[int, int] = {}  # by block
+        self._frozen: set[int] = set()  # blocks that a snapshot may read: copied before they change
 
     def add(self, slot: int, block: int, timers: int, size: int) -> None:
         """So many more wait; fewer if they are negative."""
-        slots = self._blocks.setdefault(block, {})
+        slots = self._changing(block)
         known, known_size = slots.get(slot, (0, 0))
         self.total += timers
         if known + timers:
             slots[slot] = known + timers, known_size + size
+            self._bytes[block] = self._bytes.get(block, 0) + size
             return
         slots.pop(slot, None)
-        if not slots:
-            del self._blocks[block]
+        if slots:
+            self._bytes[block] -= known_size
+        else:
+            self._forget(block)
 
     def forget(self, slots: Iterable[int]) -> None:
         """The partitions of these slots are deleted."""
-        for block, by_slot in list(self._blocks.items()):
-            for slot in by_slot.keys() & slots:
-                self.total -= by_slot.pop(slot)[0]
+        gone = set(slots)
+        for block in [block for block, by_slot in self._blocks.items() if not gone.isdisjoint(by_slot)]:
+            by_slot = self._changing(block)
+            for slot in by_slot.keys() & gone:
+                timers, size = by_slot.pop(slot)
+                self.total -= timers
+                self._bytes[block] -= size
             if not by_slot:
-                del self._blocks[block]
+                self._forget(block)
+
+    def _changing(self, block: int) -> dict[int, tuple[int, int]]:
+        """What waits in a block, by slot, to be changed."""
+        slots = self._blocks.setdefault(block, {})
+        if block in self._frozen:
+            self._frozen.discard(block)
+            slots = self._blocks[block] = slots.copy()
+        return slots
+
+    def _forget(self, block: int) -> None:
+        """Nothing waits there any more."""
+        del self._blocks[block]
+        self._bytes.pop(block, None)
+        self._frozen.discard(block)
+
+    def freeze(self) -> FrozenCounts:
+        """All of it as it is now, to be read by any thread. Costs what there are of blocks, however many
+        partitions they have."""
+        self._frozen = set(self._blocks)
+        return FrozenCounts(self._blocks.copy(), self.total)
 
     def has(self, slot: int, block: int) -> bool:
         """Whether any waits there."""
@@ -79,6 +121,10 @@ class TimerCounts:
     def oldest_index(self) -> int | None:
         """No timer is in an entry with a lower index; None: none waits."""
         return max(min(self._blocks) * self.block_entries, 1) if self._blocks else None
+
+    def sizes(self) -> list[tuple[int, int]]:
+        """First index of each block in which any wait, and their bytes; oldest first."""
+        return [(block * self.block_entries, size) for block, size in sorted(self._bytes.items())]
 
     def of(self, records: Iterable[bytes]) -> list[int]:
         """How many these are: slot, block, timers, bytes, and so on."""
@@ -91,12 +137,7 @@ class TimerCounts:
 
     def flat(self) -> list[int]:
         """All of it: slot, block, timers, bytes, and so on."""
-        return [
-            n
-            for block, slots in sorted(self._blocks.items())
-            for slot, (timers, size) in sorted(slots.items())
-            for n in (slot, block, timers, size)
-        ]
+        return [n for part in FrozenCounts(self._blocks, self.total).parts() for n in part]
 
 
 class Timers:
@@ -166,6 +207,13 @@ class Timers:
         self.store.add(b"".join(tombstones), now_ms)
         for key in each:
             self.cancelled.set(key, True)
+
+    def move(self, counts: FlatCounts, index: int) -> None:
+        """So many that were elsewhere are stored anew in entry ``index``."""
+        it, block = iter(counts), index // self.counts.block_entries
+        for slot, old, timers, size in zip(it, it, it, it, strict=True):
+            self.counts.add(slot, old, -timers, -size)
+            self.counts.add(slot, block, timers, size)
 
     def _add(self, counts: FlatCounts, sign: int) -> None:
         it = iter(counts)

@@ -23,6 +23,8 @@ FIRST_KEY: Final = b"\0" * KEY_BYTES
 #: The highest delivery time that fits.
 TIME_MAX: Final = (1 << 63) - 1
 _TIME: Final = struct.Struct(">Q")
+#: Behind the key: log index, position, bytes.
+PLACE: Final = struct.Struct(">QII")
 #: Behind the key of a tombstone: log index, copies, 0.
 _DEATH: Final = struct.Struct(">QiI")
 #: Of a tombstone.
@@ -56,6 +58,26 @@ def last_key(deliver_ms: int) -> bytes:
 def deliver_ms_of(record: bytes) -> int:
     """Delivery time of a record or a key."""
     return int.from_bytes(record[:8], "big")
+
+
+def key_bytes(record: bytes) -> bytes:
+    """A record's key."""
+    return record[:KEY_BYTES]
+
+
+def slot_of(record: bytes) -> int:
+    """The slot of a record's partition, or of a key's."""
+    return int.from_bytes(record[8:12], "big")
+
+
+def log_index_of(record: bytes) -> int:
+    """Where the message of a record lies."""
+    return int.from_bytes(record[_INDEX], "big")
+
+
+def size_of(record: bytes) -> int:
+    """Bytes of a record's message."""
+    return int.from_bytes(record[-4:], "big")
 
 
 def tombstone(key: bytes, log_index: int, copies: int = 1) -> bytes:

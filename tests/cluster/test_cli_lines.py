@@ -73,3 +73,9 @@ def test_a_record_without_a_key_and_an_id_leaves_their_places_empty() -> None:
 def test_a_letter_that_stands_for_nothing_is_refused_with_those_that_there_are(text: str) -> None:
     with pytest.raises(ConfigError, match=r"-f does not know .*%v"):
         template(text)
+
+
+def test_a_delay_is_that_of_every_message() -> None:
+    for as_json, line in ((False, b"v"), (True, b'{"value": "v"}')):
+        message = _Parser("t", None, None, {}, None, as_json, 1.5)(1, line)
+        assert (message.value, message.delay_s) == (b"v", 1.5)

@@ -10,9 +10,12 @@ import pytest
 
 from escrowmq.replication.format.codec import Op
 from escrowmq.replication.model import ResultCode
+from escrowmq.replication.raft.clocks import GroupClock
 from escrowmq.replication.replica import timer_files
+from escrowmq.replication.replica.carrying import Carrying
+from escrowmq.replication.replica.group_time import GroupTime
 from escrowmq.replication.replica.releases import Releases, Timing
-from escrowmq.replication.replica.replica import Replica
+from escrowmq.replication.state import carrying
 from escrowmq.replication.state.open_tx import OpenTx
 from escrowmq.replication.state.producer_memory import ProducerMemory
 from escrowmq.replication.state.timer_operations import TimerOperations
@@ -82,6 +85,7 @@ def released_again(patch: pytest.MonkeyPatch) -> None:
 @plant(
     "cancelled-while-released",
     "cancelled-delivered",
+    "unbounded",
     "timers-differ",
     "CorruptLog",
     conditions=timed,
@@ -104,6 +108,7 @@ def cancelled_while_released(patch: pytest.MonkeyPatch) -> None:
 @plant(
     "released-while-cancelled",
     "cancelled-delivered",
+    "unbounded",
     "timers-differ",
     "CorruptLog",
     conditions=timed,
@@ -180,8 +185,13 @@ def tombstones_lost_by_merges(patch: pytest.MonkeyPatch) -> None:
 
 @plant("time-stands-still", "late", conditions=timed, often={"leader-ahead": 10})
 def time_stands_still(patch: pytest.MonkeyPatch) -> None:
-    """The group's time waits until the clock of the leader has caught up with the last entry."""
-    patch.setattr(Replica, "group_ms", lambda self, now_ms: max(now_ms, self.state.now_ms))
+    """The group's time waits until the clocks have caught up with the last entry."""
+
+    def waits(self: GroupTime, clock_ms: int | None, read_ms: int) -> int:
+        self.ms = max(self.ms, clock_ms or 0, self._state.now_ms)
+        return self.ms
+
+    patch.setattr(GroupTime, "_go_on", waits)
 
 
 @plant(
@@ -216,3 +226,65 @@ def scheduled_for_the_namesake(patch: pytest.MonkeyPatch) -> None:
         return scheduled(self, index, now_ms, Op(op.type, (*op.meta[:10], topic_id), *op[2:]))
 
     patch.setattr(TimerOperations, "scheduled", anywhere)
+
+
+@plant(
+    "carried-without-the-rule",
+    "schedule-duplicate",
+    "cancelled-delivered",
+    "timers-differ",
+    "unbounded",
+    conditions=timed,
+    start=8,
+)
+def carried_without_the_rule(patch: pytest.MonkeyPatch) -> None:
+    """What is carried stays where it was, too."""
+    patch.setattr(carrying, "tombstone", lambda key, log_index, copies: b"")
+
+
+@plant(
+    "carried-against-a-cancellation",
+    "cancelled-delivered",
+    "timers-differ",
+    "CorruptLog",
+    conditions=timed,
+    start=8,
+    within=40,
+)
+def carried_against_a_cancellation(patch: pytest.MonkeyPatch) -> None:
+    """A message can be cancelled while it is being carried, and carried while it is being cancelled."""
+    patch.setattr(Carrying, "waits", lambda self, submission: False)
+    patch.setattr(Releases, "is_cancelling", lambda self, key: False)
+
+
+@plant("carried-past-a-release", "schedule-duplicate", *LOST, conditions=timed, start=8, within=40)
+def carried_past_a_release(patch: pytest.MonkeyPatch) -> None:
+    """A message can be released while it is being carried."""
+    write = Carrying.write
+
+    def careless(self: Carrying, *args: Any) -> Any:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(Releases, "coming", lambda self, timing, earliest_ms: None)
+            return write(self, *args)
+
+    patch.setattr(Carrying, "write", careless)
+
+
+@plant("own-clock", "early", conditions=timed, start=8, within=60, often={"clock-ahead": 12})
+def own_clock(patch: pytest.MonkeyPatch) -> None:
+    """A leader writes the time of its own clock into entries, however far ahead of the others' that is."""
+    patch.setattr(GroupClock, "lower_median_ms", lambda self, own_ms: own_ms)
+
+
+@plant("own-clock-of-a-follower", "early", conditions=timed, start=8, within=60, often={"clock-wall": 12})
+def own_clock_of_a_follower(patch: pytest.MonkeyPatch) -> None:
+    """A new leader goes on from the time of the clock that it had as a follower."""
+    at = GroupTime.at
+
+    def kept(self: GroupTime, own_ms: int) -> int:
+        told = at(self, own_ms)
+        self._of_the_group = self.clocks is not None
+        self.ms = max(self.ms, told)
+        return told
+
+    patch.setattr(GroupTime, "at", kept)

@@ -83,6 +83,7 @@ class BrokerApplication:
                 entries_in_flight=4,
                 queue_bytes_max=20_000,
                 copy_bytes=context.rng.choice((0, 40)),
+                carry_ahead_ms=0,  # so that carrying meets releases and cancellations
                 retention_interval_ms=RETENTION_INTERVAL_MS,
                 retention_pause_ms=RETENTION_PAUSE_MS,
                 slice_visits=1,  # so that much happens between the first and the last partition
@@ -97,7 +98,8 @@ class BrokerApplication:
         return max(1, self.replica.state.applied_index)
 
     def attach(self, raft: RaftNode) -> None:
-        self.replica.attach(_Telling(raft, self))
+        self.replica.attach(_Telling(raft, self), raft.clocks)
+        raft.clocks.tell = lambda: self.replica.told_ms(int(self._context.wall_clock() * 1000))
 
     def apply(self, index: int, term: int, command: bytes) -> Any:
         results = self.replica.apply(index, term, command)

@@ -3,7 +3,8 @@ twice, or after it was cancelled; nothing may get lost.
 
 They use a topic and an app of their own. In some worlds of one group an operator deletes the topic again and
 again, and creates it at once: what waits for the earlier one must not reach the next one. What clients were
-told is compared with what is readable at the end, see ``delayed_end.py``.
+told is compared with what is readable at the end, see ``delayed_end.py``; what is released in an entry whose
+time the clocks of a majority have not reached is ``early`` at once, see ``clock_bound.py``.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from escrowmq.replication.format.timer_ops import LEVEL_OF_TIMERS, owner_of
 from escrowmq.replication.model import NO_ID, ResultCode
 from tests.history.events import body
 from tests.sim.broker_app import BrokerApplication
+from tests.sim.clock_bound import ClockBound
 from tests.sim.delayed_end import Item, Punctual, compare, judge, readable
 from tests.sim.desk import Desk
 from tests.sim.workload import Cluster
@@ -39,6 +41,7 @@ CANCELLED = 0.3  # share of actions that cancel
 IN_TRANSACTIONS = 0.4
 ROLLED_BACK = 0.25
 AT_THE_MOMENT, SOON_MS = 0.7, 1_500  # share of batches of which one is cancelled as it becomes due
+CARRIED = 0.6  # share of times to act at which the leader begins to carry, if it may
 DECIDES_S = 0.4  # the longest time from the answer to a PREPARE to the decision
 RECREATED = {"share": 0.3}  # of the worlds of one group in which the topic is created again
 LIFE_S = 2.5  # how long a topic lives there, on average
@@ -61,6 +64,8 @@ class DelayedMessages:
     def __init__(self, cluster: Cluster, gid: int = 0, groups: int = 1) -> None:
         self._desk, self._cluster = Desk(cluster, "desk-of-delayed"), cluster
         self._rng = cluster.world.stream(f"delayed{cluster.prefix}")
+        self._clocks = ClockBound(cluster)
+        self._carrying = cluster.world.stream("carrying")
         self._works = self._rng.random() < SHARE
         self._partitions = PER_GROUP * groups
         self._places = [(TOPIC, n) for n in range(self._partitions) if by_name(TOPIC, n, groups) == gid]
@@ -88,6 +93,7 @@ class DelayedMessages:
         """An entry is applied."""
         if gid != self._gid:
             return
+        self._clocks.entry(index, now_ms, found)
         for op in found:
             if op.type == OpType.COMMIT and op.meta[0] == APP:
                 self._committed.update(dict.fromkeys(op.meta[1], now_ms))
@@ -97,6 +103,7 @@ class DelayedMessages:
     def act(self) -> None:
         """Do one or several things, if it is time."""
         now_s = self._desk.world.elapsed_s
+        self._clocks.look()
         if not self._works or not self._places or now_s < self._next_s or self._cluster.calm:
             return
         self._next_s = now_s + self._rng.expovariate(1 / PAUSE_S)
@@ -108,6 +115,8 @@ class DelayedMessages:
         now_ms = found[1].replica.state.now_ms
         if self._life is None or TOPIC not in found[1].replica.state.topics.topics:
             return
+        if self._carrying.random() < CARRIED:
+            self._carry(found[1])
         for _ in range(self._rng.choice((1, 2, 4))):
             chance = self._rng.random()
             if chance < CANCELLED:
@@ -139,6 +148,12 @@ class DelayedMessages:
             self.items.clear()
 
         self._desk.call(request, created, lambda: True)
+
+    def _carry(self, leader: BrokerApplication) -> None:
+        """What lies before some entry is to be carried. (The topics keep all that they have, so retention
+        alone would never ask for it. No id is used twice, so open transactions need not be regarded.)"""
+        carrying, last = leader.replica.admission.carrying, leader.applied_index
+        carrying.begin(last if self._carrying.random() < 0.8 else self._carrying.randint(1, last))
 
     def _time(self, now_ms: int) -> int:
         if self._rng.random() < 0.5:
@@ -299,5 +314,6 @@ class DelayedMessages:
             judge(item, found.get(item.id, ()), now_ms, known.info.topic_id)
         for app in replicas:
             compare(app)
+        self.done["carried"] = sum(app.replica.admission.carrying.carried for app in replicas)
         self.done["delivered"] = sum(item.id in found for item in self.items)
         return True

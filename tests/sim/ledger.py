@@ -44,7 +44,7 @@ class LiveRecorder(Recorder):
 
 _WITHOUT_RESULT = frozenset(
     {OpType.PRE_MESSAGE, OpType.PRE_SCHEDULED, OpType.REF_MESSAGE, OpType.TX_MESSAGE}
-    | {OpType.TIMER, OpType.RELEASE, OpType.FORWARD}
+    | {OpType.TIMER, OpType.RELEASE, OpType.FORWARD, OpType.CARRY}
 )
 APART = frozenset({DELAYED, RECREATED})
 OF_TRANSACTIONS = frozenset({OpType.PREPARE, OpType.COMMIT, OpType.ROLLBACK})

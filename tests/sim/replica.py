@@ -28,6 +28,7 @@ from tests.sim.replica_links import ReplicaLinks
 from tests.sim.tables import WALK_EVERY, check_tables
 from tests.sim.upkeep import Upkeep, note_mended
 from tests.sim.workload import Application, ReplicaContext
+from tests.sim.world import WALL_S
 
 if TYPE_CHECKING:
     from tests.sim.simulation import Simulation
@@ -39,7 +40,6 @@ DISK_FULL_RETRY_S = 0.2
 START_RETRY_S = 0.2
 CACHE_BYTES = 4096
 COPY_TRIES = 5  # after these, a replica that is only behind starts without a copy, so a leader can be elected
-WALL_S = 1.7e9  # what the wall clock adds to virtual time
 #: What ends a process, as opposed to a fault of the code under test.
 DISK_TROUBLE = (DiskFailed, FsyncFailed, CorruptLog, ApplyFailed)
 LIVES = 1_000_000  # processes of one incarnation are numbered below this
@@ -200,6 +200,7 @@ class SimReplica:
                 self.later,
                 self.guarded,
                 self._just_mended,
+                self.wall_clock,
             )
         )
         self.node = RaftNode(

@@ -274,7 +274,12 @@ BOUNDS: dict[str, int | Most] = {
     "TimerCounts._blocks": _of("TimerCounts._blocks[]"),
     "TimerCounts._blocks idle": 0,
     "TimerCounts._blocks[]": _timers,
+    "TimerCounts._bytes": _of("TimerCounts._blocks"),
+    "TimerCounts._bytes idle": 0,
+    "TimerCounts._frozen": _of("TimerCounts._blocks"),
     "Timers.pending": 0,  # cancelled ones: TwoGenerations
+    "RepeatedKeys._old": REQUESTS,
+    "RepeatedKeys._young": REQUESTS,
     "TimerStore._files": FILES,
     "TimerStore._sealing": FILES,
     "TimerStore.retired": FILES,

@@ -44,6 +44,7 @@ class ReplicaContext:
     guarded: Callable[[Callable[[], Any]], Any]
     #: The last process found damage in some file.
     doubtful: bool = False
+    wall_clock: Callable[[], float] = float
 
 
 class Application(Protocol):

@@ -13,6 +13,7 @@ from heapq import heappop, heappush
 from typing import Any
 
 START_S = 1000.0  # not zero, so that a time that was never set is noticed
+WALL_S = 1.7e9  # what wall clocks add to virtual time
 
 
 class Violation(BaseException):

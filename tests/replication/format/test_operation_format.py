@@ -80,6 +80,7 @@ DAMAGED = [
     "NACK",
     "GROUP_SETTINGS",
     "PLACES",
+    "CARRY",
 ]
 ROWS = [encode_row(b"k", b"v", {"h": b"1"}, None), encode_row(None, b"", None, "tx")]
 
@@ -160,6 +161,7 @@ def timers() -> dict[str, bytes]:
         "RELEASE": timer_ops.release(key, 2, [7, 3, 2, 28]),
         "CANCEL": timer_ops.cancel("orders", 3, [(when, (1 << 64) - 1, 5)], 9),
         "CANCEL version 2": timer_ops.decided_cancel(key, [1], [7, 3, 1, 14]),
+        "CARRY": timer_ops.carry(RECORD.pack(when, 7, 5, 0, 12, 90, sizes[0]), ROWS[:1]),
     }
 
 

@@ -13,6 +13,7 @@ from escrowmq.replication.format.codec import encode_row
 from escrowmq.replication.format.timer_ops import owner_of
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.replica import admission, releases
+from escrowmq.replication.replica.repeated_keys import COPIES_MAX, RepeatedKeys
 from escrowmq.replication.replica.replica import Limits
 from escrowmq.replication.state.timers import TimerCounts
 from escrowmq.replication.timers import runs, store
@@ -302,6 +303,28 @@ def test_only_so_many_may_wait(tmp_path: Path) -> None:
     pass_ms(single, 6)
     assert single.texts() == ["plain", "a", "b"] and single.submit(scheduled([-5], ["e"]))[0][0] == 0
     single.close()
+
+
+@pytest.mark.parametrize("bounded", [True, False])
+def test_one_key_cannot_be_scheduled_without_end(
+    single: Single, monkeypatch: pytest.MonkeyPatch, bounded: bool
+) -> None:
+    """All copies of a key are released together, so a release would have no bound."""
+    if not bounded:  # planted: as it was
+        monkeypatch.setattr(RepeatedKeys, "too_many", lambda self, op, now_ms: False)
+    at = single.now_ms + 1_000
+    codes = {single.submit(scheduled([at + n % 2], ["again"], first=n % 2))[0][0] for n in range(100)}
+    assert codes == ({0, ResultCode.TOO_MANY_SCHEDULED} if bounded else {0})
+    assert waiting(single) == (2 * COPIES_MAX if bounded else 100)
+    assert single.submit(scheduled([at], ["another"], first=2)) == [[0, [-1, single.now_ms]]]
+    if not bounded:
+        return
+    single.submit(scheduled([at], ["sent"], first=3, seq=0))
+    for n in range(COPIES_MAX):
+        assert single.submit(scheduled([at], ["more"], first=3, seq=1 + n))[0][0] == (
+            0 if n < COPIES_MAX - 1 else ResultCode.TOO_MANY_SCHEDULED
+        )
+    assert single.submit(scheduled([at], ["sent"], first=3, seq=COPIES_MAX - 1))[0][0] == ResultCode.DUPLICATE
 
 
 def test_a_release_has_a_bounded_size(single: Single, monkeypatch: pytest.MonkeyPatch) -> None:
