@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from escrowmq.actors.admin.message_types import MessageTrace, StoredMessage
 from escrowmq.actors.admin.types import (
     GroupDescription,
     GroupMembers,
@@ -62,6 +63,14 @@ READS: dict[str, Read] = {
     "scheduled": Read(
         lambda cluster, topic, before, limit: cluster.admin.scheduled(topic, before, limit),
         list[ScheduledMessage],
+    ),
+    "message": Read(
+        lambda cluster, topic, partition, offset: cluster.admin.message(topic, partition, offset),
+        StoredMessage,
+    ),
+    "trace": Read(
+        lambda cluster, topic, partition, offset: cluster.admin.trace(topic, partition, offset),
+        MessageTrace,
     ),
     "transaction": Read(
         lambda cluster, tx_id, app: cluster.admin.show_transaction(tx_id, app), TransactionDescription

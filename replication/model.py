@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime
 from typing import Any
 
+from escrowmq.replication.business_keys import headers_with
 from escrowmq.replication.delivery_times import delivery_time
 from escrowmq.replication.errors import InvalidMessage
 
@@ -68,6 +69,8 @@ class Message:
     With ``delay_s`` or ``deliver_at`` the message cannot be read before that: so many seconds after it was
     stored or, in a transaction, after the commit; or a time, as a datetime with a time zone, or in ms since
     the epoch. A time that is past means at once.
+
+    ``keys``: business keys by which ``admin.find`` finds the message; they become the header ``keys``.
     """
 
     topic: str
@@ -89,6 +92,7 @@ class Message:
         *,
         delay_s: float | None = None,
         deliver_at: datetime | int | None = None,
+        keys: Sequence[str] = (),
     ) -> None:
         if type(topic) is not str or not topic:
             raise InvalidMessage(f"topic must be a non-empty str, not {topic!r}")
@@ -104,6 +108,8 @@ class Message:
             raise InvalidMessage(f"partition must be a non-negative int or None, not {partition!r}")
         if delay_s is not None or deliver_at is not None:
             delivery_time(delay_s, deliver_at)
+        if keys:
+            headers = headers_with(keys, headers)
         _set_topic(self, topic)
         _set_value(self, value)
         _set_key(self, key)

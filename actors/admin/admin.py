@@ -15,6 +15,7 @@ from escrowmq.actors.admin import group_reset
 from escrowmq.actors.admin.group_deletion import delete_group
 from escrowmq.actors.admin.group_places import describe_groups
 from escrowmq.actors.admin.group_reset import Goal, PlaceReset, plan_reset
+from escrowmq.actors.admin.messages import MessageAdmin
 from escrowmq.actors.admin.scheduled import ScheduledAdmin
 from escrowmq.actors.admin.status import STATUS_WAIT_S, cluster_status
 from escrowmq.actors.admin.topic_altering import alter_topic
@@ -81,7 +82,7 @@ def _members(gid: int, leader: int | None, found: MembersReport) -> GroupMembers
     )
 
 
-class Admin(Closing):
+class Admin(MessageAdmin, Closing):
     """Operations on a whole cluster. A context manager; ``close`` ends its thread."""
 
     def __init__(

@@ -14,6 +14,7 @@ from escrowmq.actors.broker.answer_buffers import AnswerBuffers, out_of_band
 from escrowmq.actors.broker.packed_topics import TopicPacker
 from escrowmq.actors.broker.parts import Parts
 from escrowmq.replication.calling.answers import EarlierChecks, FetchEnds, Leadership, MembersReport, Reply
+from escrowmq.replication.calling.finding_answers import FoundRows
 from escrowmq.replication.errors import Unavailable
 from escrowmq.replication.host.running import NOT_RUNNING
 from escrowmq.replication.replica.fetching import FetchRequest
@@ -104,6 +105,28 @@ class BrokerCalls:
         self, topic: str, partition: int, offset: int, until: int, max_bytes: int, count: int
     ) -> FetchEnds:
         return self._running().reads.fetch_ends(topic, partition, offset, until, max_bytes, count)
+
+    # -------------------------------------------------------------- single messages
+
+    @concurrency("control")
+    def find(
+        self,
+        place: tuple[str, int, int],
+        what: tuple[int, bytes, str],
+        start: int,
+        until: int,
+        limit: int,
+        wait_s: float,
+    ) -> FoundRows:
+        return self._running().messages.find(place, what, start, until, limit, wait_s)
+
+    @concurrency("control")
+    def message_at(self, topic: str, partition: int, topic_id: int, offset: int, origin: bool) -> Reply:
+        return self._led(lambda parts: parts.messages.message_at(topic, partition, topic_id, offset, origin))
+
+    @concurrency("control")
+    def group_places(self, topic: str, partition: int) -> Reply:
+        return self._led(lambda parts: parts.messages.group_places(topic, partition))
 
     # -------------------------------------------------------------- feedback
 

@@ -17,6 +17,7 @@ from escrowmq.replication.host.reads import Reads
 from escrowmq.replication.host.requests import Requests
 from escrowmq.replication.host.running import RunningReplica
 from escrowmq.replication.host.scheduled import Scheduled
+from escrowmq.replication.host.tracing import Messages
 from escrowmq.replication.host.watching import Watching
 from escrowmq.replication.net.client_door import Door
 
@@ -33,6 +34,7 @@ class Parts:
         self.instruments = Instruments(running, self.requests.counts)
         self.watching = Watching(running)
         self.scheduled = Scheduled(running)
+        self.messages = Messages(running, self.reads)
         self.members = MemberChanges(running)
         self.offers = Offers(running)
         self._door: Door | None = None
