@@ -61,8 +61,8 @@ def find(
     partition: Annotated[
         list[int] | None,
         typer.Option(
-            help="Search this partition; may be repeated. For messages that were sent with a partition instead "
-            "of to the one that the key names."
+            help="Search this partition; may be repeated. For messages sent with a partition of their own, "
+            "not to the one that the key names."
         ),
     ] = None,
     limit: Annotated[int, typer.Option(help="Show at most this many.")] = 20,
