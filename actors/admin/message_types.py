@@ -37,14 +37,25 @@ class FoundMessages:
 
 @dataclass(frozen=True, slots=True)
 class GroupProgress:
-    """What a consumer group has done with a message. ``kind``: "stream". ``state``: "passed" (its committed
-    place lies behind the message) or "ahead" (it has not come to it, or has not committed since). ``place``:
-    the next offset that it reads from this partition."""
+    """What a consumer group has done with a message.
+
+    ``kind`` "stream": ``state`` is "passed" (its committed place lies behind the message) or "ahead" (it has
+    not come to it, or has not committed since); ``place``: the next offset that it reads from this partition.
+    ``kind`` "share": "waiting" (not finished; a consumer may be handling it now), "done", or "finished"
+    (done, retrying or dead; there was not enough time to see which: ask again).
+
+    Both kinds: "retrying" (it failed, and is to be delivered as ``attempt`` from ``due_ms`` on), "dead" (the
+    group gave up after ``attempt`` deliveries; its dead letter is kept), "dropped" (it is not kept, or was
+    dropped). ``reason``: of the last failure.
+    """
 
     group: str
     kind: str
     state: str
     place: int | None = None
+    attempt: int | None = None
+    due_ms: int | None = None
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)

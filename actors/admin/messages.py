@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from itertools import chain
 from typing import Any, NamedTuple
 
 import google_crc32c
@@ -16,7 +15,7 @@ from escrowmq.actors.admin.types import TransactionDescription
 from escrowmq.actors.client.router import Router, result_of
 from escrowmq.actors.consumer.offsets import EARLIEST, LATEST, OffsetReader
 from escrowmq.replication.business_keys import encoded_key
-from escrowmq.replication.calling.finding_answers import FoundRows, MessageAt
+from escrowmq.replication.calling.finding_answers import FoundRows, MessageAt, ShareProgress
 from escrowmq.replication.errors import (
     ConfigError,
     CorruptLog,
@@ -208,11 +207,24 @@ class MessageAdmin:
             self._router.leader_call(gid, "group_places", topic, partition, timeout_s=self._timeout_s)
             for gid in range(self._router.info.groups)
         ]
-        places = chain.from_iterable(result_of(future, self._timeout_s).items() for future in futures)
-        return tuple(
-            GroupProgress(group, "stream", "passed" if place > offset else "ahead", place)
-            for group, place in sorted(places)
+        answers = [result_of(future, self._timeout_s) for future in futures]
+        found = {
+            group: GroupProgress(group, "stream", "passed" if place > offset else "ahead", place)
+            for places in answers
+            for group, place in places.items()
+        }
+        gid = self._router.places.group_of(topic, partition)
+        asked = self._router.leader_call(
+            gid, "share_states", topic, partition, offset, sorted(found), timeout_s=self._timeout_s
         )
+        shared: list[ShareProgress] = result_of(asked, self._timeout_s)
+        for told in shared:
+            stream = found.get(told.group)
+            kind, place = ("share", None) if stream is None else ("stream", stream.place)
+            found[told.group] = GroupProgress(
+                told.group, kind, told.state, place, told.attempt, told.due_ms, told.reason
+            )
+        return tuple(progress for _, progress in sorted(found.items()))
 
     def _message_at(self, topic: str, partition: int, offset: int, origin: bool) -> MessageAt:
         for name, number in (("partition", partition), ("offset", offset)):

@@ -125,6 +125,10 @@ class BrokerCalls:
         return self._led(lambda parts: parts.messages.message_at(topic, partition, topic_id, offset, origin))
 
     @concurrency("control")
+    def share_states(self, topic: str, partition: int, offset: int, streams: Sequence[str]) -> Reply:
+        return self._led(lambda parts: parts.messages.shares.progress(topic, partition, offset, streams))
+
+    @concurrency("control")
     def group_places(self, topic: str, partition: int) -> Reply:
         return self._led(lambda parts: parts.messages.group_places(topic, partition))
 

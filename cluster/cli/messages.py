@@ -114,8 +114,8 @@ def trace(
         show_json(traced)
         return
     show_pairs(shown, traced, _life(traced))
-    columns = ("group", "kind", "state", "place")
-    rows = [plain(group) for group in traced.groups]
+    columns = ("group", "kind", "state", "place", "attempt", "due", "reason")
+    rows = [{**plain(one), "due": one.due_ms and when(one.due_ms)} for one in traced.groups]
     show_rows(shown, rows, columns, title="Consumer groups", empty="no consumer group has a place there")
 
 

@@ -39,6 +39,22 @@ class MessageOrigin(Carried, frozen=True, kw_only=True):
     by: str = ""
 
 
+class ShareProgress(Carried, frozen=True):
+    """What a group has done with a message, by what was written of it. Times in ms since the epoch.
+
+    ``state``: "waiting" (not finished; it may be with a consumer now), "retrying" (a copy is to be delivered
+    again, as ``attempt``, from ``due_ms`` on), "done", "dead" (given up; the dead letter is kept), "dropped"
+    (so was that, or none is kept), "finished" (done, retrying or dead: the group's copies could not all be
+    looked through in time).
+    """
+
+    group: str
+    state: str
+    attempt: int | None = None
+    due_ms: int | None = None
+    reason: str = ""
+
+
 class MessageAt(Carried, frozen=True, kw_only=True):
     """One message. ``code``: a ResultCode; with OUT_OF_RANGE, ``start`` and ``end`` say what there is; with
     OTHER_TOPIC ``end`` is the id of the topic that has the name. ``row`` b"": what was stored there is no

@@ -12,19 +12,20 @@ import msgspec
 
 from escrowmq.replication.business_keys import HEADER, keys_of
 from escrowmq.replication.errors import CorruptLog
+from escrowmq.replication.format import forwarded
 from escrowmq.replication.format.find_table import (
     BLOCK_OFFSETS,
     BUSINESS_KEY,
     KEY,
+    ORIGIN,
     TX_ID,
     crc32,
     crc32c,
     entry_of,
 )
 
-#: The fourth thing that a search may look for, after the kinds of find_table.py: a header's name and value.
-#: It is in no file.
-IN_HEADER = 4
+#: What a search may look for beside the kinds of find_table.py: a header's name and value. It is in no file.
+IN_HEADER = 5
 _NOT_ROWS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
@@ -72,6 +73,9 @@ def entries_of(blob: bytes | memoryview, count: int, place: int) -> list[int]:
     for at, row in enumerate(rows, place):
         if row is not None and row.headers:
             found.extend(entry_of(BUSINESS_KEY, key, at) for key in set(_business_keys(row)))
+            origin = row.headers.get(forwarded.ORIGIN)
+            if origin is not None:
+                found.append(entry_of(ORIGIN, origin, at))
     return found
 
 
@@ -109,4 +113,5 @@ def is_sought(row: bytes | msgspec.Raw, kind: int, needle: bytes, name: str = ""
         return seen.tx_id is not None and seen.tx_id.encode() == needle
     if kind == BUSINESS_KEY:
         return needle in _business_keys(seen)
-    return seen.headers is not None and seen.headers.get(name) == needle
+    wanted = forwarded.ORIGIN if kind == ORIGIN else name
+    return seen.headers is not None and seen.headers.get(wanted) == needle

@@ -1,4 +1,6 @@
-"""Bytes of a ``.find`` file: where in a block of offsets a key, transaction id or business key may be.
+"""Bytes of a ``.find`` file: where in a block of offsets a key, transaction id, business key or origin is.
+
+The origin is that of a copy in an internal topic (forwarded.py): retries and dead letters are found by it.
 
 An entry is 64 bits: 48 of a hash, then 16 of a place within the block. So the entries of a block sort as
 plain numbers, and those of one hash are neighbours. A hash names candidates only: whoever reads the file
@@ -26,7 +28,7 @@ MAGIC, VERSION = b"EMQF", 1
 #: Offsets of a block: a place is a number of 16 bits.
 BLOCK_OFFSETS = 1 << 16
 #: What a needle is. The numbers are part of the hash, so each kind has hashes of its own.
-KEY, TX_ID, BUSINESS_KEY = 1, 2, 3
+KEY, TX_ID, BUSINESS_KEY, ORIGIN = 1, 2, 3, 4
 #: Entries of a page, 4 KiB: what one look-up reads.
 PAGE_ENTRIES = 512
 #: Magic, version, checksum of the rest of the head; first offset, end offset, entries.

@@ -17,12 +17,13 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from escrowmq.replication.calling.finding_answers import FoundRows
-from escrowmq.replication.errors import Closed, CorruptLog, EscrowMQError, InvalidMessage, Overloaded
+from escrowmq.replication.errors import CorruptLog, EscrowMQError, InvalidMessage, Overloaded, Unavailable
 from escrowmq.replication.format.find_rows import IN_HEADER, entries_of
 from escrowmq.replication.format.find_table import (
     BLOCK_OFFSETS,
     BUSINESS_KEY,
     KEY,
+    ORIGIN,
     TX_ID,
     entry_of,
     places,
@@ -98,7 +99,7 @@ class Finder:
         Raises Overloaded, Unavailable while what it needs is damaged here, InvalidMessage for a kind that
         this version does not know.
         """
-        if sought.kind not in (KEY, TX_ID, BUSINESS_KEY, IN_HEADER):
+        if sought.kind not in (KEY, TX_ID, BUSINESS_KEY, ORIGIN, IN_HEADER):
             raise InvalidMessage(f"this replica cannot search for kind {sought.kind}; upgrade it")
         found = self._state.topics.find(sought.topic, sought.partition)
         if not isinstance(found, Partition):
@@ -171,7 +172,7 @@ class Finder:
         last = (partition.index.end - 1) // BLOCK_OFFSETS
         with self._lock:
             if self._stopping.is_set():
-                raise Closed("the replica is stopping")
+                raise Unavailable("the replica is stopping", 0.2)
             for number in range(block, min(last, block + 3) + 1):
                 place = partition.slot, number
                 if len(self._wanted) < WANTED_MAX and (number == block or place not in self._opened()):
@@ -205,7 +206,7 @@ class Finder:
         try:
             pause_s = self.budget.pause_s()
             if pause_s and self._stopping.wait(min(pause_s, max(0.0, deadline - self._clock()))):
-                raise Closed("the replica is stopping")
+                raise Unavailable("the replica is stopping", 0.2)
             while not self.budget.pause_s():
                 began = time.thread_time()
                 at = search.scan(at, end)

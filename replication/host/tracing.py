@@ -20,6 +20,7 @@ from escrowmq.replication.host.finding import Finder
 from escrowmq.replication.host.inspection import politely
 from escrowmq.replication.host.reads import MENDING_S, Reads
 from escrowmq.replication.host.running import RunningReplica
+from escrowmq.replication.host.share_tracing import ShareTraces
 from escrowmq.replication.model import NO_ID, ResultCode
 from escrowmq.replication.state.index import Run
 from escrowmq.replication.state.machine import StateMachine
@@ -46,6 +47,7 @@ class Messages:
             clock=running.setup.monotonic,
             own_thread=in_threads,
         )
+        self.shares = ShareTraces(running, self._finder)
         if in_threads:
             running.stops.append(self._finder.stop)
             if (running.setup.data_dir / "find").is_dir():
