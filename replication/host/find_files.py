@@ -12,12 +12,12 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from escrowmq.replication.errors import CorruptLog, DiskFailed, DiskFull, UnknownVersion
 from escrowmq.replication.format import find_table
 from escrowmq.replication.format.find_table import Head
-from escrowmq.replication.log.disk import Disk
+from escrowmq.replication.log.disk import Disk, File
 
 SUFFIX = ".find"
 _TEMPORARY = ".tmp"
@@ -29,6 +29,33 @@ _UNUSABLE = (CorruptLog, UnknownVersion, DiskFailed, DiskFull, FileNotFoundError
 Place = tuple[int, int]
 
 
+class Directory(Protocol):
+    """What is needed of a disk."""
+
+    def names(self) -> list[str]: ...
+
+    def open(self, name: str, create: bool = False) -> File: ...
+
+    def remove(self, name: str) -> None: ...
+
+    def rename(self, old: str, new: str) -> None: ...
+
+
+class _NoDisk:
+    """Holds nothing, and takes nothing."""
+
+    def names(self) -> list[str]:
+        return []
+
+    def open(self, name: str, create: bool = False) -> File:
+        raise FileNotFoundError(name)
+
+    def remove(self, name: str) -> None: ...
+
+    def rename(self, old: str, new: str) -> None:
+        raise FileNotFoundError(old)
+
+
 class _Known(NamedTuple):
     size: int
     head: Head | None
@@ -37,7 +64,7 @@ class _Known(NamedTuple):
 class FindFiles:
     """Thread-safe. ``dropped`` counts files that were removed because something was wrong with them."""
 
-    def __init__(self, disk: Disk, bytes_max: int) -> None:
+    def __init__(self, disk: Directory, bytes_max: int) -> None:
         """``bytes_max``: beyond it, the files that were not used for longest go."""
         self._disk, self._bytes_max = disk, bytes_max
         self._lock = threading.Lock()
@@ -141,6 +168,15 @@ class FindFiles:
     def _remove(self, name: str) -> None:
         with contextlib.suppress(*_UNUSABLE):
             self._disk.remove(name)
+
+
+def opened(disk_of: Callable[[], Disk], bytes_max: int) -> FindFiles:
+    """The files of a directory, which may have to be created. If it cannot be used, none: then nothing is
+    kept, but searching works."""
+    try:
+        return FindFiles(disk_of(), bytes_max)
+    except (*_UNUSABLE, OSError):
+        return FindFiles(_NoDisk(), 0)
 
 
 def _name(place: Place) -> str:

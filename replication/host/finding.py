@@ -299,6 +299,8 @@ class Finder:
             self._read_block(partition, place[1])
         except EscrowMQError as error:  # the next question is told, and may ask another replica
             failed = error
+        except Exception as error:  # so is that of a defect: without this thread nobody would get an answer
+            failed = Unavailable(f"block {place} cannot be read: {error!r}", 1.0)
         with self._lock:
             self._wanted.pop(place, None)
             self._failed.pop(place, None)

@@ -14,7 +14,7 @@ from escrowmq.replication.calling.finding_answers import FoundRows, MessageAt, M
 from escrowmq.replication.errors import CorruptLog, DamagedEntry, DiskFailed, OffsetGone, Unavailable
 from escrowmq.replication.format.codec import ENVELOPE, REGULAR, Op, OpType, decode_command
 from escrowmq.replication.format.find_rows import split_rows
-from escrowmq.replication.host.find_files import FindFiles
+from escrowmq.replication.host.find_files import opened
 from escrowmq.replication.host.find_search import Sought
 from escrowmq.replication.host.finding import Finder
 from escrowmq.replication.host.inspection import politely
@@ -40,7 +40,7 @@ class Messages:
         self._finder = Finder(
             running.replica.state,
             reads.fetch,
-            lambda: FindFiles(running.find_disk(), config.find_cache_bytes),
+            lambda: opened(running.find_disk, config.find_cache_bytes),
             share=config.find_cpu_share if in_threads else 1.0,
             name=f"find-{running.rid}",
             scarce=running.scarce,
