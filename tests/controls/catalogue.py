@@ -8,6 +8,7 @@ from tests.controls import (
     disk_faults,
     feedback_faults,
     fence_faults,
+    finding_faults,
     ghost_faults,
     inquiry_faults,
     member_faults,
@@ -33,6 +34,7 @@ MODULES = (
     fence_faults,
     topic_faults,
     timer_faults,
+    finding_faults,
 )
 
 __all__ = ["MODULES", "PLANTED", "Planted"]
