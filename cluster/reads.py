@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from escrowmq.actors.admin.message_types import MessageTrace, StoredMessage
 from escrowmq.actors.admin.share_types import DeadLetter
 from escrowmq.actors.admin.types import (
     GroupDescription,
@@ -69,6 +70,14 @@ READS: dict[str, Read] = {
         list[DeadLetter],
     ),
     "dead_letter": Read(lambda cluster, group, id: cluster.admin.dead_letter(group, id), DeadLetter),
+    "message": Read(
+        lambda cluster, topic, partition, offset: cluster.admin.message(topic, partition, offset),
+        StoredMessage,
+    ),
+    "trace": Read(
+        lambda cluster, topic, partition, offset: cluster.admin.trace(topic, partition, offset),
+        MessageTrace,
+    ),
     "transaction": Read(
         lambda cluster, tx_id, app: cluster.admin.show_transaction(tx_id, app), TransactionDescription
     ),

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime
 from typing import Any
 
+from escrowmq.replication.business_keys import headers_with
 from escrowmq.replication.delivery_times import delivery_time
 from escrowmq.replication.errors import InvalidMessage
 from escrowmq.replication.message_headers import REPLY_TO, TAG, text_of, with_own
@@ -76,7 +77,7 @@ class Message:
 
     ``tag``: a word by which consumers can select messages. ``reply_to``: the app that is told what becomes of
     the message in share groups, see ``Cluster.replies``. Both are headers (``escrowmq-tag``,
-    ``escrowmq-reply-to``).
+    ``escrowmq-reply-to``). ``keys``: business keys by which ``admin.find`` finds the message; they become the header ``keys``.
     """
 
     topic: str
@@ -100,6 +101,7 @@ class Message:
         deliver_at: datetime | int | None = None,
         tag: str | None = None,
         reply_to: str | None = None,
+        keys: Sequence[str] = (),
     ) -> None:
         if type(topic) is not str or not topic:
             raise InvalidMessage(f"topic must be a non-empty str, not {topic!r}")
@@ -117,6 +119,8 @@ class Message:
             delivery_time(delay_s, deliver_at)
         if tag is not None or reply_to is not None:
             headers = with_own(headers, tag, reply_to)
+        if keys:
+            headers = headers_with(keys, headers)
         _set_topic(self, topic)
         _set_value(self, value)
         _set_key(self, key)

@@ -16,6 +16,7 @@ from escrowmq.actors.admin.dead_letters import DeadLetters
 from escrowmq.actors.admin.group_deletion import delete_group
 from escrowmq.actors.admin.group_places import describe_groups
 from escrowmq.actors.admin.group_reset import Goal, PlaceReset, plan_reset
+from escrowmq.actors.admin.messages import MessageAdmin
 from escrowmq.actors.admin.redirecting import Redirecting
 from escrowmq.actors.admin.scheduled import ScheduledAdmin
 from escrowmq.actors.admin.share_types import DeadLetter, Redriven, ShareSettings
@@ -69,7 +70,7 @@ from escrowmq.replication.model import (
 )
 
 
-class Admin(Closing):
+class Admin(MessageAdmin, Closing):
     """Operations on a whole cluster. A context manager; ``close`` ends its thread."""
 
     def __init__(

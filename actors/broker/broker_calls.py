@@ -14,6 +14,7 @@ from escrowmq.actors.broker.answer_buffers import AnswerBuffers, out_of_band
 from escrowmq.actors.broker.packed_topics import TopicPacker
 from escrowmq.actors.broker.parts import Parts
 from escrowmq.replication.calling.answers import EarlierChecks, FetchEnds, Leadership, MembersReport, Reply
+from escrowmq.replication.calling.finding_answers import FoundRows
 from escrowmq.replication.calling.share_answers import Place
 from escrowmq.replication.errors import Unavailable
 from escrowmq.replication.host.running import NOT_RUNNING
@@ -133,6 +134,32 @@ class BrokerCalls:
     @concurrency("control")
     def share_release(self, group: str, member: str, places: Sequence[Place]) -> Reply:
         return self._led(lambda parts: parts.sharing.release(group, member, places))
+
+    # -------------------------------------------------------------- single messages
+
+    @concurrency("control")
+    def find(
+        self,
+        place: tuple[str, int, int],
+        what: tuple[int, bytes, str],
+        start: int,
+        until: int,
+        limit: int,
+        wait_s: float,
+    ) -> FoundRows:
+        return self._running().messages.find(place, what, start, until, limit, wait_s)
+
+    @concurrency("control")
+    def message_at(self, topic: str, partition: int, topic_id: int, offset: int, origin: bool) -> Reply:
+        return self._led(lambda parts: parts.messages.message_at(topic, partition, topic_id, offset, origin))
+
+    @concurrency("control")
+    def share_states(self, topic: str, partition: int, offset: int, streams: Sequence[str]) -> Reply:
+        return self._led(lambda parts: parts.messages.shares.progress(topic, partition, offset, streams))
+
+    @concurrency("control")
+    def group_places(self, topic: str, partition: int) -> Reply:
+        return self._led(lambda parts: parts.messages.group_places(topic, partition))
 
     # -------------------------------------------------------------- feedback
 

@@ -65,6 +65,14 @@ class BrokerConfig:
     #: Upper limit of that reading: a twentieth of what a slow disk delivers; 6 TB in a week. It is slower
     #: where the period allows, and pauses while the replica is busy or its disk is slow.
     scrub_bytes_per_s: int = 10 * MIB
+    #: Files that are kept for searching messages (``admin.find``): 16 bytes of disk for a message with a key
+    #: and a transaction id, so some 65 million messages. Beyond it, what was not used for longest goes, and
+    #: is made again when somebody asks.
+    find_cache_bytes: int = 1 * GIB
+    #: Share of a core that making them, and reading headers, may take on average over ten minutes: a
+    #: follower has that to spare while its leader is busy. At 0.05 ten minutes are half a minute of work,
+    #: which reads about fifteen million messages.
+    find_cpu_share: float = 0.05
     #: Threads per kind of call: a parked long poll holds one, and produce must never wait for those. Commits
     #: of offsets and decisions of other groups, which also wait for the log, have as many threads as
     #: produce.
@@ -87,10 +95,13 @@ class BrokerConfig:
         check_positive(self, "open_transactions_max", "timers_max", "election_min_s", "election_max_s")
         check_positive(self, "heartbeat_s", "produce_threads", "fetch_threads", "control_threads")
         check_positive(self, "feedback_threads", "share_threads")
-        check_positive(self, "scrub_bytes_per_s")
+        check_positive(self, "scrub_bytes_per_s", "find_cpu_share")
+        check_not_negative(self, "find_cache_bytes")
         check_not_negative(self, "copy_bytes_max", "disk_reserve_bytes", "scrub_period_s")
         if self.log_format not in {form.value for form in LogFormat}:
             raise ConfigError(f"log_format must be 'text' or 'json', not {self.log_format!r}")
+        if self.find_cpu_share > 1:
+            raise ConfigError(f"find_cpu_share must be above 0 and at most 1, not {self.find_cpu_share}")
         if not 64 * KIB <= self.segment_bytes <= 1 * GIB:
             raise ConfigError(f"segment_bytes must be 64 KiB to 1 GiB, not {self.segment_bytes}")
         if self.election_max_s <= self.election_min_s or self.heartbeat_s * 3 > self.election_min_s:

@@ -20,6 +20,7 @@ from escrowmq.replication.host.running import RunningReplica
 from escrowmq.replication.host.scheduled import Scheduled
 from escrowmq.replication.host.share_reports import ShareReports
 from escrowmq.replication.host.sharing import Sharing
+from escrowmq.replication.host.tracing import Messages
 from escrowmq.replication.host.watching import Watching
 from escrowmq.replication.net.client_door import Door
 
@@ -40,6 +41,7 @@ class Parts:
         self.scheduled = Scheduled(running)
         self.sharing = sharing(running)
         self.share_reports = ShareReports(running)
+        self.messages = Messages(running, self.reads)
         self.members = MemberChanges(running)
         self.offers = Offers(running)
         self._door: Door | None = None

@@ -34,6 +34,7 @@ _COMMANDS = {
 _GROUPS = {
     "topic": "topics",
     "txn": "transactions",
+    "message": "messages",
     "schedule": "scheduled",
     "group": "groups",
     "dead": "dead",

@@ -108,6 +108,8 @@ class MemoryDriver:
 class MemoryReplica(RunningReplica):
     """A ``RunningReplica`` as the parts of a broker see it. Never ``close`` it: it holds nothing."""
 
+    threads = False
+
     def __init__(self, stage: Stage, info: ClusterInfo, gid: int, config: BrokerConfig) -> None:
         self._stage = stage
         self.setup = ReplicaSetup(
@@ -126,6 +128,7 @@ class MemoryReplica(RunningReplica):
         self.address = ("in-memory", 0)
         self.recovered_index = 0
         self.closed = self._learner = False
+        self.stops = []
         disk = self.disk = MemoryDisk()
         self.room = RoomWatch("room-in-memory", disk.free_bytes, self._disk_bytes, stage.now)
         self.room.look()  # once, without a thread
@@ -164,6 +167,10 @@ class MemoryReplica(RunningReplica):
             self.replica.raise_level([LevelReport(LEVEL_MAX, level)])
             self.replica.pump(self.now_ms())
         self._timer.start()
+
+    def find_disk(self) -> MemoryDisk:
+        """See ``RunningReplica``."""
+        return MemoryDisk()
 
     def _after_tick(self) -> None:
         """Run after each function that the driver's thread would run."""

@@ -42,7 +42,7 @@ from escrowmq.replication.host.room_watch import RoomWatch
 from escrowmq.replication.host.scrubbing import Scrubber, ScrubState
 from escrowmq.replication.host.upkeep import Upkeep
 from escrowmq.replication.log.datadir import DataDir
-from escrowmq.replication.log.disk import Disk
+from escrowmq.replication.log.disk import Disk, RealDisk
 from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.log.marks import (
     BEHIND,
@@ -101,6 +101,7 @@ class RunningReplica:
 
     #: The term in which it was last seen to lead, and when that began, on ``setup.monotonic``.
     _led: tuple[int, float] = 0, 0.0
+    threads = True  # not in a cluster in memory
 
     def __init__(self, setup: ReplicaSetup, directory: DataDir, found: Recovered, listen_port: int) -> None:
         """Takes part in the group on return. Raises what binding or building the node raised; then the
@@ -114,6 +115,7 @@ class RunningReplica:
         self.news = ParkingLot(max(1, config.fetch_threads // 2), setup.monotonic)
         self.checks_due = ParkingLot(max(1, config.feedback_threads // 2), setup.monotonic)
         self.closed = False
+        self.stops: list[Callable[[], bool]] = []  # of the parts' threads: whether it has ended
         self._directory, self._marks = directory, Marks(directory.disk)
         self._level_watch: LevelWatch | None = None
         self._learner = False
@@ -261,6 +263,10 @@ class RunningReplica:
         """Raise Unavailable once the replica is being closed."""
         if self.closed:
             raise Unavailable(f"{self.setup} is stopping", 0.2)
+
+    def find_disk(self) -> Disk:
+        """For the files of finding.py; the directory is created."""
+        return RealDisk(self.setup.data_dir / "find")
 
     def _disk_bytes(self) -> int:
         found = os.statvfs(self.setup.data_dir)
@@ -487,7 +493,7 @@ class RunningReplica:
             self.driver.submit(self.replica.share_desk.resign)
         self.driver.stop()
         self.room.stop()
-        if not self._upkeep.stop(UPKEEP_WAIT_S):
+        if not all(stop() for stop in self.stops) or not self._upkeep.stop(UPKEEP_WAIT_S):
             return False
         if not self.checkpointing.stop(CHECKPOINT_WAIT_S) or self.driver.running:
             return False

@@ -9,6 +9,7 @@ from tests.controls import (
     disk_faults,
     feedback_faults,
     fence_faults,
+    finding_faults,
     ghost_faults,
     inquiry_faults,
     member_faults,
@@ -37,6 +38,7 @@ MODULES = (
     topic_faults,
     timer_faults,
     share_faults,
+    finding_faults,
 )
 
 __all__ = ["MODULES", "PLANTED", "Planted"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from escrowmq.replication.calling.answers import FetchEnds, LockedChecks, Partit
 from escrowmq.replication.errors import EscrowMQError
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import encode_row
-from escrowmq.replication.host import parking
+from escrowmq.replication.host import finding, parking
 from tests.fuzz.engine import drawn
 from tests.support.broker_group import BrokerGroup
 
@@ -49,6 +50,8 @@ METHODS = {
     "running": {"whoami": 0},
     "offers": {"checkpoint_manifest": 0, "checkpoint_read": 3, "checkpoint_suspect": 2},
     "watching": {"watch": 2, "spans": 1},
+    "messages": {"find": 6, "message_at": 5, "group_places": 2},
+    "messages.shares": {"progress": 4},
     "groups": {"join": 5, "heartbeat": 3, "leave": 2, "commit": 4, "describe": 1, "names": 0},
 }
 PART_OF = {method: part for part, methods in METHODS.items() for method in methods}
@@ -67,6 +70,7 @@ odd = st.sampled_from([
     {"t": 5}, {5: {"x": None}}, {"t": {"x": "y"}}, [[["t"]]], [1], ["t", 7],
     FILE, 40, (1 << 63) - 1, "x\0.log", "\ud800.log", "x" * 300 + ".snap", [("t", 0, 0, 1, 1)],
     [("t", 0, 0, 1 << 70, 1 << 70)], [("t", 0, -1, -5, -1)], [("t", 0, "0", None, 1.5)], [("t", None, 0)],
+    ("t", 0, 0), ("t", 1, -1), (1, b"k", ""), (3, "k", 5), (5, b"", "h"), (5, None, "h"), (4, b"t/0/0/0"),
     [("t", 0, 0, 1)], [("t", 0, 0, None)], [("t", 0, 0, -1)], [("t", [], 0)], [([], 0, 0)],
     [("t", 0, None)], [("t", 0, math.nan)], [("app", "t", 5)], [("app", "t", -1)],
     [("app", "t", 1)] * 300, ["app"], 2, 1024,
@@ -95,7 +99,7 @@ class Broker:
 
     def nonsense(self, method: str, arguments: list[Any]) -> None:
         """One call; Ray carries what it raises to the caller, who made the mistake."""
-        target = getattr(self.parts, PART_OF[method])
+        target = attrgetter(PART_OF[method])(self.parts)
         started = time.monotonic()
         try:
             getattr(target, method)(*arguments)
@@ -134,6 +138,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 def test_nonsense_hurts_its_caller_only(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parking, "WAIT_S_MAX", 0.02)
+    monkeypatch.setattr(finding, "WAIT_S_MAX", 0.02)
 
     @drawn(calls)
     def run(sequence: list[tuple[str, list[Any]]]) -> None:

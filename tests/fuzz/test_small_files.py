@@ -16,6 +16,8 @@ from escrowmq.cluster.config import load_config
 from escrowmq.cluster.placement import Seat
 from escrowmq.cluster.secret import Secret, read_secret
 from escrowmq.cluster.settings import ClusterSettings
+from escrowmq.replication.format.find_table import KEY, encode, entry_of
+from escrowmq.replication.host.find_files import FindFiles
 from escrowmq.replication.log.datadir import DataDir, Identity
 from escrowmq.replication.log.disk import RealDisk
 from escrowmq.replication.log.marks import read_port
@@ -84,6 +86,17 @@ def port(path: Path) -> None:
     assert 0 <= read_port((path / "raft-port").read_bytes()) < 1 << 16
 
 
+def search(path: Path) -> None:
+    files = FindFiles(RealDisk(path), 1 << 20)
+    for n in (0, 1, 700):
+        found = files.candidates((1, 0), entry_of(KEY, b"%d" % n, 0))
+        assert found is None or all(0 <= place < 1 << 16 for place in found)
+
+
+def written_find_file() -> bytes:
+    return b"".join(encode(0, 65_536, sorted(entry_of(KEY, b"%d" % n, n) for n in range(1_100))))
+
+
 def written_identity() -> bytes:
     with tempfile.TemporaryDirectory() as path:
         open_data(Path(path))
@@ -110,6 +123,7 @@ TARGETS = [
     Target("identity.json", in_directory("identity.json", open_data), [written_identity()]),
     Target("cluster.json", in_directory(CLUSTER_FILE, open_cluster), [written_cluster()]),
     Target("peers", in_directory("peers", open_marks), [written_marks()]),
+    Target(".find", in_directory("1-0.find", search), [written_find_file()]),
     Target("raft-port", in_directory("raft-port", port), [b"40123", b"1"]),
     Target("configuration", in_directory("x.yaml", lambda p: load_config(p / "x.yaml")), [CONFIG]),
     Target("secret file", in_directory("s", lambda p: read_secret(p / "s")), [b"0123456789abcdef\n"]),

@@ -18,6 +18,7 @@ from escrowmq.replication.replica.replica import Limits, Replica
 from escrowmq.replication.state.machine import Result, StateMachine
 from tests.history.events import identify
 from tests.sim.contents import everything
+from tests.sim.searching import Searching
 from tests.sim.workload import Cluster, ReplicaContext
 from tests.sim.world import Violation
 
@@ -91,6 +92,7 @@ class BrokerApplication:
             start_job=self._start_job,
             number_of=number_of,
         )
+        self._searching = Searching(context.disk, self.replica, context.name)
         context.journal.on_roll = lambda first: self.checkpoints.want(first - 1)
 
     @property
@@ -159,6 +161,7 @@ class BrokerApplication:
         if level < LEVEL_OF_PACKED and _has_packed(results[0]):
             text = f"{topic}/{number} has compressed values at a replica of format level {level}"
             raise Violation(text, "compressed-early")
+        self._searching.after(results[0])
         return results[0]
 
     def lock_due(self, app: str, topic: str, most: int, lease_s: float, owner: str) -> list[tuple[Any, ...]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,10 @@ _ANSWERS = {method: (part, method) for part, methods in _PARTS.items() for metho
     "scheduled": ("scheduled", "messages"),
     "share_places": ("share_reports", "places"),
     "share_final": ("share_reports", "final"),
+    "find": ("messages", "find"),
+    "message_at": ("messages", "message_at"),
+    "group_places": ("messages", "group_places"),
+    "share_states": ("messages.shares", "progress"),
     "members": ("members", "members"),
     "client_link": ("client_link", "__call__"),
     "change_members": ("members", "change"),
@@ -129,7 +134,7 @@ class Brokers:
             if method == "topic_names" and rid in self.groups[gid].old:
                 done(("no_method",), None)  # as RayCalls finds in its handle
                 return
-            answer = getattr(getattr(self.groups[gid].alive[rid].parts, part), name)(*args)
+            answer = attrgetter(f"{part}.{name}")(self.groups[gid].alive[rid].parts)(*args)
             if method != "fetch":  # its buffers are the broker's business
                 answer = pickle.loads(pickle.dumps(answer))  # noqa: S301
         except Exception as error:

@@ -23,7 +23,7 @@ from escrowmq.actors.client.consumer_groups import (
 from escrowmq.cluster.placement import Condition
 from escrowmq.cluster.watch import condition_of
 from escrowmq.feedback.asking import shard_report
-from escrowmq.replication.calling import answers
+from escrowmq.replication.calling import answers, finding_answers
 from escrowmq.replication.calling.answers import (
     AcrossReport,
     FoundTransaction,
@@ -174,6 +174,12 @@ SAMPLES: list[Any] = [
     GivenIdsReport(count=1, most=2),
     OverdueReport(count=3, app="shop"),
     answers.TimersReport(waiting=2, most=9, next_ms=5),
+    finding_answers.FoundRows(0, 9, 7, [5], [1_000], [b"row"]),
+    finding_answers.ShareProgress("mail", "retrying", 2, 5_000, "no answer"),
+    finding_answers.MessageOrigin(how="committed", index=3, by="producer"),
+    finding_answers.MessageAt(
+        start=1, end=9, time_ms=5, row=b"r", origin=finding_answers.MessageOrigin(how="sent", index=3)
+    ),
     answers.ScheduledMessages.of([[0, 5, 7, 1, 20], [1, 6, 7, 2, 30]], b"key"),
     answers.TopicNames(7, 3, ["orders"]),
     answers.PartitionBounds([0], [1], [2]),
@@ -202,7 +208,11 @@ SAMPLES: list[Any] = [
 
 def test_every_answer_may_get_a_field() -> None:
     """A field that a later version adds is ignored; known fields arrive unchanged."""
-    kinds = {kind for module in (answers, consumer_groups, shard_report) for kind in structs_of(module)}
+    kinds = {
+        kind
+        for module in (answers, finding_answers, consumer_groups, shard_report)
+        for kind in structs_of(module)
+    }
     assert {type(sample) for sample in SAMPLES} == kinds
     for sample in SAMPLES:
         assert isinstance(sample, Carried), f"{type(sample)} is pickled by class and position"

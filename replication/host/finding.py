@@ -1,0 +1,338 @@
+"""Searching one replica's messages by key, transaction id, business key or header.
+
+For a header all rows are read. For the others a block of 65,536 offsets is read once, when a question first
+needs it, and what was found is kept as a ``.find`` file (find_files.py). Clients ask followers, so the leader
+has no work with it; nothing is done while messages are written. One block is read at a time, in a
+thread of its own that exists once somebody has searched; find_work.py says how much of a core it may use.
+
+An answer says up to which offset it holds, and it never names a message that was not compared itself.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from array import array
+from collections.abc import Callable
+from typing import NamedTuple
+
+from escrowmq.replication.calling.finding_answers import FoundRows
+from escrowmq.replication.errors import CorruptLog, EscrowMQError, InvalidMessage, Overloaded, Unavailable
+from escrowmq.replication.format.find_rows import IN_HEADER, entries_of
+from escrowmq.replication.format.find_table import (
+    BLOCK_OFFSETS,
+    BUSINESS_KEY,
+    KEY,
+    ORIGIN,
+    TX_ID,
+    entry_of,
+    places,
+)
+from escrowmq.replication.host.find_files import FindFiles, Place
+from escrowmq.replication.host.find_search import Fetch, Search, Sought, fetched
+from escrowmq.replication.host.find_work import WorkBudget
+from escrowmq.replication.model import NO_ID, ResultCode
+from escrowmq.replication.state.machine import StateMachine
+from escrowmq.replication.state.topics import Partition
+
+#: Searches that may be under way here: each holds a thread of the broker while it waits for a block.
+SEARCHES_MAX = 4
+#: Longest wait of one search; its caller then asks again.
+WAIT_S_MAX = 1.0
+#: Messages of one answer.
+ROWS_MAX = 1_000
+#: Entries of blocks that are not in files, because the partition's end lies in them or the disk has no room:
+#: 64 MiB.
+YOUNG_ENTRIES_MAX = 8 << 20
+#: Blocks that wait for the thread.
+WANTED_MAX = 64
+#: Files of blocks that are gone are removed this often.
+SWEEP_S = 60.0
+
+
+class _Young(NamedTuple):
+    """A block that is in memory: ``[first, end)``."""
+
+    first: int
+    end: int
+    entries: array[int]
+
+
+class Finder:
+    """See the module's text. Thread-safe; ``stop`` ends its thread."""
+
+    def __init__(
+        self,
+        state: StateMachine,
+        fetch: Fetch,
+        open_files: Callable[[], FindFiles],
+        *,
+        share: float,
+        name: str,
+        scarce: Callable[[], bool] = lambda: False,
+        clock: Callable[[], float] = time.monotonic,
+        own_thread: bool = True,
+    ) -> None:
+        """``open_files``: called once, by the first question. ``own_thread=False``: blocks are read by
+        whoever asks, for clusters without threads."""
+        self._state, self._fetch, self._open_files = state, fetch, open_files
+        self._scarce, self._clock, self._own_thread = scarce, clock, own_thread
+        self.budget = WorkBudget(share, clock)
+        self._files: FindFiles | None = None
+        self._young: dict[Place, _Young] = {}  # the least recently used first
+        self._wanted: dict[Place, Partition] = {}
+        self._failed: dict[Place, EscrowMQError] = {}
+        self._lock = threading.Lock()
+        self._news = threading.Condition(self._lock)
+        self._working = threading.Lock()  # one block or scan at a time
+        self._free = threading.Semaphore(SEARCHES_MAX)
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        #: Blocks that were read since the start, for tests and measurements.
+        self.built = 0
+
+    # -------------------------------------------------------------- asking
+
+    def find(self, sought: Sought, start: int, until: int, limit: int, wait_s: float) -> FoundRows:
+        """Up to ``limit`` messages of ``[start, until)``; see ``FoundRows``.
+
+        Raises Overloaded, Unavailable while what it needs is damaged here, InvalidMessage for a kind that
+        this version does not know.
+        """
+        if sought.kind not in (KEY, TX_ID, BUSINESS_KEY, ORIGIN, IN_HEADER):
+            raise InvalidMessage(f"this replica cannot search for kind {sought.kind}; upgrade it")
+        found = self._state.topics.find(sought.topic, sought.partition)
+        if not isinstance(found, Partition):
+            return FoundRows(code=int(found))
+        if sought.topic_id not in (NO_ID, found.topic_id):
+            return FoundRows(code=int(ResultCode.OTHER_TOPIC), end=found.topic_id)
+        if not self._free.acquire(blocking=False):
+            raise Overloaded(f"{SEARCHES_MAX} searches are under way at this replica", 0.25)
+        try:
+            with self._state.cut:
+                end = found.index.end
+            search = Search(self._state, self._fetch, found, sought, max(1, min(limit, ROWS_MAX)))
+            reached = max(start, found.index.start)
+            deadline = self._clock() + max(0.0, min(wait_s, WAIT_S_MAX))
+            reached = self._search(search, reached, min(until, end), deadline)
+            return FoundRows(0, end, reached, search.offsets, search.times_ms, search.rows)
+        finally:
+            self._free.release()
+
+    def _search(self, search: Search, at: int, end: int, deadline: float) -> int:
+        low = 0 if search.sought.kind == IN_HEADER else entry_of(search.sought.kind, search.sought.needle, 0)
+        while at < end and not search.is_full():
+            if search.sought.kind == IN_HEADER:
+                reached = self._scan(search, at, end, deadline)
+                if reached == at:
+                    break
+                at = reached
+                continue
+            block = at // BLOCK_OFFSETS
+            upto = min(end, (block + 1) * BLOCK_OFFSETS)
+            candidates = self._candidates(search.partition, block, upto, low, deadline)
+            if candidates is None:
+                break
+            for place in candidates:
+                offset = block * BLOCK_OFFSETS + place
+                if at <= offset < upto:
+                    search.look_at(offset)
+                    if search.is_full() or self._clock() > deadline:
+                        return offset + 1
+            at = upto
+        return at
+
+    def _candidates(
+        self, partition: Partition, block: int, upto: int, low: int, deadline: float
+    ) -> list[int] | None:
+        """The places within a block that may have it, once the block is read up to ``upto``; None: it is not
+        in time."""
+        place = partition.slot, block
+        while True:
+            found = self._opened().candidates(place, low)
+            if found is not None:
+                return found
+            with self._lock:
+                young = self._young.pop(place, None)
+                if young is not None:
+                    self._young[place] = young  # now it is the most recently used
+                    if young.end >= upto:
+                        return places(young.entries, low)
+                failed = self._failed.pop(place, None)
+                if failed is not None:
+                    raise failed
+            if not self._own_thread:
+                self._read_block(partition, block)
+                continue
+            if not self._wait_for(partition, block, deadline):
+                return None
+
+    def _wait_for(self, partition: Partition, block: int, deadline: float) -> bool:
+        """Have the thread read a block, and some that follow. False: no time is left."""
+        last = (partition.index.end - 1) // BLOCK_OFFSETS
+        with self._lock:
+            if self._stopping.is_set():
+                raise Unavailable("the replica is stopping", 0.2)
+            for number in range(block, min(last, block + 3) + 1):
+                place = partition.slot, number
+                if len(self._wanted) < WANTED_MAX and (number == block or place not in self._opened()):
+                    self._wanted.setdefault(place, partition)
+            self._begin()
+            left_s = deadline - self._clock()
+            return left_s > 0 and self._news.wait(left_s)
+
+    def begin(self) -> None:
+        """There may be files of earlier questions: remove those of messages that are gone, from now on."""
+        self._opened()
+        with self._lock:
+            self._begin()
+
+    def _begin(self) -> None:
+        if self._thread.ident is None:
+            self._thread.start()
+        self._news.notify_all()
+
+    def _opened(self) -> FindFiles:
+        if self._files is None:
+            with self._working:
+                if self._files is None:
+                    self._files = self._open_files()
+        return self._files
+
+    def _scan(self, search: Search, at: int, end: int, deadline: float) -> int:
+        """Look for a header in all rows from ``at`` on; returns the offset up to which it has looked."""
+        if not self._working.acquire(timeout=max(0.0, deadline - self._clock())):
+            return at
+        try:
+            pause_s = self.budget.pause_s()
+            if pause_s and self._stopping.wait(min(pause_s, max(0.0, deadline - self._clock()))):
+                raise Unavailable("the replica is stopping", 0.2)
+            while not self.budget.pause_s():
+                began = time.thread_time()
+                at = search.scan(at, end)
+                self.budget.spend(time.thread_time() - began)
+                if at >= end or search.is_full() or self._clock() >= deadline:
+                    break
+                time.sleep(0)  # lets the replica's own thread run
+            return at
+        finally:
+            self._working.release()
+
+    # -------------------------------------------------------------- reading blocks
+
+    def _read_block(self, partition: Partition, block: int) -> None:
+        """Read what is missing of a block, as far as the partition goes."""
+        place, begin = (partition.slot, block), block * BLOCK_OFFSETS
+        upto = min(begin + BLOCK_OFFSETS, partition.index.end)
+        with self._working:
+            with self._lock:
+                young = self._young.get(place)
+            at = max(begin, partition.index.start) if young is None else young.end
+            first, fresh = (at, list[int]()) if young is None else (young.first, young.entries.tolist())
+            while at < upto:
+                pause_s = self.budget.pause_s()
+                if self._stopping.wait(pause_s) if pause_s else self._stopping.is_set():
+                    return
+                began = time.thread_time()
+                at = self._read_rows(partition, at, upto, fresh, begin)
+                self.budget.spend(time.thread_time() - began)
+                time.sleep(0)  # lets the replica's own thread run
+            fresh.sort()
+            self._keep(place, _Young(first, at, array("Q", fresh)), whole=at >= begin + BLOCK_OFFSETS)
+            self.built += 1
+
+    def _read_rows(self, partition: Partition, at: int, upto: int, entries: list[int], begin: int) -> int:
+        """Add the entries of some rows from ``at`` on; returns the offset behind them."""
+        runs, blob = fetched(self._fetch, partition, at, upto)
+        if self._state.topics.slots.get(partition.slot) is not partition:
+            return upto  # deleted: nobody will ask for this block again
+        if not runs:
+            return min(max(at, partition.index.start), upto)  # retention overtook this, or see ``fetched``
+        base, count = runs[0][0], sum(run[1] for run in runs)
+        try:
+            found = entries_of(blob, count, base - begin)
+        except CorruptLog:  # some run's rows are none, whoever wrote them: the others can be read
+            found, pos = [], 0
+            for run_base, messages, _, size in runs:
+                found += _entries_if_rows(blob[pos : pos + size], messages, run_base - begin)
+                pos += size
+        if base < at:  # a run that begins before what is missing
+            found = [entry for entry in found if entry & 0xFFFF >= at - begin]
+        entries += found
+        return base + count
+
+    def _keep(self, place: Place, young: _Young, whole: bool) -> None:
+        files = self._files
+        if whole and files is not None:
+            if self._scarce():
+                files.keep(lambda place: False)  # room on the disk is for messages
+            elif files.put(place, young.first, young.end, young.entries):
+                with self._lock:
+                    self._young.pop(place, None)
+                return
+        with self._lock:
+            self._young.pop(place, None)
+            self._young[place] = young
+            total = sum(len(one.entries) for one in self._young.values())
+            while total > YOUNG_ENTRIES_MAX and len(self._young) > 1:
+                oldest = next(iter(self._young))
+                total -= len(self._young.pop(oldest).entries)
+
+    # -------------------------------------------------------------- the thread
+
+    def _run(self) -> None:
+        sweep_at = self._clock() + SWEEP_S
+        while not self._stopping.is_set():
+            with self._lock:
+                if not self._wanted:
+                    self._news.wait(max(0.0, sweep_at - self._clock()))
+                place, partition = next(iter(self._wanted.items()), (None, None))
+            if place is not None and partition is not None:
+                self._work_on(place, partition)
+            if self._clock() >= sweep_at:
+                self.sweep()
+                sweep_at = self._clock() + SWEEP_S
+
+    def _work_on(self, place: Place, partition: Partition) -> None:
+        failed: EscrowMQError | None = None
+        try:
+            self._read_block(partition, place[1])
+        except EscrowMQError as error:  # the next question is told, and may ask another replica
+            failed = error
+        except Exception as error:  # so is that of a defect: without this thread nobody would get an answer
+            failed = Unavailable(f"block {place} cannot be read: {error!r}", 1.0)
+        with self._lock:
+            self._wanted.pop(place, None)
+            self._failed.pop(place, None)
+            if failed is not None and len(self._failed) < WANTED_MAX:
+                self._failed[place] = failed
+            self._news.notify_all()
+
+    def sweep(self) -> None:
+        """Remove what is kept about messages that are gone."""
+
+        def is_alive(place: Place) -> bool:
+            partition = self._state.topics.slots.get(place[0])
+            return partition is not None and (place[1] + 1) * BLOCK_OFFSETS > partition.index.start
+
+        if self._files is not None:
+            self._files.keep(is_alive)
+        with self._lock:
+            for place in [place for place in self._young if not is_alive(place)]:
+                del self._young[place]
+
+    def stop(self, timeout_s: float = 10.0) -> bool:
+        """Returns whether the thread has ended, or never ran."""
+        with self._lock:
+            self._stopping.set()
+            self._news.notify_all()
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+
+def _entries_if_rows(rows: bytes, count: int, place: int) -> list[int]:
+    try:
+        return entries_of(rows, count, place)
+    except CorruptLog:
+        return []

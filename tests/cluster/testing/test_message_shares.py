@@ -1,0 +1,135 @@
+"""What the trace of a message says of share groups: waiting, retrying, done, dead; streams that retry."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from escrowmq import Message
+from escrowmq.replication.format import ops, share_ops
+from escrowmq.replication.format.share_ops import BY_TABLE, REJECT
+from escrowmq.replication.host import share_tracing
+from escrowmq.testing import InMemoryCluster
+
+START = datetime(2026, 7, 1, tzinfo=UTC)
+START_MS = round(START.timestamp() * 1000)
+RETRY, DEAD = "__retry.mail", "__dead.mail"
+
+
+class World:
+    """Share group ``mail`` over ``orders``, which has ten messages."""
+
+    def __init__(self, cluster: InMemoryCluster) -> None:
+        self.cluster, self.admin = cluster, cluster.admin
+        self.admin.create_topic("orders")
+        for name in (RETRY, DEAD):
+            self.submit(ops.create_topic(name, {"partitions": 1}, 0, 0))
+        self.submit(share_ops.group_settings("mail", {"delays_ms": [60_000], "max_attempts": 2}))
+        self.submit(share_ops.share_create("mail", "orders", 0, share_ops.EARLIEST, self.id_of("orders")))
+        with cluster.producer("shop") as producer:
+            for n in range(10):
+                producer.send(Message("orders", b"v%d" % n)).result(0)
+
+    def submit(self, frame: bytes) -> None:
+        code, _ = self.admin._submit(0, frame)
+        assert code == 0
+
+    def id_of(self, topic: str) -> int:
+        broker: Any = self.cluster._network._brokers[0]
+        topic_id: int = broker._parts.running.replica.state.topics.topics[topic].info.topic_id
+        return topic_id
+
+    def ack(self, *ranges: int, topic: str = "orders") -> None:
+        self.submit(share_ops.share_ack("mail", topic, 0, ranges, self.id_of(topic)))
+
+    def nack(
+        self, offset: int, topic: str = "orders", delay_ms: int = BY_TABLE, stream: bool = False
+    ) -> None:
+        frame = share_ops.nack(
+            "mail",
+            topic,
+            0,
+            [offset],
+            [delay_ms],
+            ["no answer"],
+            "aa" * 16,
+            "me",
+            self.id_of(topic),
+            stream=stream,
+        )
+        self.submit(frame)
+
+    def told(self, offset: int, topic: str = "orders") -> tuple[Any, ...] | None:
+        """Kind, state, attempt and reason for the group; None: nothing."""
+        for one in self.admin.trace(topic, 0, offset).groups:
+            if one.group == "mail":
+                return one.kind, one.state, one.attempt, one.reason
+        return None
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    with InMemoryCluster(start=START) as cluster:
+        yield World(cluster)
+
+
+def test_what_is_not_finished_waits_and_what_is_acknowledged_is_done(world: World) -> None:
+    world.ack(0, 1, 5, 5)
+    assert [world.told(n) for n in (0, 1, 5)] == [("share", "done", None, "")] * 3
+    assert world.told(2) == ("share", "waiting", None, "")
+
+
+def test_a_failed_message_is_retrying_until_it_is_done(world: World) -> None:
+    world.nack(3)
+    (group,) = world.admin.trace("orders", 0, 3).groups
+    assert (group.state, group.attempt, group.reason) == ("retrying", 2, "no answer")
+    assert group.due_ms is not None and START_MS + 60_000 <= group.due_ms <= START_MS + 66_100
+    assert world.told(4) == ("share", "waiting", None, "")
+    world.cluster.clock.advance(70)
+    assert world.told(3) == ("share", "retrying", 2, "no answer")
+    assert world.told(0, RETRY) == ("share", "waiting", None, "")
+    world.ack(0, 0, topic=RETRY)
+    assert world.told(3) == ("share", "done", 2, "")
+
+
+def test_a_dead_letter_is_dead_until_it_is_dropped(world: World) -> None:
+    world.nack(3)
+    world.cluster.clock.advance(70)
+    world.nack(0, RETRY)
+    assert world.told(3) == ("share", "dead", 2, "no answer")
+    world.nack(4, delay_ms=REJECT)
+    assert world.told(4) == ("share", "dead", 1, "no answer")
+    world.ack(0, 1, topic=DEAD)
+    assert world.told(3) == ("share", "dropped", 2, "no answer")
+    assert world.told(4) == ("share", "dropped", 1, "no answer")
+
+
+def test_a_redriven_letter_is_retrying_again(world: World) -> None:
+    world.nack(4, delay_ms=REJECT)
+    world.nack(0, DEAD, delay_ms=0)
+    assert world.told(4) == ("share", "retrying", 1, "")
+    world.ack(0, 0, topic=RETRY)
+    assert world.told(4) is not None and world.told(4)[1] == "done"  # type: ignore[index]
+
+
+def test_a_stream_that_retries_says_so(world: World) -> None:
+    world.admin.create_topic("clicks")
+    with world.cluster.producer("shop") as producer:
+        for _ in range(3):
+            producer.send(Message("clicks", b"")).result(0)
+    with world.cluster.consumer("mail", ["clicks"], auto_offset_reset="earliest") as consumer:
+        consumer.poll(2)
+        consumer.commit()
+    assert world.told(1, "clicks") == ("stream", "passed", None, "")
+    world.nack(1, "clicks", stream=True)
+    assert world.told(1, "clicks") == ("stream", "retrying", 2, "no answer")
+    assert world.told(2, "clicks") == ("stream", "ahead", None, "")
+
+
+def test_without_time_it_is_only_finished(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.nack(3)
+    monkeypatch.setattr(share_tracing, "TIMERS_MAX", 0)
+    assert world.told(3) == ("share", "finished", None, "")
