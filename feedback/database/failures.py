@@ -1,5 +1,5 @@
-"""What an error of a database driver means to a fence. Pure. It reads numbers where there are any, never
-texts.
+"""What an error of a database driver means to a fence or an inbox. Pure. It reads numbers where there are
+any, never texts.
 
 Drivers agree on little more than the names of their classes. SQLAlchemy provides the driver's own error as
 ``orig``; PostgreSQL has SQLSTATE, MariaDB a number, SQLite the name of its result code.
@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import enum
 import sqlite3
+
+from escrowmq.feedback.database.errors import NotPrimary, TableMissing
 
 
 class Failure(enum.Enum):
@@ -61,6 +63,23 @@ def failure_of(error: BaseException) -> Failure:
     if number := _number_of(error):  # first: drivers of MariaDB have an SQLSTATE too, which is less precise
         return _NUMBERS.get(number, Failure.OTHER)
     return _SQLSTATES.get(sqlstate_of(error) or "", Failure.OTHER)
+
+
+def explained(error: Exception, owner: str, table: str, database: str) -> Exception:
+    """The error itself, or a typed one that says what to do. ``owner``: "fence" or "inbox"; ``database``: the
+    one that must have the table."""
+    match failure_of(error):
+        case Failure.NO_TABLE:
+            return TableMissing(
+                f"there is no table {table} where this connection leads: run {owner}.create_table(), or put "
+                f"{owner}.schema() into a migration of {database}"
+            )
+        case Failure.READ_ONLY:
+            return NotPrimary(
+                f"the database accepts no writes: the {owner} needs the primary, since a standby lags behind "
+                "what has been committed"
+            )
+    return error
 
 
 def certainly_rolled_back(error: BaseException) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from examples import consumer_group, hello_transaction, order_service, reminders
+from examples import consumer_group, hello_transaction, inbox_billing, order_service, reminders
 
 if TYPE_CHECKING:
     from escrowmq import Cluster
@@ -44,6 +44,15 @@ def test_consumer_group_counts_every_message_once_over_a_change_of_members(
 ) -> None:
     totals = consumer_group.run(cluster, unique("invoices"), messages=200)
     assert totals == {f"customer-{c}": sum(range(c, 200, 4)) for c in range(4)}
+
+
+def test_a_billing_service_that_is_killed_bills_every_invoice_once(
+    cluster: Cluster, unique: Unique, capfd: pytest.CaptureFixture[str]
+) -> None:
+    totals = inbox_billing.run(cluster, unique("invoices"), invoices=20)
+    assert totals == {f"customer-{c}": sum(range(c, 20, 4)) for c in range(4)}
+    said = capfd.readouterr().out
+    assert "killed: 10 are billed" in said and "came again, and is not billed again" in said
 
 
 @pytest.mark.long
