@@ -2,7 +2,8 @@
 which makes the handling of records idempotent.
 
 SQLAlchemy (``pip install escrowmq[sql]``) is needed only if you pass its objects. ``AsyncFence``,
-``AsyncInbox`` and the tables for its metadata always need it, so they are imported when they are first used.
+``AsyncInbox`` and the tables for its metadata always need it, so they are imported when they are first used;
+``DjangoDatabase`` needs Django.
 """
 
 import importlib
@@ -26,6 +27,7 @@ from escrowmq.feedback.database.purging import Purged
 if TYPE_CHECKING:
     from escrowmq.feedback.database.async_fence import AsyncFence
     from escrowmq.feedback.database.async_inbox import AsyncInbox
+    from escrowmq.feedback.database.django_links import DjangoDatabase
     from escrowmq.feedback.database.metadata import fence_table, inbox_table
 
 __all__ = [
@@ -35,6 +37,7 @@ __all__ = [
     "Audited",
     "DatabaseMisused",
     "Difference",
+    "DjangoDatabase",
     "Fence",
     "FenceLost",
     "Inbox",
@@ -48,10 +51,11 @@ __all__ = [
     "inbox_table",
 ]
 
-#: Name -> module of feedback/database, for what imports SQLAlchemy.
+#: Name -> module of feedback/database, for what imports SQLAlchemy or Django.
 _LAZY = {
     "AsyncFence": "async_fence",
     "AsyncInbox": "async_inbox",
+    "DjangoDatabase": "django_links",
     "fence_table": "metadata",
     "inbox_table": "metadata",
 }

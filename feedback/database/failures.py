@@ -2,7 +2,7 @@
 any, never texts.
 
 Drivers agree on little more than the names of their classes. SQLAlchemy provides the driver's own error as
-``orig``; PostgreSQL has SQLSTATE, MariaDB a number, SQLite the name of its result code.
+``orig``, Django as the cause; PostgreSQL has SQLSTATE, MariaDB a number, SQLite the name of its result code.
 """
 
 from __future__ import annotations
@@ -109,6 +109,8 @@ def sqlstate_of(error: BaseException) -> str | None:
 
 def _driver_error(error: BaseException) -> BaseException:
     original = getattr(error, "orig", None)
+    if type(error).__module__ == "django.db.utils":
+        original = error.__cause__
     return original if isinstance(original, BaseException) else error
 
 

@@ -362,7 +362,9 @@ class Fence(TxStatusQuerier):
             link.commit()
         except Exception as error:
             # SQLite keeps a transaction that could not be committed (a reader was in the way): still ours.
-            refused = certainly_rolled_back(error) or (link.dialect == "sqlite" and link.mark() == mark)
+            # A link that finds a mistake does so before it commits.
+            refused = certainly_rolled_back(error) or isinstance(error, DatabaseMisused)
+            refused = refused or (link.dialect == "sqlite" and link.mark() == mark)
             if not refused:
                 raise OutcomeUnknown(tx.tx_id) from error
             link.rollback()
