@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from examples import consumer_group, hello_transaction, inbox_billing, order_service, reminders
+from examples import (
+    consumer_group,
+    fence_orders,
+    hello_transaction,
+    inbox_billing,
+    order_service,
+    reminders,
+)
 
 if TYPE_CHECKING:
     from escrowmq import Cluster
@@ -44,6 +51,14 @@ def test_consumer_group_counts_every_message_once_over_a_change_of_members(
 ) -> None:
     totals = consumer_group.run(cluster, unique("invoices"), messages=200)
     assert totals == {f"customer-{c}": sum(range(c, 200, 4)) for c in range(4)}
+
+
+def test_an_order_service_that_is_killed_leaves_no_order_in_one_place_only(
+    cluster: Cluster, unique: Unique
+) -> None:
+    stored, sent = fence_orders.run(cluster, unique("orders"))
+    # The fourth was killed after its commit, the eighth inside its transaction.
+    assert stored == sent == {f"order-{n}" for n in range(12) if n != 7}
 
 
 def test_a_billing_service_that_is_killed_bills_every_invoice_once(
