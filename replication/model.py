@@ -53,8 +53,12 @@ class ResultCode(enum.IntEnum):
     NOT_PREPARED = 17  # of a COMMIT not by the producer: parts are not prepared, or that was not checked
     OTHER_TOPIC = 18  # the name now belongs to another topic than the one meant; info ends with its id
     UNKNOWN_TIMER = 19  # of CANCEL: never scheduled, or already readable, or about to be
-    OUT_OF_RANGE = 20  # of fetch: the offset is before the log's start or after its end
+    OUT_OF_RANGE = 20  # the offset is before the log's start or after its end
     TOO_MANY_SCHEDULED = 21  # no more messages can wait for their time in this group; info = the limit
+    LEASE_LOST = 22  # of NACK: another member of the share group has the message
+    GROUP_KIND = 23  # the consumer group is of another kind; info = its kind
+    UNKNOWN_SHARE = 24  # the share group has not begun to read that partition
+    TOO_MANY_SHARES = 25  # no more partitions of share groups, or no more final ranges; info = the limit
 
 
 @dataclass(frozen=True, slots=True, init=False)

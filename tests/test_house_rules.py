@@ -15,12 +15,8 @@ PACKAGES = ("replication", "feedback", "actors", "cluster", "spark_integration")
 SKIPPED = {".venv", ".git", "build", "dist", "artifacts", "node_modules", ".demo"}
 TEXT = {".py", ".md", ".toml", ".yaml", ".yml", ".txt", ".svg", ".cfg", ".sh", ""}
 
-#: A longer file must be checked for having two subjects.
-LINES_TO_LOOK_AT = 500
-#: Longer files that have only one subject, each with the reason.
-LONG_FILES: dict[str, str] = {
-    "cluster/exporter/table.py": "one table: a metric is looked for in one place",
-}
+#: A longer file has two subjects.
+LINES_MAX = 500
 FUNCTION_LINES_MAX = 75
 #: A function or class of at most this many lines needs no docstring.
 OBVIOUS_LINES = 6
@@ -58,10 +54,8 @@ def test_a_module_has_one_subject_and_says_which() -> None:
     for path in PACKAGE_FILES:
         source = path.read_text()
         tree = ast.parse(source)
-        if (lines := source.count("\n")) > LINES_TO_LOOK_AT and _name(path) not in LONG_FILES:
-            wrong.append(
-                f"{_name(path)} has {lines} lines: part its subjects, or say in LONG_FILES why it has one"
-            )
+        if (lines := source.count("\n")) > LINES_MAX:
+            wrong.append(f"{_name(path)} has {lines} lines: part its subjects")
         if tree.body and not ast.get_docstring(tree):
             wrong.append(f"{_name(path)} does not say what it is")
         for node in ast.walk(tree):
@@ -115,11 +109,6 @@ def test_a_target_takes_as_long_on_every_page_as_make_help_says() -> None:
                 if takes.get(target) != minutes:
                     wrong.append(f"{page}:{number}: make {target} takes {takes.get(target)} minutes")
     assert not wrong, "\n".join(wrong)
-
-
-def test_files_listed_as_long_are_long() -> None:
-    short = [name for name in LONG_FILES if (ROOT / name).read_text().count("\n") <= LINES_TO_LOOK_AT]
-    assert not short, f"no longer over {LINES_TO_LOOK_AT} lines: {short}"
 
 
 def test_no_test_is_skipped_for_good() -> None:

@@ -52,6 +52,7 @@ from escrowmq.replication.errors import (
     UnknownTopic,
 )
 from escrowmq.replication.format import ops
+from escrowmq.replication.format.internal_topics import is_internal
 from escrowmq.replication.model import (
     NO_ID,
     OpenTransaction,
@@ -134,9 +135,11 @@ class Admin(Closing):
             return altered
         return replace(altered, first_group=self._topic(name).first_group)
 
-    def topics(self) -> list[TopicInfo]:
-        """All topics, sorted by name."""
-        return sorted(self._ask(True), key=lambda topic: topic.name)
+    def topics(self, *, internal: bool = False) -> list[TopicInfo]:
+        """All topics, sorted by name. ``internal``: also those into which only brokers write (retries, dead
+        letters, replies)."""
+        found = (topic for topic in self._ask(True) if internal or not is_internal(topic.name))
+        return sorted(found, key=lambda topic: topic.name)
 
     def describe_topic(self, name: str) -> TopicDescription:
         """The settings, and for each partition its group, leader, start and end. Raises UnknownTopic."""

@@ -30,6 +30,7 @@ from escrowmq.replication.errors import (
     TopicRecreated,
 )
 from escrowmq.replication.format import ops
+from escrowmq.replication.format.internal_topics import RESERVED, is_reserved
 from escrowmq.replication.model import BY_NAME, NO_ID, ResultCode, TopicInfo
 from escrowmq.replication.state.topics import settings_problem
 
@@ -77,6 +78,8 @@ def new_name_problem(name: object) -> str | None:
             f"topic name {name!r} is not allowed for a new topic; choose 1 to 200 of the characters a-z, "
             "A-Z, 0-9, '.', '_' and '-', but neither '.' nor '..'"
         )
+    if type(name) is str and is_reserved(name):
+        return f"topic name {name!r} is not allowed for a new topic: EscrowMQ's own begin with {RESERVED!r}"
     return None
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from escrowmq.actors.client.failures import Failure
 from escrowmq.actors.producer import across_groups as flows
 from escrowmq.actors.producer.blocks import Column, DecisionBlock, Outcome, Placed, PrepareBlock, Problems
+from escrowmq.actors.producer.collected import Collected, add_rows
 from escrowmq.actors.producer.core import ProducerCore
 from escrowmq.actors.producer.delayed_blocks import LaterColumns, add_later, digest_with
 from escrowmq.actors.producer.delayed_messages import Later
@@ -212,24 +213,17 @@ class PlanUnit(BulkUnit):
         flows.settle(self.core, self.tx_ids[0], self._groups, commit, finished, self._plan.home_index)
 
 
-class BlockBuilder:
+class BlockBuilder(Collected):
     """Collects simple transactions of one group and home topic into columns."""
 
-    __slots__ = (
-        "_columns", "_digests", "_later", "gid", "home_topic", "ids", "indexes", "query_ids", "size",
-        "tx_ids",
-    )  # fmt: skip
+    __slots__ = ("_columns", "_digests", "_later", "gid")
 
     def __init__(self, gid: int, home_topic: str) -> None:
-        self.gid, self.home_topic = gid, home_topic
-        self.tx_ids: list[str] = []
-        self.query_ids: list[str] = []
-        self.indexes: list[int] = []
-        self.ids: set[str] = set()  # given ids only: generated ones never repeat
+        super().__init__(home_topic)
+        self.gid = gid
         self._digests: list[int] = []
         self._columns: dict[tuple[str, int], Column] = {}
         self._later: LaterColumns = {}
-        self.size = 0
 
     def add(
         self,
@@ -241,19 +235,8 @@ class BlockBuilder:
         later: Sequence[Later] = (),
     ) -> None:
         """Adds a transaction."""
-        place = len(self.tx_ids)
-        self.tx_ids.append(tx_id)
-        self.query_ids.append(query_id)
-        self.indexes.append(index)
-        self.size += size
-        columns = self._columns
-        for topic, partition, row in placed:
-            column = columns.get((topic, partition))
-            if column is None:
-                column = columns[topic, partition] = ([], [], [])
-            column[0].append(place)
-            column[1].append(len(row))
-            column[2].append(row)
+        place = self.note(tx_id, query_id, size, index)
+        add_rows(self._columns, place, placed)
         single = len(placed) == 1
         digest = crc32c(placed[0][2]) if single else digest_of([row for _, _, row in placed])
         if later:

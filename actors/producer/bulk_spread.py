@@ -15,6 +15,7 @@ from escrowmq.actors.client.failures import Failure
 from escrowmq.actors.producer import across_groups
 from escrowmq.actors.producer.blocks import Column, Outcome, Placed, PrepareBlock
 from escrowmq.actors.producer.bulk_blocks import BulkUnit, Report
+from escrowmq.actors.producer.collected import Collected, add_rows
 from escrowmq.actors.producer.core import ProducerCore
 from escrowmq.actors.producer.delayed_blocks import LaterColumns, add_later, digest_with
 from escrowmq.actors.producer.delayed_messages import Later
@@ -123,16 +124,12 @@ def _ignore(_: Outcome) -> None:
     """The ``done`` of rollbacks whose outcome is ignored."""
 
 
-class SpreadBuilder:
+class SpreadBuilder(Collected):
     """Collects transactions over the same groups (home first) and with the same home topic into columns."""
 
     def __init__(self, groups: Sequence[int], home_topic: str) -> None:
-        self.groups, self.home_topic = groups, home_topic
-        self.tx_ids: list[str] = []
-        self.query_ids: list[str] = []
-        self.indexes: list[int] = []
-        self.ids: set[str] = set()  # given ids only: generated ones never repeat
-        self.size = 0
+        super().__init__(home_topic)
+        self.groups = groups
         self._digests: dict[int, list[int]] = {gid: [] for gid in groups}
         self._columns: dict[int, dict[tuple[str, int], Column]] = {gid: {} for gid in groups}
         self._later: dict[int, LaterColumns] = {gid: {} for gid in groups}
@@ -148,32 +145,23 @@ class SpreadBuilder:
         later: Sequence[Later] = (),
     ) -> None:
         """Adds a transaction; ``group_of``: see ``Encoder``."""
-        place = len(self.tx_ids)
-        self.tx_ids.append(tx_id)
-        self.query_ids.append(query_id)
-        self.indexes.append(index)
-        self.size += size
-        rows_of: dict[int, list[bytes]] = {gid: [] for gid in self.groups}
-        for topic, partition, row in placed:
-            gid = group_of(topic, partition)
-            columns = self._columns[gid]
-            column = columns.get((topic, partition))
-            if column is None:
-                column = columns[topic, partition] = ([], [], [])
-            column[0].append(place)
-            column[1].append(len(row))
-            column[2].append(row)
-            rows_of[gid].append(row)
+        place = self.note(tx_id, query_id, size, index)
+        placed_in: dict[int, list[Placed]] = {gid: [] for gid in self.groups}
+        for one in placed:
+            placed_in[group_of(one[0], one[1])].append(one)
+        for gid, of_group in placed_in.items():
+            add_rows(self._columns[gid], place, of_group)
         home = self.groups[0]
         # The digest that the home group remembers with the id covers all of its content, in all groups.
         self._digests[home].append(digest_with(digest_of(row for _, _, row in placed), later))
         later_of: dict[int, list[Later]] = {}
-        for one in later:
-            later_of.setdefault(group_of(one.topic, one.partition), []).append(one)
+        for delayed in later:
+            later_of.setdefault(group_of(delayed.topic, delayed.partition), []).append(delayed)
         for gid, items in later_of.items():
             add_later(self._later[gid], place, items)
         for gid in self.groups[1:]:
-            self._digests[gid].append(digest_with(digest_of(rows_of[gid]), later_of.get(gid, ())))
+            rows = [row for _, _, row in placed_in[gid]]
+            self._digests[gid].append(digest_with(digest_of(rows), later_of.get(gid, ())))
 
     def unit(self, core: ProducerCore, timeout_ms: int, given: set[str], limit_wait_s: float) -> SpreadUnit:
         """Everything collected, as a unit."""

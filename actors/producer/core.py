@@ -130,9 +130,7 @@ class ProducerCore:
         """
         size = len(row)
         with self._lock:
-            if self._closed:
-                raise Closed(self._why)
-            if self._full(size):
+            if not self._has_room(size):
                 return None
             if partition is None:
                 partition = self._sticky.setdefault(topic, 0)
@@ -144,19 +142,15 @@ class ProducerCore:
             future = SendFuture(parcel, len(rows))
             rows.append(row)
             parcel.size += size
-            self._buffered += size
-            self._inbox_bytes += size
-        if not self._looks_soon_for_messages or self._inbox_bytes >= self.config.request_bytes:
-            self.router.wakeup.set()
+            self._count_in(size)
+        self._wake_if_due()
         return future
 
     def send_later(self, topic: str, partition: int | None, row: bytes, time_ms: int) -> SendFuture | None:
         """As ``send``, for a delayed message. ``time_ms``: when it can be read, as requests carry it."""
         size = len(row)
         with self._lock:
-            if self._closed:
-                raise Closed(self._why)
-            if self._full(size):
+            if not self._has_room(size):
                 return None
             place = topic, self.gathers(topic) if partition is None else partition
             parcel = self._open_later.get(place)
@@ -167,27 +161,34 @@ class ProducerCore:
             parcel.rows.append(row)
             parcel.times.append(time_ms)
             parcel.size += size
-            self._buffered += size
-            self._inbox_bytes += size
-        if not self._looks_soon_for_messages or self._inbox_bytes >= self.config.request_bytes:
-            self.router.wakeup.set()
+            self._count_in(size)
+        self._wake_if_due()
         return future
 
     def hand_over(self, topic: str, piece: Piece, size: int) -> list[Parcel] | None:
         """Queues encoded messages of ``size`` bytes if there is room now; None if not. One parcel for each
         run."""
         with self._lock:
-            if self._closed:
-                raise Closed(self._why)
-            if self._full(size):
+            if not self._has_room(size):
                 return None
             parcels = [self._parcel_of(topic, run) for run in piece]
             self._parcels += parcels
-            self._buffered += size
-            self._inbox_bytes += size
+            self._count_in(size)
+        self._wake_if_due()
+        return parcels
+
+    def _has_room(self, size: int) -> bool:
+        if self._closed:
+            raise Closed(self._why)
+        return not self._full(size)
+
+    def _count_in(self, size: int) -> None:
+        self._buffered += size
+        self._inbox_bytes += size
+
+    def _wake_if_due(self) -> None:
         if not self._looks_soon_for_messages or self._inbox_bytes >= self.config.request_bytes:
             self.router.wakeup.set()
-        return parcels
 
     def gathers(self, topic: str) -> int:
         """The partition in which messages without a key gather at present."""

@@ -87,12 +87,7 @@ class LaterStream(PartitionStream):
 
     def take(self, bytes_max: int, heard_ms: int | None = None, topic_id: int = NO_ID) -> tuple[bytes, Batch]:
         """See ``PartitionStream``. Every batch names its topic's id: the last one that ``topic_id`` gave."""
-        assert self.waits
-        batch, self._again = self._again, None
-        if batch is None:
-            batch = self._next_batch(bytes_max)
-        self._under_way = batch
-        self._taken(self.topic, self.partition)
+        batch = self._begin(bytes_max)
         if heard_ms is not None:
             self._topic_id = topic_id
         if batch.topic_id is None:

@@ -162,18 +162,23 @@ class PartitionStream:
         """The next batch of at most ``bytes_max`` bytes, but at least one message, as a frame. ``heard_ms``:
         the newest time heard from the group, for the first batch of an epoch; None: it states none.
         ``topic_id``: the topic's present id, for the same."""
-        assert self.waits
-        batch, self._again = self._again, None
-        if batch is None:
-            batch = self._next_batch(bytes_max)
-        self._under_way = batch
-        self._taken(self.topic, self.partition)
+        batch = self._begin(bytes_max)
         if heard_ms is not None and batch.topic_id is None:
             batch.topic_id = topic_id
         place = self.topic, self.partition, self._producer, self.epoch, self.next_seq
         named = NO_ID if heard_ms is None else batch.topic_id or NO_ID
         frame = ops.message(*place, batch.rows, heard_ms, named, batch.count)
         return frame, batch
+
+    def _begin(self, bytes_max: int) -> Batch:
+        """What is under way from now on: the batch that was put back, or the next one."""
+        assert self.waits
+        batch, self._again = self._again, None
+        if batch is None:
+            batch = self._next_batch(bytes_max)
+        self._under_way = batch
+        self._taken(self.topic, self.partition)
+        return batch
 
     def _next_batch(self, bytes_max: int) -> Batch:
         queue = self._queue

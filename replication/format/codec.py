@@ -49,14 +49,19 @@ class OpType(enum.IntEnum):
     TIMER = 10
     RELEASE = 11
     CANCEL = 12
+    FORWARD = 13
+    SHARE_ACK = 14
+    NACK = 15
     CREATE_TOPIC = 16
     DELETE_TOPIC = 17
     GROUP_OFFSETS = 18
     CHECKED = 19
     RETAIN = 20
     TRIM = 21
+    GROUP_SETTINGS = 22
     TX_DONE = 25
     INQUIRE = 26
+    PLACES = 30
     LEVEL = 31
     ALTER_TOPIC = 32
     SETTINGS = 33
@@ -114,14 +119,19 @@ META_TYPES: dict[int, Any] = {
     OpType.TIMER: tuple[bytes],
     OpType.RELEASE: tuple[bytes, int, list[int]],
     OpType.CANCEL: tuple[str, int, list[int], int],
+    OpType.FORWARD: tuple[str, int, list[int], list[int]],
+    OpType.SHARE_ACK: tuple[str, str, int, list[int], str, int],
+    OpType.NACK: tuple[str, str, int, list[int], list[int], list[str], str, str, bool, int],
     OpType.CREATE_TOPIC: tuple[str, dict[str, int | str]],
     OpType.DELETE_TOPIC: tuple[str],
     OpType.GROUP_OFFSETS: tuple[str, str, list[int]],
     OpType.CHECKED: tuple[str, list[str]],
     OpType.RETAIN: tuple[int],
     OpType.TRIM: tuple[str, list[int]],
+    OpType.GROUP_SETTINGS: tuple[str, dict[str, int | str | list[int]], int],
     OpType.TX_DONE: tuple[str, list[str], list[int], int],
     OpType.INQUIRE: tuple[str, list[str], list[int]],
+    OpType.PLACES: tuple[str, str, list[int]],
     OpType.LEVEL: tuple[int],
     OpType.ALTER_TOPIC: tuple[str, dict[str, int | str]],
     OpType.SETTINGS: tuple[dict[str, int]],
@@ -140,6 +150,7 @@ META_TYPES_2: dict[int, Any] = {
     OpType.TRIM: tuple[str, list[int], int],
     OpType.PRE_MESSAGE: tuple[str, int, list[int], list[int], int],
     OpType.CANCEL: tuple[bytes, list[int], list[int]],
+    OpType.SHARE_ACK: tuple[str, str, int, str, list[int], list[int], int],
 }
 #: And of version 3.
 META_TYPES_3: dict[int, Any] = {

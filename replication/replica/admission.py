@@ -22,8 +22,10 @@ from escrowmq.replication.format import ops as build
 from escrowmq.replication.format.codec import Op, OpType
 from escrowmq.replication.format.timer_ops import timer as build_timer
 from escrowmq.replication.model import ResultCode
+from escrowmq.replication.replica.copies import Rows
 from escrowmq.replication.replica.entry_writing import COPY_BYTES_MAX, ComposedEntry, EntryWriter
 from escrowmq.replication.replica.releases import Releases, references_of
+from escrowmq.replication.replica.share_admission import ShareAdmission
 from escrowmq.replication.replica.submission import LeftOut, Submission
 from escrowmq.replication.replica.topics_under_way import TopicsUnderWay
 from escrowmq.replication.state.machine import Result, StateMachine
@@ -40,6 +42,9 @@ from escrowmq.replication.state.transactions import (
 #: Maximum bytes of requests in one entry: beyond it latency grows and throughput does not
 #: (measured: 256 KB to 1 MB per entry is the plateau).
 ENTRY_BYTES_MAX = 1 << 20
+
+
+_PLACES = frozenset((OpType.GROUP_OFFSETS, OpType.PLACES))
 
 
 class LogReader(Protocol):
@@ -74,6 +79,7 @@ class Admission:
         self._opening: dict[tuple[str, str], int] = {}  # (app, topic) -> in entries not yet applied
         self._topics = TopicsUnderWay(state)
         self.releases = Releases(state, timers_max)
+        self.shares = ShareAdmission(state, Rows(log), self._topics, self.releases)
         #: Entries that were given up, in the order of the log: each is applied, or the leadership ends.
         self._unsure: deque[ComposedEntry] = deque()
         self._last_ms = 0
@@ -126,10 +132,16 @@ class Admission:
                     submission.results[number] = [int(ResultCode.TOO_MANY_OPEN), self._open_max]
                 elif kind == OpType.TRIM and topics.is_another(unit.ops[0].meta[0], submission):
                     submission.results[number] = [int(ResultCode.UNKNOWN_TOPIC)]
-                elif kind == OpType.GROUP_OFFSETS and topics.is_another(unit.ops[0].meta[1], submission):
+                elif kind in _PLACES and topics.is_another(unit.ops[0].meta[1], submission):
                     submission.results[number] = [int(ResultCode.UNKNOWN_TOPIC), [unit.ops[0].meta[1]]]
                 elif kind == OpType.CANCEL:
                     self._write_cancel(writer, submission, number)
+                elif kind == OpType.SHARE_ACK:
+                    self.shares.ack(writer, submission, number)
+                elif kind == OpType.NACK:
+                    self.shares.nack(writer, submission, number)
+                elif kind == OpType.GROUP_SETTINGS:
+                    self.shares.settings(writer, submission, number)
                 elif self.releases.is_full() and schedules(unit.ops) and not self._is_known(unit.ops[0]):
                     submission.results[number] = [
                         int(ResultCode.TOO_MANY_SCHEDULED),
@@ -320,6 +332,7 @@ class Admission:
         self._growing.clear()
         self._topics.forget()
         self.releases.forget()
+        self.shares.forget()
         self._unsure.clear()
 
     def ended(self, entry: ComposedEntry, *, decided: bool) -> None:
@@ -334,7 +347,14 @@ class Admission:
                 del self._opening[key]
         if decided:
             self._let_go(entry)
-        elif entry.deciding or entry.growing or entry.deleting or entry.creating or entry.timing:
+        elif (
+            entry.deciding
+            or entry.growing
+            or entry.deleting
+            or entry.creating
+            or entry.timing
+            or entry.finishing
+        ):
             self._unsure.append(entry)
 
     def applied_late(self, command: bytes) -> None:
@@ -346,6 +366,8 @@ class Admission:
     def _let_go(self, entry: ComposedEntry) -> None:
         if entry.timing is not None:
             self.releases.ended(entry.timing)
+        if entry.finishing is not None:
+            self.shares.ended(entry.finishing)
         for app, tx_ids in entry.deciding:
             deciding = self._deciding.get(app)
             if deciding is not None:
@@ -375,6 +397,8 @@ class Admission:
             self.releases.count(entry.timing)
             for submission, number, answer in entry.timing.answers:
                 submission.results[number] = answer
+        if entry.finishing is not None:
+            self.shares.count(entry.finishing)
         for submission in entry.submissions:
             if submission.tells_time:
                 submission.done(("ok", submission.results, self._state.now_ms))

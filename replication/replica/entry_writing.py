@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from escrowmq.replication.format import ops as build
 from escrowmq.replication.format.codec import ENVELOPE, Op, OpType, decode_ops, encode_command
+from escrowmq.replication.replica.finishing import Finishing
 from escrowmq.replication.replica.releases import Releases, Timing
 from escrowmq.replication.replica.submission import Submission, Unit
 from escrowmq.replication.state.topics import Topic
@@ -33,6 +34,7 @@ class ComposedEntry:
     deleting: list[int | Topic]  # topics, and slots of their partitions
     creating: list[tuple[str, int]]  # topics: name and id
     timing: Timing | None  # what it does to delayed messages
+    finishing: Finishing | None  # what it does for share groups
 
 
 class EntryWriter:
@@ -51,6 +53,8 @@ class EntryWriter:
         self.deleting: list[int | Topic] = []
         self.creating: list[tuple[str, int]] = []
         self.timing: Timing | None = None
+        self.finishing: Finishing | None = None
+        self.forwarded = False  # whether it has copies of messages that have failed
 
     def timed(self) -> Timing:
         """What this entry does to delayed messages."""
@@ -121,4 +125,5 @@ class EntryWriter:
             self.deleting,
             self.creating,
             self.timing,
+            self.finishing,
         )

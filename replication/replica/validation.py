@@ -12,9 +12,12 @@ from collections.abc import Mapping, Sequence
 
 from escrowmq.replication.errors import CorruptLog, InvalidMessage, UnknownVersion
 from escrowmq.replication.format.codec import Op, OpType, PrepareExtra, decode_ops
+from escrowmq.replication.format.internal_topics import RESERVED, is_internal
 from escrowmq.replication.format.ops import ANY_ID
+from escrowmq.replication.format.share_ops import LEVEL_OF_SHARES
 from escrowmq.replication.format.timer_ops import LEVEL_OF_TIMERS, ORDINALS, OWNER_MAX
 from escrowmq.replication.model import BY_NAME, NO_ID
+from escrowmq.replication.replica.share_validation import SHARES, internal_topic_problem, share_problem
 from escrowmq.replication.state.settings import setting_problem
 from escrowmq.replication.state.topics import alter_problem, settings_problem
 from escrowmq.replication.state.transactions import BY_HOME
@@ -39,6 +42,7 @@ _FROM_CLIENTS = frozenset(
         OpType.SCHEDULED,
         OpType.PRE_SCHEDULED,
         OpType.CANCEL,
+        *SHARES,
     )
 )
 #: Types of operations that were added with level 2; two older ones have had a second version since then.
@@ -84,7 +88,7 @@ def has_control_characters(name: str) -> bool:
 
 
 #: What is refused when only the disk reserve is left. All else settles existing work, or makes room.
-_NEW_WORK = frozenset((OpType.MESSAGE, OpType.SCHEDULED, OpType.PREPARE, OpType.CREATE_TOPIC))
+_NEW_WORK = frozenset((OpType.MESSAGE, OpType.SCHEDULED, OpType.PREPARE, OpType.CREATE_TOPIC, OpType.NACK))
 
 
 def brings_new_work(ops: Sequence[Op]) -> bool:
@@ -97,10 +101,13 @@ def level_needed(ops: Sequence[Op]) -> int:
     needed = 1
     for op in ops:
         kind, columns = op.type, len(op.meta)
+        if kind in SHARES or (kind == OpType.CREATE_TOPIC and is_internal(op.meta[0])):
+            return LEVEL_OF_SHARES
         if kind in _TIMERS:
-            return LEVEL_OF_TIMERS
+            needed = LEVEL_OF_TIMERS
+            continue
         if kind in _LEVEL_6 or columns >= _WITH_ID.get(kind, columns + 1):
-            needed = 6
+            needed = max(needed, 6)
             continue
         if kind == OpType.MESSAGE:
             if columns > 6:
@@ -141,10 +148,8 @@ def parse_request(
             attached = ops[at + 1 : at + 1 + op.meta[8]]
             problem = _prepare_problem(op, attached) or (place and _place_problem(op, *place))
             at += len(attached)
-        elif op.type == OpType.CREATE_TOPIC and problem is None and len(op.meta) >= _PLACED:
-            lowest = BY_NAME if len(op.meta) > _PLACED else 0
-            if not lowest <= op.meta[2] < (place[1] if place else GROUPS_MAX):
-                problem = f"there is no broker group {op.meta[2]} for a topic to begin at"
+        elif op.type == OpType.CREATE_TOPIC and problem is None:
+            problem = _placing_problem(op, place and place[1])
         elif op.type in (OpType.PRE_MESSAGE, OpType.PRE_SCHEDULED):
             problem = f"{OpType(op.type).name} without its PREPARE before it"
         elif op.type == OpType.DELETE_TOPIC and any(_creates(o, op.meta[0]) for o in ops[:at]):
@@ -154,6 +159,22 @@ def parse_request(
             raise InvalidMessage(f"operation {at} of the request: {problem}")
         at += 1
     return ops
+
+
+def _placing_problem(op: Op, groups: int | None) -> str | None:
+    """What is wrong with where a CREATE_TOPIC puts the topic. ``groups``: None if not known."""
+    if len(op.meta) >= _PLACED:
+        lowest = BY_NAME if len(op.meta) > _PLACED else 0
+        if not lowest <= op.meta[2] < (GROUPS_MAX if groups is None else groups):
+            return f"there is no broker group {op.meta[2]} for a topic to begin at"
+    return internal_topic_problem(op, groups)
+
+
+def _for_brokers(topic: str) -> str | None:
+    """Why no client may send messages to the topic, or None."""
+    if topic.startswith(RESERVED) and is_internal(topic):
+        return f"only brokers write messages into topic {topic!r}"
+    return None
 
 
 def _problem(op: Op) -> str | None:
@@ -167,9 +188,11 @@ def _problem(op: Op) -> str | None:
             return f"MESSAGE's epoch and sequence number must be 0 to {NUMBER_MAX}"
         if len(meta) > 6 and not -1 <= meta[6] <= NUMBER_MAX:
             return f"MESSAGE's heard_ms must be -1 to {NUMBER_MAX}"
-        return _name_problem("producer", meta[2])
+        return _name_problem("producer", meta[2]) or _for_brokers(meta[0])
     if op.type in _TIMERS:
-        return _timer_problem(op)
+        return _timer_problem(op) or (_for_brokers(meta[0]) if op.type == OpType.SCHEDULED else None)
+    if op.type in SHARES:
+        return share_problem(op)
     if op.type in (OpType.COMMIT, OpType.ROLLBACK, OpType.CHECKED):
         if len(meta) > 2 and (problem := _name_problem("by or reason", meta[2])) is not None:
             return problem
@@ -291,7 +314,9 @@ def _prepare_problem(op: Op, attached: Sequence[Op]) -> str | None:
                 return problem
         elif pre.type != OpType.PRE_MESSAGE:
             return f"PREPARE is followed by an operation of type {pre.type} instead of PRE_MESSAGE"
-        _, number, txs, sizes = pre.meta[:4]
+        topic, number, txs, sizes = pre.meta[:4]
+        if (problem := _for_brokers(topic)) is not None:
+            return problem
         if len(pre.meta) > 4 and not NO_ID <= pre.meta[-1] <= NUMBER_MAX:
             return f"a topic's id must be {NO_ID} to {NUMBER_MAX}"
         if number < 0 or not txs or len(txs) != len(sizes) or sum(sizes) != pre.body_size:

@@ -58,6 +58,9 @@ class Capture:
             self._tables,
             state.transactions.lives.copy(),
             state.timers.store.freeze(),
+            state.shares.hold(),
+            list(state.shares.groups.items()),
+            list(state.attempts.items()),
         )
         state.topics.cuts.cut()
 
@@ -102,6 +105,7 @@ def release(state: StateMachine, snapshot: Snapshot) -> None:
 def release_steps(state: StateMachine, snapshot: Snapshot) -> Iterator[None]:
     """As ``release``, app by app; the same state must not be held again before this has ended."""
     state.group_offsets.release()
+    state.shares.release()
     for app, _ in snapshot.open:
         state.transactions.release(app)
         yield

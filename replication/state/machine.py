@@ -18,12 +18,14 @@ from escrowmq.replication.errors import UnknownVersion
 from escrowmq.replication.format.codec import NO_EXTRA, Op, OpType, PrepareExtra, decode_command
 from escrowmq.replication.metrics import Counts
 from escrowmq.replication.model import ResultCode
+from escrowmq.replication.state.attempts import Attempts
 from escrowmq.replication.state.branch_identity import another, standing, with_home_indexes
 from escrowmq.replication.state.checking import count_check
 from escrowmq.replication.state.decided import ACROSS_MAX
 from escrowmq.replication.state.deleted_groups import DeletedGroups
 from escrowmq.replication.state.due_queue import DueQueue
 from escrowmq.replication.state.group_offsets import GroupOffsets
+from escrowmq.replication.state.group_operations import GroupOperations
 from escrowmq.replication.state.open_tx import Block, Entry, OpenTx, refs_of
 from escrowmq.replication.state.preparing import (
     is_simple,
@@ -33,6 +35,7 @@ from escrowmq.replication.state.preparing import (
 )
 from escrowmq.replication.state.producer_memory import SEQUENCES_KEPT, ProducerMemory
 from escrowmq.replication.state.settings import Settings
+from escrowmq.replication.state.shares import Shares
 from escrowmq.replication.state.timer_operations import TimerOperations
 from escrowmq.replication.state.timers import Timers
 from escrowmq.replication.state.topic_operations import TopicOperations
@@ -52,7 +55,7 @@ OK: Result = [int(ResultCode.OK)]
 #: Fewer transactions of one PREPARE get a record each: a block has no fewer objects.
 BLOCK_MIN = 2
 #: The highest format level whose log entries this software can read.
-LEVEL_MAX = 8
+LEVEL_MAX = 9
 
 
 class StateMachine:
@@ -82,8 +85,10 @@ class StateMachine:
         self.first_index = 1  # oldest entry that retention has left
         self.members: tuple[int, bytes] | None = None  # in snapshots: the configuration's entry and its index
         self._pending_refs: list[tuple[int, int, int, int, int]] = []
-        self.timers = Timers()
-        operations = TopicOperations(self.topics, self.producers, self.group_offsets, self.timers)
+        self.timers, self.shares, self.attempts = Timers(), Shares(), Attempts()
+        of_all = self.group_offsets, self.attempts, self.shares, self.timers
+        operations = TopicOperations(self.topics, self.producers, *of_all)
+        of_groups = GroupOperations(self.topics, self.deleted_groups, *of_all, lambda: self.settings)
         timed = TimerOperations(self.topics, self.producers, self.timers, self.cut)
         self._handlers: dict[int, Callable[[int, Op], Result | None]] = {
             OpType.MESSAGE: self._message,
@@ -95,18 +100,23 @@ class StateMachine:
             OpType.CREATE_TOPIC: operations.create,
             OpType.ALTER_TOPIC: operations.alter,
             OpType.DELETE_TOPIC: operations.delete,
-            OpType.GROUP_OFFSETS: self._group_offsets,
+            OpType.GROUP_OFFSETS: of_groups.offsets,
             OpType.RETAIN: self._retain,
             OpType.TRIM: operations.trim,
             OpType.LEVEL: self._raise_level,
             OpType.SETTINGS: self._settings,
             OpType.TX_DONE: self._done,
             OpType.INQUIRE: self._inquire,
-            OpType.DELETE_GROUP: self._delete_group,
+            OpType.DELETE_GROUP: of_groups.delete,
             OpType.SCHEDULED: lambda index, op: timed.scheduled(index, self.now_ms, op),
             OpType.TIMER: timed.timer,
             OpType.CANCEL: lambda index, op: timed.cancel(index, self.now_ms, op),
             OpType.RELEASE: lambda index, op: timed.release(self.now_ms, op, self._take_pending()),
+            OpType.FORWARD: lambda index, op: of_groups.forward(index, self.now_ms, op),
+            OpType.SHARE_ACK: of_groups.ack,
+            OpType.NACK: of_groups.refused,
+            OpType.GROUP_SETTINGS: of_groups.settings,
+            OpType.PLACES: of_groups.places,
         }
 
     # -------------------------------------------------------------- entries
@@ -456,19 +466,6 @@ class StateMachine:
         return OK
 
     # -------------------------------------------------------------- the rest
-
-    def _group_offsets(self, index: int, op: Op) -> Result:
-        group, topic, flat = op.meta
-        if topic not in self.topics.topics:
-            return [int(ResultCode.UNKNOWN_TOPIC), [topic]]
-        self.group_offsets.commit(group, topic, flat)
-        self.group_offsets.keep(self.settings.groups_kept)
-        return OK
-
-    def _delete_group(self, index: int, op: Op) -> Result:
-        group, generation = op.meta
-        self.deleted_groups.add(group, generation)
-        return OK if self.group_offsets.drop_group(group) else [int(ResultCode.DUPLICATE)]
 
     def _raise_level(self, index: int, op: Op) -> Result:
         (level,) = op.meta

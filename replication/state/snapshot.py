@@ -27,8 +27,10 @@ from google_crc32c import value as crc32c
 from escrowmq.replication.errors import CorruptLog, UnknownVersion
 from escrowmq.replication.format.codec import pack, unpack
 from escrowmq.replication.format.membership import decode_members
+from escrowmq.replication.format.share_settings import DEFAULTS, group_settings_problem
 from escrowmq.replication.format.timer_ops import LEVEL_OF_TIMERS
 from escrowmq.replication.model import BY_NAME, NO_ID, TopicInfo
+from escrowmq.replication.state.attempts import Key as AttemptsKey
 from escrowmq.replication.state.decided import Decided
 from escrowmq.replication.state.group_offsets import ByTopic
 from escrowmq.replication.state.index import Columns
@@ -36,6 +38,8 @@ from escrowmq.replication.state.lives import Copy, from_snapshot, to_snapshot
 from escrowmq.replication.state.machine import LEVEL_MAX, StateMachine
 from escrowmq.replication.state.open_table import OpenTx, View
 from escrowmq.replication.state.run_table import RunTable
+from escrowmq.replication.state.shares import Group, Pair
+from escrowmq.replication.state.shares import Key as ShareKey
 from escrowmq.replication.state.topics import Topic
 from escrowmq.replication.timers.store import Frozen
 
@@ -85,6 +89,9 @@ class Snapshot:
     tables: dict[int, Columns]
     lives: Copy
     timers: Frozen
+    shares: list[tuple[ShareKey, Pair]]
+    share_groups: list[tuple[str, Group]]
+    attempts: list[tuple[AttemptsKey, tuple[int, int]]]
 
     @property
     def version(self) -> int:
@@ -137,6 +144,24 @@ def _chunks_of_tables(snapshot: Snapshot) -> Iterator[list[Any]]:
     for which, ring in enumerate(snapshot.lives):
         for at in range(0, len(ring), SETTLINGS_PER_CHUNK):
             yield ["lives", which, list(map(to_snapshot, ring[at : at + SETTLINGS_PER_CHUNK]))]
+    yield from _chunks_of_groups(snapshot)
+
+
+def _chunks_of_groups(snapshot: Snapshot) -> Iterator[list[Any]]:
+    """Nothing below level 9."""
+    for part in _pieces(snapshot.share_groups):
+        yield ["share groups", [[name, group.number, group.settings.values()] for name, group in part]]
+    rows, size = list[list[Any]](), 0
+    for (group, slot), pair in snapshot.shares:
+        rows.append([group, slot, *pair.saved()])
+        size += 1 + pair.ranges
+        if size >= ITEMS_PER_CHUNK:
+            yield ["shares", rows]
+            rows, size = [], 0
+    if rows:
+        yield ["shares", rows]
+    for noted in _pieces(snapshot.attempts):
+        yield ["attempts", [[*key, *value] for key, value in noted]]
 
 
 def _packed_meta(snapshot: Snapshot, rest: Callable[[], None]) -> bytes:
@@ -309,9 +334,30 @@ def _restore(state: StateMachine, name: str, data: bytes | memoryview) -> tuple[
                 generation[producer, slot] = (epoch, seq, tuple(tuple(r) for r in recent))
         elif kind == "lives":
             state.transactions.lives.restore(chunk[1], map(from_snapshot, chunk[2]))
+        else:
+            _restore_groups(state, name, kind, chunk[1])
     state.transactions.count()
     state.due.rebuild()
     return term, files
+
+
+def _restore_groups(state: StateMachine, name: str, kind: str, rows: list[list[Any]]) -> None:
+    if kind == "share groups":
+        for group, number, values in rows:
+            try:
+                settings = DEFAULTS.changed(values)
+            except UnknownVersion as error:
+                raise NewerLevel(f"{name}: {error}") from error
+            stated = {key: value for key, value in values.items() if value != ""}
+            if (problem := group_settings_problem(stated)) is not None or type(number) is not int:
+                raise ValueError(problem or "a change has a number")
+            state.shares.groups[group] = Group(settings, number)
+    elif kind == "shares":
+        for group, slot, start, expired, flat in rows:
+            state.shares.restore(group, state.topics.slots[slot], start, expired, flat)
+    elif kind == "attempts":
+        for group, topic, partition, offset, attempts in rows:
+            state.attempts[group, topic, partition] = offset, attempts
 
 
 def _open_record(fields: list[Any]) -> OpenTx:

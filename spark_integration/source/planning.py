@@ -17,6 +17,7 @@ from typing import Protocol
 
 from escrowmq.actors.client.consumer_groups import TopicPartition
 from escrowmq.replication.errors import ConfigError, DataLoss, UnknownTopic
+from escrowmq.replication.format.internal_topics import is_internal
 from escrowmq.spark_integration.source.bounds import EARLIEST, LATEST, Bound, BoundKind
 from escrowmq.spark_integration.source.options import SourceOptions, Subscription
 from escrowmq.spark_integration.source.pushdown import EVERYTHING, Restriction
@@ -103,7 +104,8 @@ def present_partitions(subscription: Subscription, topics: Mapping[str, int]) ->
             if p < topics.get(topic, 0)
         )
     if subscription.pattern is not None:
-        names = [name for name in topics if re.fullmatch(subscription.pattern, name)]
+        match = re.compile(subscription.pattern).fullmatch
+        names = [name for name in topics if not is_internal(name) and match(name)]
     else:
         names = [name for name in subscription.topics if name in topics]
     return sorted((name, p) for name in names for p in range(topics[name]))

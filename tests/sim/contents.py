@@ -52,7 +52,13 @@ def everything(state: StateMachine) -> list[object]:
     producers = state.producers
     batches = [producers.copy(), producers.forgotten_ms, producers.turned_ms]
     timers = state.timers.released, state.timers.counts.flat(), state.timers.cancelled.copy(), waiting(state)
-    return [*parts, batches, offsets, timers, _never_checked(state)]
+    return [*parts, batches, offsets, timers, _shares(state), _never_checked(state)]
+
+
+def _shares(state: StateMachine) -> list[object]:
+    shares = state.shares
+    pairs = sorted((key, pair.saved(), pair.start, pair.expired) for key, pair in shares.pairs.items())
+    return [shares.ranges, sorted(shares.groups.items()), pairs, list(state.attempts.items())]
 
 
 def _never_checked(state: StateMachine) -> list[tuple[str, str]]:

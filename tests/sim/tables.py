@@ -15,6 +15,7 @@ from escrowmq.actors.broker.coordinator import MEMBERS_MAX
 from escrowmq.replication.format.membership import LEARNERS_MAX, VOTERS_MAX
 from escrowmq.replication.log.holes import HOLES_MAX
 from escrowmq.replication.raft.proposals import COMMAND_BYTES_MAX
+from escrowmq.replication.state.attempts import ATTEMPTS_KEPT
 from escrowmq.replication.state.deleted_groups import DELETED_GROUPS_MAX
 from escrowmq.replication.state.lives import LIVES_KEPT
 from escrowmq.replication.state.transactions import AUDIT_KEPT
@@ -42,6 +43,8 @@ DECIDING = 20_000
 RESULT, PARTITIONS = 20, 20
 #: More broker groups, and more consumer groups with members, than there are.
 GROUPS = 10
+#: More share groups than simulated clients have.
+SHARE_GROUPS = 20
 
 Most = Callable[[Counter[str], "SimReplica", Any], int]
 
@@ -112,6 +115,10 @@ def _partitions(found: Counter[str], replica: SimReplica, broker: Any) -> int:
     """Include partitions of deleted topics as long as entries or requests about them are under way."""
     gone = "AboutTopics.topics", "TopicsUnderWay.deleting", "Admission._unsure", "ComposedEntry.deleting"
     return found["TopicTable.slots"] + PARTITIONS * sum(found[name] for name in gone)
+
+
+def _pairs(found: Counter[str], replica: SimReplica, broker: Any) -> int:
+    return SHARE_GROUPS * found["TopicTable.slots"]
 
 
 def _timers(found: Counter[str], replica: SimReplica, broker: Any) -> int:
@@ -214,6 +221,29 @@ BOUNDS: dict[str, int | Most] = {
     "StateMachine.group_offsets": _groups,
     "StateMachine.group_offsets[]": _positions,
     "StateMachine.group_offsets[][]": _positions,
+    # Share groups.
+    "Shares.groups": SHARE_GROUPS,
+    "Shares.pairs": _pairs,
+    "Shares._fresh": _pairs,
+    "Finishing.answers": REQUESTS,
+    **{"Finishing.answers" + "[]" * depth: REQUESTS for depth in range(1, 5)},
+    "Finishing.copies": REQUESTS,
+    "Finishing.ranges": REQUESTS,
+    **{"Finishing.ranges" + "[]" * depth: REQUESTS for depth in range(1, 3)},
+    "Rows._kept": REQUESTS,
+    "Rows._kept[]": REQUESTS,
+    "ShareAdmission._under_way": _of("ShareAdmission._under_way[]"),
+    "ShareAdmission._under_way idle": 0,
+    "ShareAdmission._under_way[]": REQUESTS,
+    "ShareAdmission._under_way[][]": REQUESTS,
+    "ShareAdmission.counts": OF_THE_PROGRAM,
+    "Shares._of_slot": _of("TopicTable.slots"),
+    "Shares._of_slot idle": 0,
+    "Shares._of_slot[]": _of("Shares.pairs"),
+    "Snapshot.attempts": FILES,
+    "Snapshot.share_groups": FILES,
+    "Snapshot.shares": FILES,
+    "StateMachine.attempts": ATTEMPTS_KEPT,
     "Topic.partitions": _partitions,
     "TopicTable.slots": TOPICS,
     "TopicTable.topics": TOPICS,  # every group knows every topic, and has slots for some of the partitions

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from escrowmq.replication.format import ops, timer_ops
+from escrowmq.replication.format import ops, share_ops, timer_ops
 from escrowmq.replication.format.codec import PrepareExtra, decode_ops, encode_command, encode_row
 from escrowmq.replication.state.lives import to_snapshot
 from escrowmq.replication.state.machine import StateMachine
@@ -155,6 +155,31 @@ def state_with_timers() -> FedState:
     return log
 
 
+def state_with_shares() -> FedState:
+    """The same at level 9: two share groups, one with settings, a retry that waits, a dead letter, and
+    attempts at a place."""
+    log = state_with_timers()
+    log.add(ops.level(9))
+    row = encode_row(None, b"v", None, None)
+    log.add(ops.message("t", 0, "p", 0, -1, [row] * 40))
+    for name in ("__retry.mail", "__dead.mail"):
+        log.add(ops.create_topic(name, {"partitions": 1}, 0, 0))
+    values = {"kind": "share", "max_attempts": 3, "delays_ms": [1_000, 60_000]}
+    log.add(share_ops.group_settings("mail", values))
+    log.add(share_ops.share_create("mail", "t", 0, share_ops.EARLIEST, 0))
+    log.add(share_ops.share_create("sms", "t", 0, share_ops.LATEST, 0))
+    end = log.end()
+    log.add(share_ops.share_ack("mail", "t", 0, [0, 1, end - 9, end - 7, end - 4, end - 4], 0))
+    log.add(
+        share_ops.forward("__retry.mail", 0, [log.now_ms + 90_000], [row]),
+        share_ops.forward("__dead.mail", 0, [0], [row]),
+        share_ops.share_ack("mail", "t", 0, [end - 2, end - 1], 0),
+    )
+    log.add(ops.trim("t", {0: 5}))
+    log.add(share_ops.places("billing", "t", [0, 7, 2, 1, 0, 0]))
+    return log
+
+
 def waiting(state: StateMachine) -> list[bytes]:
     """The records of all messages that wait for their time, in order."""
     store = state.timers.store
@@ -189,6 +214,8 @@ def dump(state: StateMachine) -> dict[str, Any]:
         "level": (state.level, state.settings, state.forgotten_ms, state.turned_ms),
         "timers": (state.timers.released, state.timers.counts.flat(), state.timers.cancelled.copy()),
         "waiting": waiting(state),
+        "shares": {key: (*pair.saved(), pair.start) for key, pair in state.shares.pairs.items()},
+        "share groups": (state.shares.groups, state.shares.ranges, list(state.attempts.items())),
         "given since": [
             state.transactions.given.turned_ms,
             state.transactions.given.forgotten_ms,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,8 @@ from escrowmq.testing import InMemoryCluster
 from tests.support.requests import ROWS
 
 METHOD_NAMES = tuple(METHODS)
+#: A value that compression makes smaller, and that is long enough to be tried.
+LONG = json.dumps([{"id": n, "name": "teapot"} for n in range(120)]).encode()
 
 
 def packed_row(

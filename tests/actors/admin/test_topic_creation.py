@@ -102,6 +102,11 @@ def test_a_new_topic_has_a_plain_name(name: str) -> None:
     assert "choose 1 to 200 of the characters" in (new_name_problem(name) or "")
 
 
+@pytest.mark.parametrize("name", ["__retry.g", "__dead.g", "__mine", "__"])
+def test_names_of_our_own_topics_are_reserved(name: str) -> None:
+    assert "begin with '__'" in (new_name_problem(name) or "")
+
+
 def test_plain_names_are_fine() -> None:
     assert {new_name_problem(name) for name in ("orders", "...", ".a", "A-1_b.c", "t" * 200)} == {None}
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
@@ -15,17 +14,9 @@ from escrowmq.cluster.testing.replica import MemoryBroker
 from escrowmq.replication.calling.answers import LevelReport
 from escrowmq.replication.format.packing import LEVEL_OF_PACKED
 from escrowmq.testing import InMemoryCluster
-from tests.support.packed import is_packed, stored
+from tests.support.packed import LONG, is_packed, stored
 
-LONG = json.dumps([{"id": n, "name": "teapot"} for n in range(120)]).encode()
 Send = Callable[[Producer, pa.Table], Any]
-
-
-@pytest.fixture
-def cluster() -> Iterator[InMemoryCluster]:
-    with InMemoryCluster() as made:
-        made.admin.create_topic("orders")
-        yield made
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import random
 import sys
@@ -23,23 +22,15 @@ from escrowmq.replication.calling.answers import LevelReport
 from escrowmq.replication.format.packing import LEVEL_OF_PACKED, METHODS, PACKED, VALUE_BYTES_MAX
 from escrowmq.testing import InMemoryCluster
 from tests.support.brokers import Brokers
-from tests.support.packed import is_packed, stored
+from tests.support.packed import LONG, is_packed, stored
 from tests.support.producing import COMMITTED, ProducerOf
 from tests.support.reading import at, everything
 
 RNG = random.Random(7)
 #: Becomes smaller; would become larger; is too short to try.
-LONG = json.dumps([{"id": n, "name": "teapot"} for n in range(120)]).encode()
 NOISE = RNG.randbytes(4_000)
 SHORT = b"x" * 1_023
 VALUES = [LONG, NOISE, SHORT, LONG + b"2"]
-
-
-@pytest.fixture
-def cluster() -> Iterator[InMemoryCluster]:
-    with InMemoryCluster() as made:
-        made.admin.create_topic("orders")
-        yield made
 
 
 @pytest.fixture

@@ -21,13 +21,6 @@ COUNT = 10_000
 FEW = COUNT // 50
 
 
-@pytest.fixture
-def cluster() -> Iterator[InMemoryCluster]:
-    with InMemoryCluster() as made:
-        made.admin.create_topic("t", partitions=4)
-        yield made
-
-
 def producer_of(cluster: InMemoryCluster, **settings: Any) -> Producer:
     producer = cluster.producer("shop", config=ProducerConfig(**settings))
     producer.send(Message("t", b"warm")).result(1.0)

@@ -48,13 +48,6 @@ KEYS = st.none() | st.binary(max_size=10)
 HEADERS = st.none() | st.dictionaries(st.text(max_size=3), st.binary(max_size=5), max_size=2)
 
 
-@pytest.fixture
-def cluster() -> Iterator[InMemoryCluster]:
-    with InMemoryCluster() as made:
-        made.admin.create_topic("t", partitions=PARTITIONS)
-        yield made
-
-
 def encoded(pieces: Iterator[Piece], count: int) -> list[tuple[int | None, bytes]]:
     """(partition, row) of each message, by its number."""
     found: dict[int, tuple[int | None, bytes]] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pandas as pd
@@ -13,15 +13,7 @@ import pytest
 import escrowmq
 from escrowmq import Closed, InvalidMessage, MessageTooLarge, NotSupported, SentMany, UnknownTopic
 from escrowmq.testing import InMemoryCluster
-from tests.support.many import PARTITIONS, producer_of_memory, values_of
-
-
-@pytest.fixture
-def cluster() -> Iterator[InMemoryCluster]:
-    with InMemoryCluster() as made:
-        made.admin.create_topic("t", partitions=PARTITIONS)
-        yield made
-
+from tests.support.many import producer_of_memory, values_of
 
 BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"values": b"bytes"}, InvalidMessage, "values must be a list"),

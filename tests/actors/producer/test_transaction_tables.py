@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,13 +52,6 @@ IDS = (
 VALUES = (
     st.none() | st.binary(max_size=20) | st.sampled_from([b"x" * n for n in (LIMIT - 50, LIMIT, LIMIT + 9)])
 )
-
-
-@pytest.fixture
-def cluster() -> Iterator[InMemoryCluster]:
-    with InMemoryCluster() as made:
-        made.admin.create_topic("t", partitions=PARTITIONS)
-        yield made
 
 
 def stored(cluster: InMemoryCluster) -> list[tuple[int, bytes | None, bytes, str | None]]:

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from escrowmq.replication.errors import CorruptLog, UnknownVersion
-from escrowmq.replication.format import ops, timer_ops
+from escrowmq.replication.format import ops, share_ops, timer_ops
 from escrowmq.replication.format.codec import (
     META_TYPES,
     META_TYPES_2,
@@ -42,6 +42,7 @@ from tests.support.fed_state import (
     state_with_a_numbered_alteration,
     state_with_ids,
     state_with_lives,
+    state_with_shares,
     state_with_timers,
 )
 
@@ -72,6 +73,12 @@ DAMAGED = [
     "RELEASE",
     "CANCEL",
     "CANCEL version 2",
+    "FORWARD",
+    "SHARE_ACK",
+    "SHARE_ACK version 2",
+    "NACK",
+    "GROUP_SETTINGS",
+    "PLACES",
 ]
 ROWS = [encode_row(b"k", b"v", {"h": b"1"}, None), encode_row(None, b"", None, "tx")]
 
@@ -120,7 +127,7 @@ def samples() -> dict[str, str]:
     frames["ALTER_TOPIC version 3"] = ops.alter_topic("orders", {"check_max": 3}, 1_000, 9)
     frames["TRIM version 2"] = ops.trim("orders", {0: 12}, 9)
     frames["DELETE_GROUP"] = ops.delete_group("billing", 3 << 32 | 1)
-    frames |= timers()
+    frames |= timers() | shares()
     frames["command"] = encode_command([frames["MESSAGE"], frames["COMMIT"]], 2, 1_700_000_000_123)
     frames["snapshot"] = b"".join(encode(capture(busy_state().state, 3, ["a.runs"])))
     frames["snapshot version 2"] = b"".join(encode(capture(busy_state_of_level_2().state, 3, ["a.runs"])))
@@ -132,6 +139,7 @@ def samples() -> dict[str, str]:
     frames["snapshot of level 5"] = b"".join(encode(capture(state_with_lives().state, 3, ["a.runs"])))
     frames["snapshot of level 6"] = b"".join(encode(capture(state_with_ids().state, 3, ["a.runs"])))
     frames["snapshot of level 8"] = b"".join(encode(capture(state_with_timers().state, 3, ["a.runs"])))
+    frames["snapshot of level 9"] = b"".join(encode(capture(state_with_shares().state, 3, ["a.runs"])))
     columns = tuple(array("Q", [i, i + 1]) for i in range(6))
     frames["run file"] = b"".join(encode_runs({7: columns}))
     return {name: data.hex() for name, data in frames.items()}
@@ -150,6 +158,23 @@ def timers() -> dict[str, bytes]:
         "RELEASE": timer_ops.release(key, 2, [7, 3, 2, 28]),
         "CANCEL": timer_ops.cancel("orders", 3, [(when, (1 << 64) - 1, 5)], 9),
         "CANCEL version 2": timer_ops.decided_cancel(key, [1], [7, 3, 1, 14]),
+    }
+
+
+def shares() -> dict[str, bytes]:
+    """What came with share groups."""
+    member = "0123456789abcdef" * 2
+    return {
+        "FORWARD": share_ops.forward("__retry.mail", 1, [0, 1_700_000_000_123], ROWS),
+        "SHARE_ACK": share_ops.share_ack("mail", "orders", 3, [0, 4, 70_000, 70_000], 9),
+        "SHARE_ACK, create": share_ops.share_create("mail", "orders", 3, share_ops.LATEST, 9),
+        "SHARE_ACK version 2": share_ops.share_reply("mail", "orders", 3, "shop", [5, 9], ROWS, 9),
+        "NACK": share_ops.nack("mail", "orders", 3, [5, 9], [-1, -2], ["no", ""], member, "host-1", 9),
+        "NACK, stream": share_ops.nack("mail", "t", 3, [5], [60_000], ["no"], "", "host-1", 9, stream=True),
+        "GROUP_SETTINGS": share_ops.group_settings(
+            "mail", {"max_attempts": 3, "delays_ms": [1_000, 60_000], "dead_letters": "keep"}, 17
+        ),
+        "PLACES": share_ops.places("billing", "orders", [0, 17, 2]),
     }
 
 

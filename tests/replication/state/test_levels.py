@@ -28,6 +28,7 @@ from tests.support.fed_state import (
     state_with_a_first_group,
     state_with_a_numbered_alteration,
     state_with_lives,
+    state_with_shares,
     state_with_timers,
 )
 
@@ -61,6 +62,7 @@ def without_runs(state: StateMachine) -> dict[str, object]:
         ("snapshot with a first group", 4, state_with_a_first_group),
         ("snapshot of level 5", 5, state_with_lives),
         ("snapshot of level 8", 8, state_with_timers),
+        ("snapshot of level 9", 9, state_with_shares),
     ],
 )
 def test_snapshots_of_all_levels_bring_back_the_state(

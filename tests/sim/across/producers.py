@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from escrowmq.actors.client.topology import ClusterInfo
-from escrowmq.actors.producer.blocks import Outcome
+from escrowmq.actors.producer.blocks import Block, DecisionBlock, Outcome
 from escrowmq.actors.producer.compression import Compression
 from escrowmq.actors.producer.config import ProducerConfig
 from escrowmq.actors.producer.core import ProducerCore
@@ -48,7 +48,17 @@ TRIES = 3  # with one id
 
 
 class _Core(ProducerCore):
-    """A core that never blocks for room, since there are no threads in virtual time."""
+    """A core that never blocks for room, since there are no threads in virtual time. ``rolling_back``: ids of
+    which it has sent, or wanted to send, a rollback."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.rolling_back: set[str] = set()
+
+    def enqueue(self, gid: int, block: Block) -> None:
+        if isinstance(block, DecisionBlock) and not block.commit:
+            self.rolling_back.update(block.tx_ids)
+        super().enqueue(gid, block)
 
     def reserve(self, size: int) -> None:
         if not self.try_reserve(size):
@@ -236,7 +246,10 @@ class AcrossProducer:
             recorder.unknown(op, "no answer in time")
             if record.shares_id:  # refused because of the other one; whether the rollback worked is unknown
                 self._rolled_back_by_client(record)
-            elif again is not None and self.rng.random() < 0.7:
+                return
+            if record.wire in self.core.rolling_back:  # a branch refused it, and the rollback has no answer
+                self.recall(record)
+            if again is not None and self.rng.random() < 0.7:
                 self.later(COMES_BACK_S * self.rng.random(), again)
             else:
                 self.leave(record)

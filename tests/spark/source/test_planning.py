@@ -156,6 +156,14 @@ def test_partitions_are_sorted_however_they_were_named() -> None:
     assert select_partitions(options.subscription, LOG.topics()) == [("a", 0), ("a", 1), ("b", 0)]
 
 
+def test_a_pattern_leaves_out_topics_of_brokers_and_a_name_does_not() -> None:
+    there = {"a": 1, "__mine": 1, "__dead.g": 1}
+    pattern = parse_options({"subscribePattern": ".*"}, default_address="h:1").subscription
+    assert select_partitions(pattern, there) == [("__mine", 0), ("a", 0)]
+    named = parse_options({"subscribe": "__dead.g"}, default_address="h:1").subscription
+    assert select_partitions(named, there) == [("__dead.g", 0)]
+
+
 sizes = st.lists(st.integers(1, 500), min_size=1, max_size=6)
 limits = st.one_of(st.none(), st.integers(1, 60))
 

@@ -1,0 +1,1 @@
+"""The rows of the table of metrics, one file for each subject; ``exporter/table.py`` joins them."""

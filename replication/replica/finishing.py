@@ -1,0 +1,19 @@
+"""What one entry does for share groups, while it is under way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from escrowmq.replication.replica.submission import Submission
+from escrowmq.replication.state.machine import Result
+from escrowmq.replication.state.shares import Key
+
+
+@dataclass(slots=True)
+class Finishing:
+    """What an entry makes final, for share groups. ``answers`` replace the results OK of its SHARE_ACKs."""
+
+    ranges: list[tuple[Key, Sequence[int]]] = field(default_factory=list)
+    answers: list[tuple[Submission, int, Result]] = field(default_factory=list)
+    copies: list[tuple[str, int]] = field(default_factory=list)  # a counter's name, and by how much it rises

@@ -1,0 +1,348 @@
+"""What a leader decides about acknowledgements, and about messages that a consumer group could not handle.
+
+An acknowledgement goes into the log as it came. A NACK is decided as a COMMIT is: of messages that are not
+final in the applied state, and of which no other acknowledgement or NACK is under way. For these the leader
+writes copies (FORWARD) and a SHARE_ACK into one entry, so the copy exists and the original is final, or
+neither. Whatever is final already is left out, so both may be repeated.
+
+Whether a message comes back is decided here, by the settings in force: they apply to the next failure of what
+waits already. Rows are read and decoded only here.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+from escrowmq.replication.errors import OffsetGone
+from escrowmq.replication.format import share_ops as build
+from escrowmq.replication.format.codec import Op
+from escrowmq.replication.format.forwarded import DONE, decode_row, with_headers
+from escrowmq.replication.format.internal_topics import dead_topic, replies_topic
+from escrowmq.replication.model import ResultCode
+from escrowmq.replication.replica.copies import Copy, Failures, Rows
+from escrowmq.replication.replica.entry_writing import EntryWriter
+from escrowmq.replication.replica.finishing import Finishing
+from escrowmq.replication.replica.releases import Releases
+from escrowmq.replication.replica.submission import Submission
+from escrowmq.replication.replica.topics_under_way import TopicsUnderWay
+from escrowmq.replication.state.machine import Result, StateMachine
+from escrowmq.replication.state.shares import (
+    GROUPS_MAX,
+    PAIRS_MAX,
+    RANGES_LAST,
+    RANGES_OF_PAIR_LAST,
+    Key,
+    Pair,
+)
+from escrowmq.replication.state.topics import Partition
+
+_OK: Result = [int(ResultCode.OK)]
+_RETRY = [int(ResultCode.RETRY), None]
+
+
+class Holding(Protocol):
+    """What admission needs of the leases of this leader. Ranges are first and last offset."""
+
+    def others(self, pair: Key, member: str, first: int, last: int) -> Sequence[object]:
+        """What somebody other than ``member`` holds of them."""
+
+    def settling(self, pair: Key, final: Pair, first: int, last: int) -> None:
+        """An acknowledgement or a NACK of these goes into the log."""
+
+    def settled(self, pair: Key, first: int, last: int) -> None:
+        """They are final."""
+
+    def unsettled(self, pair: Key, first: int, last: int) -> None:
+        """Nothing came of it."""
+
+
+class ShareAdmission:
+    """The share groups of one leader. Used in its thread."""
+
+    def __init__(self, state: StateMachine, rows: Rows, topics: TopicsUnderWay, releases: Releases) -> None:
+        self._state, self._rows, self._topics, self._releases = state, rows, topics, releases
+        self._failures = Failures(state, rows)
+        #: Ranges in entries that may be in the log and are not applied yet, by their identity.
+        self._under_way: dict[Key, dict[int, Sequence[int]]] = {}
+        #: The leases of this leadership; None: there are none.
+        self.leases: Holding | None = None
+        #: Of this process, as leader: copies written, by where they went.
+        self.counts = dict.fromkeys(("retried", "dead", "dropped", "redriven", "replied", "unheard"), 0)
+
+    def forget(self) -> None:
+        """Leadership is lost: the next leader applies everything in its log before it composes an entry."""
+        self._under_way.clear()
+        self._rows.forget()
+        self.leases = None
+
+    # -------------------------------------------------------------- acknowledgements
+
+    def ack(self, writer: EntryWriter, submission: Submission, number: int) -> None:
+        """SHARE_ACK of either version."""
+        unit = submission.units[number]
+        op = unit.ops[0]
+        partition = self._partition(op)
+        if not isinstance(partition, Partition):
+            submission.results[number] = partition
+            return
+        if type(op.meta[3]) is str:
+            self._ack_with_replies(writer, submission, number, partition)
+            return
+        group, ranges = op.meta[0], op.meta[3]
+        if (refusal := self._refusal_of_more(group, partition, begins=bool(op.meta[4]))) is not None:
+            submission.results[number] = refusal
+            return
+        if ranges:
+            self._note(writer, group, partition, ranges)
+        writer.verbatim(submission, number, unit)
+
+    def _refusal_of_more(self, group: str, partition: Partition, *, begins: bool) -> Result | None:
+        """What clients that only acknowledge what they were given do not meet."""
+        shares = self._state.shares
+        pair = shares.pairs.get((group, partition.slot))
+        if begins:
+            if pair is None and len(shares.pairs) >= PAIRS_MAX:
+                return [int(ResultCode.TOO_MANY_SHARES), PAIRS_MAX]
+        elif pair is not None and pair.ranges >= RANGES_OF_PAIR_LAST:
+            return [int(ResultCode.TOO_MANY_SHARES), RANGES_OF_PAIR_LAST]
+        elif shares.ranges >= RANGES_LAST:
+            return [int(ResultCode.TOO_MANY_SHARES), RANGES_LAST]
+        return None
+
+    def _ack_with_replies(
+        self, writer: EntryWriter, submission: Submission, number: int, partition: Partition
+    ) -> None:
+        op = submission.units[number].ops[0]
+        group, _, _, app, offsets, sizes, _ = op.meta
+        pair, target = self._state.shares.get(group, partition), self._here(replies_topic(app))
+        problem: Result | None
+        if pair is None:
+            problem = [int(ResultCode.UNKNOWN_SHARE)]
+        elif offsets[-1] >= partition.index.end:
+            problem = [int(ResultCode.OUT_OF_RANGE), partition.index.end]
+        elif target is None:
+            problem = [int(ResultCode.UNKNOWN_TOPIC), [replies_topic(app)]]
+        else:
+            problem = self._refusal_of_more(group, partition, begins=False)
+        if problem is not None or pair is None or target is None:
+            submission.results[number] = problem
+            return
+        rows, newly, pos = list[bytes](), list[int](), op.body_pos
+        for offset, size in zip(offsets, sizes, strict=True):
+            if not self._is_settled((group, partition.slot), pair, offset):
+                row = bytes(submission.view[pos : pos + size])
+                headers = self._failures.headers_of_reply(group, partition, offset, DONE)
+                newly.append(offset)
+                rows.append(with_headers(row, decode_row(row), headers))
+            pos += size
+        self._forward(writer, {target: [(0, row) for row in rows]})
+        self._finish(writer, submission, number, partition, newly, _OK)
+        if newly:
+            self._finishing(writer).copies.append(("replied", len(newly)))
+
+    # -------------------------------------------------------------- failures
+
+    def nack(self, writer: EntryWriter, submission: Submission, number: int) -> None:
+        """NACK."""
+        op = submission.units[number].ops[0]
+        group, topic, _, offsets, delays_ms, reasons, member, by, stream, _ = op.meta
+        partition = self._partition(op)
+        pair = self._state.shares.get(group, partition) if isinstance(partition, Partition) else None
+        if not isinstance(partition, Partition):
+            submission.results[number] = partition
+            return
+        if pair is None and not stream:
+            submission.results[number] = [int(ResultCode.UNKNOWN_SHARE)]
+            return
+        redrives = topic == dead_topic(group)
+        problems, newly = list[list[Any]](), list[int]()
+        targets: dict[Partition, list[tuple[int, bytes]]] = {}
+        for place, (offset, delay_ms, reason) in enumerate(zip(offsets, delays_ms, reasons, strict=True)):
+            found = self._refusal_of_nack(group, partition, None if stream else pair, member, offset)
+            if found is None:
+                try:
+                    copies = self._failures.copies(
+                        group, partition, offset, delay_ms, reason, by, writer.now_ms, redrives=redrives
+                    )
+                    found = self._admit(writer, copies, targets)
+                except OffsetGone:  # retention has overtaken it
+                    found = _OK if not stream else [int(ResultCode.OUT_OF_RANGE), partition.index.start]
+                else:
+                    newly += [offset] if found is None else []
+            if found is not None and found[0] != ResultCode.OK:
+                problems.append([place, *found])
+        self._forward(writer, targets)
+        answer = [int(ResultCode.PARTIAL), problems] if problems else _OK
+        self._finish(writer, submission, number, partition, [] if stream else newly, answer)
+
+    def _refusal_of_nack(
+        self, group: str, partition: Partition, pair: Pair | None, member: str, offset: int
+    ) -> Result | None:
+        """Why this message is not copied, or None. OK: nothing is to be done. ``pair`` None: of a stream."""
+        index = partition.index
+        if offset >= index.end:
+            return [int(ResultCode.OUT_OF_RANGE), index.end]
+        if pair is None:
+            return [int(ResultCode.OUT_OF_RANGE), index.start] if offset < index.start else None
+        key = group, partition.slot
+        if self._is_settled(key, pair, offset):
+            return _OK
+        if self.leases is not None and self.leases.others(key, member, offset, offset):
+            return [int(ResultCode.LEASE_LOST), None]
+        return None
+
+    def _admit(
+        self, writer: EntryWriter, copies: Sequence[Copy], targets: dict[Partition, list[tuple[int, bytes]]]
+    ) -> Result | None:
+        """Put the copies of one message to those that the entry gets, or say why it cannot be done now."""
+        found: list[tuple[Partition, Copy]] = []
+        unheard = 0
+        for copy in copies:
+            target = self._here(copy.topic)
+            if target is not None:
+                found.append((target, copy))
+            elif copy.may_lack:
+                unheard += 1
+            else:
+                return [int(ResultCode.UNKNOWN_TOPIC), [copy.topic]]
+        if any(copy.time_ms for copy in copies) and self._releases.is_full():
+            return [int(ResultCode.TOO_MANY_SCHEDULED), self._releases.timers_max]
+        size = sum(len(copy.row) for _, copy in found)
+        if size > writer.copy_budget and writer.forwarded:
+            return _RETRY
+        writer.copy_budget, writer.forwarded = writer.copy_budget - size, True
+        counted = self._finishing(writer).copies
+        for target, copy in found:
+            targets.setdefault(target, []).append((copy.time_ms, copy.row))
+            counted.append((copy.counted, 1))
+        if unheard:
+            counted.append(("unheard", unheard))
+        if all(copy.counted == "replied" for copy in copies):
+            counted.append(("dropped", 1))
+        return None
+
+    # -------------------------------------------------------------- what both need
+
+    def settings(self, writer: EntryWriter, submission: Submission, number: int) -> None:
+        """GROUP_SETTINGS."""
+        unit, groups = submission.units[number], self._state.shares.groups
+        if unit.ops[0].meta[1] and len(groups) >= GROUPS_MAX and unit.ops[0].meta[0] not in groups:
+            submission.results[number] = [int(ResultCode.TOO_MANY_SHARES), GROUPS_MAX]
+        else:
+            writer.verbatim(submission, number, unit)
+
+    def _partition(self, op: Op) -> Partition | Result:
+        """The partition that an operation names, or why there is none."""
+        partition = self._state.topics.find(op.meta[1], op.meta[2])
+        if not isinstance(partition, Partition):
+            return [int(partition)]
+        if partition.slot in self._topics.deleting:
+            return [int(ResultCode.UNKNOWN_TOPIC)]
+        if partition.topic_id != op.meta[-1]:
+            return [int(ResultCode.OTHER_TOPIC), partition.topic_id]
+        return partition
+
+    def _here(self, topic: str) -> Partition | None:
+        """This broker group's partition of an internal topic."""
+        partition = self._state.topics.find(topic, self._state.gid)
+        if isinstance(partition, Partition) and partition.slot not in self._topics.deleting:
+            return partition
+        return None
+
+    def _is_settled(self, key: Key, pair: Pair, offset: int) -> bool:
+        """Whether it is final, or about to be."""
+        return pair.has(offset) or any(
+            _within(flat, offset) for flat in self._under_way.get(key, _NOTHING).values()
+        )
+
+    def _forward(self, writer: EntryWriter, targets: dict[Partition, list[tuple[int, bytes]]]) -> None:
+        for target, copies in targets.items():
+            times, rows = [time_ms for time_ms, _ in copies], [row for _, row in copies]
+            if not rows:
+                continue
+            if later := [time_ms for time_ms in times if time_ms]:
+                writer.schedule(self._releases, later)
+            writer.leaders(build.forward(target.topic, target.number, times, rows))
+
+    def _finish(
+        self,
+        writer: EntryWriter,
+        submission: Submission,
+        number: int,
+        partition: Partition,
+        offsets: Sequence[int],
+        answer: Result,
+    ) -> None:
+        """These become final, and then the answer is given."""
+        submission.results[number] = answer
+        if offsets:
+            group, ranges = submission.units[number].ops[0].meta[0], ranges_of(offsets)
+            self._note(writer, group, partition, ranges)
+            self._finishing(writer).answers.append((submission, number, answer))
+            frame = build.share_ack(group, partition.topic, partition.number, ranges, partition.topic_id)
+            writer.own(submission, number, frame)
+
+    def _finishing(self, writer: EntryWriter) -> Finishing:
+        if writer.finishing is None:
+            writer.finishing = Finishing()
+        return writer.finishing
+
+    def _note(self, writer: EntryWriter, group: str, partition: Partition, ranges: Sequence[int]) -> None:
+        key = group, partition.slot
+        self._finishing(writer).ranges.append((key, ranges))
+        self._under_way.setdefault(key, {})[id(ranges)] = ranges
+        if self.leases is not None and (pair := self._state.shares.get(group, partition)) is not None:
+            it = iter(ranges)
+            for first, last in zip(it, it, strict=True):
+                self.leases.settling(key, pair, first, last)
+
+    # -------------------------------------------------------------- what became of it
+
+    def ended(self, finishing: Finishing) -> None:
+        """An entry is applied, or certainly in no log."""
+        for key, ranges in finishing.ranges:
+            under_way = self._under_way.get(key)
+            if under_way is not None:
+                under_way.pop(id(ranges), None)
+                if not under_way:
+                    del self._under_way[key]
+            leases, pair = self.leases, self._state.shares.pairs.get(key)
+            if leases is None:
+                continue
+            it = iter(ranges)
+            for first, last in zip(it, it, strict=True):
+                if pair is not None and pair.has(last):
+                    leases.settled(key, first, last)
+                else:
+                    leases.unsettled(key, first, last)
+
+    def count(self, finishing: Finishing) -> None:
+        """The entry is applied, at this leader."""
+        for name, by in finishing.copies:
+            self.counts[name] += by
+        for submission, number, answer in finishing.answers:
+            result = submission.results[number]
+            if result is not None and result[0] == ResultCode.OK:
+                submission.results[number] = answer
+
+
+_NOTHING: dict[int, Sequence[int]] = {}
+
+
+def _within(flat: Sequence[int], offset: int) -> bool:
+    """Whether it is in one of the ranges first, last, first, last, ..."""
+    at = bisect_left(flat, offset)
+    return at < len(flat) and (at % 2 == 1 or flat[at] == offset)
+
+
+def ranges_of(offsets: Iterable[int]) -> list[int]:
+    """First, last, first, last, ... of offsets in ascending order."""
+    found: list[int] = []
+    for offset in offsets:
+        if found and found[-1] == offset - 1:
+            found[-1] = offset
+        else:
+            found += (offset, offset)
+    return found

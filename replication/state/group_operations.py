@@ -1,0 +1,147 @@
+"""Applies operations on consumer groups: places, what share groups have finished, settings, deletion; and the
+messages that a leader forwards for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from escrowmq.replication.format.codec import Op
+from escrowmq.replication.format.share_ops import ANY_NUMBER, EARLIEST
+from escrowmq.replication.format.share_settings import SHARE, STREAM
+from escrowmq.replication.model import ResultCode
+from escrowmq.replication.state.attempts import Attempts
+from escrowmq.replication.state.deleted_groups import DeletedGroups
+from escrowmq.replication.state.group_offsets import GroupOffsets
+from escrowmq.replication.state.settings import Settings
+from escrowmq.replication.state.shares import Group, Shares
+from escrowmq.replication.state.timers import Timers
+from escrowmq.replication.state.topics import Partition, TopicTable
+from escrowmq.replication.timers.record import RECORD
+
+Result = list[Any]
+_record = RECORD.pack
+
+
+class GroupOperations:
+    """Changes the tables of one group's state."""
+
+    def __init__(
+        self,
+        topics: TopicTable,
+        deleted: DeletedGroups,
+        group_offsets: GroupOffsets,
+        attempts: Attempts,
+        shares: Shares,
+        timers: Timers,
+        settings: Callable[[], Settings],
+    ) -> None:
+        self._topics, self._group_offsets, self._deleted = topics, group_offsets, deleted
+        self._attempts, self._shares, self._timers, self._settings = attempts, shares, timers, settings
+
+    def offsets(self, index: int, op: Op) -> Result:
+        """GROUP_OFFSETS."""
+        group, topic, flat = op.meta
+        if topic not in self._topics.topics:
+            return [int(ResultCode.UNKNOWN_TOPIC), [topic]]
+        if self._shares.groups and self._shares.settings(group).kind == SHARE:
+            return [int(ResultCode.GROUP_KIND), SHARE]
+        self._group_offsets.commit(group, topic, flat)
+        self._group_offsets.keep(self._settings().groups_kept)
+        return [0]
+
+    def places(self, index: int, op: Op) -> Result:
+        """PLACES."""
+        group, topic, flat = op.meta
+        offsets = [n for at, n in enumerate(flat) if at % 3 < 2]
+        result = self.offsets(index, op._replace(meta=(group, topic, offsets)))
+        if result == [0]:
+            self._attempts.note(group, topic, flat)
+        return result
+
+    def delete(self, index: int, op: Op) -> Result:
+        """DELETE_GROUP. Topics of the group are deleted like others."""
+        group, generation = op.meta
+        self._deleted.add(group, generation)
+        self._attempts.drop_group(group)
+        known = self._shares.drop_group(group)
+        return [0] if self._group_offsets.drop_group(group) or known else [int(ResultCode.DUPLICATE)]
+
+    def settings(self, index: int, op: Op) -> Result:
+        """GROUP_SETTINGS. Raises UnknownVersion for a setting that this software does not know."""
+        group, values, number = op.meta
+        known = self._shares.groups.get(group, Group())
+        settings = known.settings.changed(values)
+        code = ResultCode.OK
+        if values:
+            code = self._refusal(known, number)
+            kind = known.settings.kind or (STREAM if group in self._group_offsets else "")
+            if kind and settings.kind not in ("", kind):
+                return [int(ResultCode.GROUP_KIND), kind]
+        if values and code == ResultCode.OK:
+            if self._topics.gid == 0:
+                number = index
+            known = self._shares.groups[group] = Group(settings, max(number, known.number))
+        return [int(code), [known.settings.values(), known.number]]
+
+    def _refusal(self, known: Group, number: int) -> ResultCode:
+        if number == ANY_NUMBER:
+            return ResultCode.OK
+        if self._topics.gid == 0:
+            return ResultCode.OK if number == known.number else ResultCode.RETRY
+        return ResultCode.OK if number > known.number else ResultCode.DUPLICATE
+
+    def refused(self, index: int, op: Op) -> Result:
+        """NACK, and SHARE_ACK version 2: a leader that follows its rules rewrites them."""
+        return [int(ResultCode.MALFORMED), "only clients send it"]
+
+    def ack(self, index: int, op: Op) -> Result:
+        """SHARE_ACK version 1."""
+        if type(op.meta[3]) is str:
+            return self.refused(index, op)
+        group, topic, number, ranges, create, topic_id = op.meta
+        partition = self._topics.find(topic, number)
+        if not isinstance(partition, Partition):
+            return [int(partition)]
+        if partition.topic_id != topic_id:
+            return [int(ResultCode.OTHER_TOPIC), partition.topic_id]
+        if create:
+            return self._begin(group, partition, create)
+        if ranges[-1] >= partition.index.end:
+            return [int(ResultCode.OUT_OF_RANGE), partition.index.end]
+        if not self._shares.add(group, partition, ranges):
+            return [int(ResultCode.UNKNOWN_SHARE)]
+        return [0]
+
+    def _begin(self, group: str, partition: Partition, create: str) -> Result:
+        kind = self._shares.settings(group).kind
+        if kind == STREAM:
+            return [int(ResultCode.GROUP_KIND), kind]
+        known = self._shares.get(group, partition)
+        if known is not None:
+            return [int(ResultCode.DUPLICATE), known.start]
+        index = partition.index
+        return [
+            0,
+            self._shares.begin(group, partition, index.start if create == EARLIEST else index.end).start,
+        ]
+
+    def forward(self, index: int, now_ms: int, op: Op) -> None:
+        """FORWARD: readable at once, or a timer."""
+        topic, number, times, sizes = op.meta
+        partition = self._topics.find(topic, number)
+        if not isinstance(partition, Partition):
+            return  # a leader that follows its rules never writes it
+        slot, pos, earliest = partition.slot, op.body_pos, self._timers.earliest_ms(now_ms)
+        records: list[bytes] = []
+        later = 0
+        for time_ms, size in zip(times, sizes, strict=True):
+            if time_ms:
+                records.append(_record(max(time_ms, earliest), slot, index, pos, index, pos, size))
+                later += size
+            else:
+                partition.index.append(index, pos, size, 1, now_ms)
+            pos += size
+        if records:
+            counts = slot, index // self._timers.counts.block_entries, len(records), later
+            self._timers.keep(records, counts, now_ms)
