@@ -8,6 +8,7 @@ from typing import Any
 
 from escrowmq.replication.format.codec import Op
 from escrowmq.replication.model import ResultCode
+from escrowmq.replication.state.claims import Claims
 from escrowmq.replication.state.producer_memory import SEQUENCES_KEPT, ProducerMemory
 from escrowmq.replication.state.timers import Timers
 from escrowmq.replication.state.topics import Partition, TopicTable
@@ -24,8 +25,11 @@ _record = RECORD.pack
 class TimerOperations:
     """Changes the tables of one group's state. ``cut``: see ``StateMachine``."""
 
-    def __init__(self, topics: TopicTable, producers: ProducerMemory, timers: Timers, cut: Lock) -> None:
+    def __init__(
+        self, topics: TopicTable, producers: ProducerMemory, timers: Timers, cut: Lock, claims: Claims
+    ) -> None:
         self._topics, self._producers, self._timers, self._cut = topics, producers, timers, cut
+        self._claims = claims
 
     def scheduled(self, index: int, now_ms: int, op: Op) -> Result:
         """SCHEDULED. Sequence numbers are those of MESSAGE (``StateMachine._message``)."""
@@ -35,6 +39,8 @@ class TimerOperations:
             return [int(partition)]
         if topic_id != partition.topic_id:
             return [int(ResultCode.OTHER_TOPIC), partition.topic_id]
+        if (fenced := self._claims.fenced(producer, epoch)) is not None:
+            return fenced
         key = (producer, partition.slot)
         recent: tuple[tuple[int, int, int], ...] = ()
         if seq >= 0:
