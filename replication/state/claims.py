@@ -95,7 +95,7 @@ class Claims:
             if claimed is None:
                 continue
             name, _, number, digest = claimed
-            del self._busy[name]
+            self._busy.pop(name, None)
             if committed:  # it is kept while it has an open transaction, so it is there
                 self.by_name[name] = self.by_name[name]._replace(number=number, digest=digest)
 
