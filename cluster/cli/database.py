@@ -64,6 +64,9 @@ def purge(
     table: OwnTable = None,
     keep_days: Annotated[float, typer.Option(help="Keep rows that are younger than this.")] = 7.0,
     slice_rows: Annotated[int, typer.Option(help="Rows per short database transaction.")] = 1000,
+    by_age: Annotated[
+        bool, typer.Option("--by-age", help="Of a group: by age alone, whatever it has committed.")
+    ] = False,
 ) -> None:
     """Remove old rows that are not needed any more. Run it once a day for each app and each group.
 
@@ -72,6 +75,8 @@ def purge(
     """
     if (app_name is None) == (group is None):
         raise DatabaseMisused("say whose rows: --app for a fence's, or --group for an inbox's")
+    if by_age and group is None:
+        raise DatabaseMisused("--by-age is for an inbox: rows of a fence may be needed by open transactions")
     told_at = time.monotonic()
 
     def told(so_far: Purged | InboxPurged) -> None:
@@ -80,14 +85,17 @@ def purge(
             told_at = time.monotonic()
             note(f"{so_far.removed:,} rows removed of {so_far.read:,} read so far")
 
-    owner: Fence | Inbox = (
-        _fence(url, app_name, table or TABLE)
-        if app_name is not None
-        else Inbox(_engine(url), group=group or "", table=table or INBOX_TABLE)
-    )
     done: Purged | InboxPurged
-    with connection.joined() as cluster, _of_the_database():
-        done = owner.purge(cluster.admin, keep_s=keep_days * DAY_S, slice_rows=slice_rows, told=told)
+    keep_s, engine = keep_days * DAY_S, _engine(url)
+    with contextlib.nullcontext() if by_age else connection.joined() as cluster, _of_the_database():
+        admin = None if cluster is None else cluster.admin
+        if group is not None:
+            inbox = Inbox(engine, group=group, table=table or INBOX_TABLE)
+            done = inbox.purge(admin, keep_s=keep_s, slice_rows=slice_rows, told=told)
+        else:
+            assert admin is not None and app_name is not None
+            fence = Fence(engine, app=app_name, table=table or TABLE)
+            done = fence.purge(admin, keep_s=keep_s, slice_rows=slice_rows, told=told)
     note(f"{done.removed:,} rows removed of {done.read:,} read")
 
 

@@ -377,6 +377,8 @@ def test_an_inbox_is_purged(cluster: Cluster, topic: str, unique: Unique, tmp_pa
     purged = run("db", "purge", url, "--group", group)
     assert "1 rows removed of 2 read" in purged.stderr, purged.output
     assert run("db", "purge", url, "--group", group, "--app", "x").exit_code == 2
+    assert run("db", "purge", url, "--app", "x", "--by-age").exit_code == 2
+    assert "1 rows removed of 1 read" in run("db", "purge", url, "--group", group, "--by-age").stderr
     assert run("db", "purge", url).exit_code == 2
 
 
