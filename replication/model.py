@@ -61,6 +61,9 @@ class ResultCode(enum.IntEnum):
     GROUP_KIND = 23  # the consumer group is of another kind; info = its kind
     UNKNOWN_SHARE = 24  # the share group has not begun to read that partition
     TOO_MANY_SHARES = 25  # no more partitions of share groups, or no more final ranges; info = the limit
+    OUT_OF_STEP = 30  # of a numbered PREPARE: not the next number, or another digest; info = the last number
+    CLAIM_OPEN = 31  # of a numbered PREPARE: another one of the claim is open; info = its app and id
+    TOO_MANY_CLAIMS = 32  # of CLAIM: no more names can be kept; info = the limit
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -77,7 +80,8 @@ class Message:
 
     ``tag``: a word by which consumers can select messages. ``reply_to``: the app that is told what becomes of
     the message in share groups, see ``Cluster.replies``. Both are headers (``escrowmq-tag``,
-    ``escrowmq-reply-to``). ``keys``: business keys by which ``admin.find`` finds the message; they become the header ``keys``.
+    ``escrowmq-reply-to``). ``keys``: business keys by which ``admin.find`` finds the message; they become the
+    header ``keys``.
     """
 
     topic: str

@@ -39,7 +39,8 @@ READ_ONLY = frozenset(
         "about", "audit", "client_link", "committed", "fetch", "fetch_ends", "find", "find_transaction",
         "group_describe", "group_list", "group_places", "levels", "members", "message_at", "metrics",
         "offsets", "open_pairs", "open_topics", "partition_bounds", "scheduled", "share_final",
-        "share_places", "share_states", "spans", "status", "topic_names", "topics", "transactions", "tx_states", "watch", "whoami",
+        "share_places", "share_states", "spans", "status", "topic_names", "topics", "transactions",
+        "tx_states", "watch", "whoami",
     )
 )  # fmt: skip
 _by_number = attrgetter("number")

@@ -1,4 +1,4 @@
-"""``escrowmq db schema|purge|audit``: maintains the fence's table in an application's database."""
+"""``escrowmq db schema|purge|audit``: maintains the fence's and the inbox's table in a service's database."""
 
 from __future__ import annotations
 
@@ -12,28 +12,42 @@ import typer
 from escrowmq.cluster.cli.options import ConnectionOptions, with_connection
 from escrowmq.cluster.cli.output import note, show_rows
 from escrowmq.cluster.cli.shown import Format, Shown
-from escrowmq.feedback.database.errors import FenceMisused
+from escrowmq.feedback.database.errors import DatabaseMisused
 from escrowmq.feedback.database.fence import TABLE, Fence
+from escrowmq.feedback.database.inbox import INBOX_TABLE, Inbox
+from escrowmq.feedback.database.inbox_rows import InboxStatements
 from escrowmq.feedback.database.statements import Statements, dialect_of
 from escrowmq.replication.errors import EscrowMQError, Unavailable
 
 if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
+    from escrowmq.feedback.database.inbox_purging import InboxPurged
     from escrowmq.feedback.database.purging import Purged
 
-app = typer.Typer(no_args_is_help=True, help="The fence's table in an application's database.")
+app = typer.Typer(no_args_is_help=True, help="The tables of fence and inbox in an application's database.")
 Url = Annotated[str, typer.Argument(help="SQLAlchemy URL of the primary database.", show_default=False)]
 AppName = Annotated[str, typer.Option("--app", help="The producers' app.", show_default=False)]
 TableName = Annotated[str, typer.Option("--table", help="The fence's table.")]
+OwnTable = Annotated[
+    str | None,
+    typer.Option("--table", help=f"The table, if it is not {TABLE} or {INBOX_TABLE}.", show_default=False),
+]
 DAY_S = 86_400.0
 
 
 @app.command()
 def schema(
     dialect: Annotated[str, typer.Option(help="sqlite, postgresql, mariadb or mysql.", show_default=False)],
-    table: TableName = TABLE,
+    inbox: Annotated[bool, typer.Option("--inbox", help="The inbox's table, not the fence's.")] = False,
+    table: OwnTable = None,
 ) -> None:
     """Print the CREATE TABLE statement, for a migration."""
-    print(f"{Statements(dialect_of(dialect), table).create};")
+    of = dialect_of(dialect)
+    if inbox:
+        print(f"{InboxStatements(of, table or INBOX_TABLE).create};")
+    else:
+        print(f"{Statements(of, table or TABLE).create};")
 
 
 @app.command()
@@ -41,22 +55,47 @@ def schema(
 def purge(
     connection: ConnectionOptions,
     url: Url,
-    app_name: AppName,
-    table: TableName = TABLE,
+    app_name: Annotated[
+        str | None, typer.Option("--app", help="The producers' app: the fence's rows.", show_default=False)
+    ] = None,
+    group: Annotated[
+        str | None, typer.Option("--group", help="A consumer group: the inbox's rows.", show_default=False)
+    ] = None,
+    table: OwnTable = None,
     keep_days: Annotated[float, typer.Option(help="Keep rows that are younger than this.")] = 7.0,
     slice_rows: Annotated[int, typer.Option(help="Rows per short database transaction.")] = 1000,
+    by_age: Annotated[
+        bool, typer.Option("--by-age", help="Of a group: by age alone, whatever it has committed.")
+    ] = False,
 ) -> None:
-    """Remove an app's old rows that are also older than its oldest open transaction. Run it once a day."""
-    fence, told_at = _fence(url, app_name, table), time.monotonic()
+    """Remove old rows that are not needed any more. Run it once a day for each app and each group.
 
-    def told(so_far: Purged) -> None:
+    Of an app: rows that are older than its oldest open transaction. Of a group: rows of records that it has
+    committed.
+    """
+    if (app_name is None) == (group is None):
+        raise DatabaseMisused("say whose rows: --app for a fence's, or --group for an inbox's")
+    if by_age and group is None:
+        raise DatabaseMisused("--by-age is for an inbox: rows of a fence may be needed by open transactions")
+    told_at = time.monotonic()
+
+    def told(so_far: Purged | InboxPurged) -> None:
         nonlocal told_at
         if time.monotonic() - told_at >= 1.0:
             told_at = time.monotonic()
             note(f"{so_far.removed:,} rows removed of {so_far.read:,} read so far")
 
-    with connection.joined() as cluster, _of_the_database():
-        done = fence.purge(cluster.admin, keep_s=keep_days * DAY_S, slice_rows=slice_rows, told=told)
+    done: Purged | InboxPurged
+    keep_s, engine = keep_days * DAY_S, _engine(url)
+    with contextlib.nullcontext() if by_age else connection.joined() as cluster, _of_the_database():
+        admin = None if cluster is None else cluster.admin
+        if group is not None:
+            inbox = Inbox(engine, group=group, table=table or INBOX_TABLE)
+            done = inbox.purge(admin, keep_s=keep_s, slice_rows=slice_rows, told=told)
+        else:
+            assert admin is not None and app_name is not None
+            fence = Fence(engine, app=app_name, table=table or TABLE)
+            done = fence.purge(admin, keep_s=keep_s, slice_rows=slice_rows, told=told)
     note(f"{done.removed:,} rows removed of {done.read:,} read")
 
 
@@ -98,12 +137,16 @@ def _of_the_database() -> Iterator[None]:
 
 
 def _fence(url: str, app_name: str, table: str) -> Fence:
+    return Fence(_engine(url), app=app_name, table=table)
+
+
+def _engine(url: str) -> Engine:
     try:
         from sqlalchemy import create_engine
         from sqlalchemy.exc import ArgumentError, NoSuchModuleError
     except ImportError as error:
-        raise FenceMisused("this command needs SQLAlchemy: pip install escrowmq[sql]") from error
+        raise DatabaseMisused("this command needs SQLAlchemy: pip install escrowmq[sql]") from error
     try:
-        return Fence(create_engine(url), app=app_name, table=table)
+        return create_engine(url)
     except (ArgumentError, NoSuchModuleError, ImportError) as error:
-        raise FenceMisused(f"SQLAlchemy cannot make an engine for this URL: {error}") from error
+        raise DatabaseMisused(f"SQLAlchemy cannot make an engine for this URL: {error}") from error

@@ -12,7 +12,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from escrowmq.feedback.database.errors import FenceMisused
+from escrowmq.feedback.database.errors import DatabaseMisused
 from escrowmq.replication.errors import (
     ClusterNotFound,
     ConfigError,
@@ -38,7 +38,7 @@ FAILED, USAGE, UNAVAILABLE, NOT_FOUND, CONFLICT, UNKNOWN_OUTCOME, INTERRUPTED = 
 
 _CODES: tuple[tuple[type[EscrowMQError], int], ...] = (
     (ConfigError, USAGE),
-    (FenceMisused, USAGE),
+    (DatabaseMisused, USAGE),
     (InvalidMessage, USAGE),
     (NotAuthorized, USAGE),
     (OffsetOutOfRange, USAGE),

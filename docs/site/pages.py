@@ -50,7 +50,7 @@ REFERENCE: dict[str, tuple[str, str, str]] = {
         "Each setting's default and reason is in [configuration](../configuration.md).",
         "Config load_config BrokerConfig ProducerConfig ConsumerConfig ShareConsumerConfig ChannelConfig",
     ),
-    "databases": ("Databases", "[Guide](../guide.md#the-fence).", ""),
+    "databases": ("Databases", "[The fence](../guide.md#the-fence), [the inbox](../guide.md#the-inbox).", ""),
     "testing": ("Testing", "A cluster in memory. [Testing your service](../testing.md).", ""),
     "ray-data": ("Ray Data", "Datasets of topics. [Guide](../guide.md#ray-data).", ""),
     "spark": (

@@ -15,28 +15,20 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from sqlalchemy import Connection
-from sqlalchemy.ext.asyncio import (
-    AsyncConnection,
-    AsyncEngine,
-    AsyncSession,
-    async_scoped_session,
-    async_sessionmaker,
-    create_async_engine,
-)
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 
 from escrowmq.feedback.database import rows
+from escrowmq.feedback.database.async_links import Given, asynchronous, engine_of, with_core_of
 from escrowmq.feedback.database.auditing import Audited, TransactionStates
-from escrowmq.feedback.database.errors import AlreadyDone, FenceLost, FenceMisused
+from escrowmq.feedback.database.errors import AlreadyDone, DatabaseMisused, FenceLost
 from escrowmq.feedback.database.fence import LOCK_TIMEOUT_S, TABLE, Fence
 from escrowmq.feedback.database.producing import Producing, Transaction, refuse_unprepared
 from escrowmq.feedback.database.purging import OpenTransactions, Purged
 from escrowmq.feedback.states import TransactionState, TxStatusQuerier
 from escrowmq.replication.errors import OutcomeUnknown
 from escrowmq.replication.model import Message
-
-Given = AsyncConnection | AsyncSession
 
 
 class AsyncFence(TxStatusQuerier):
@@ -66,14 +58,7 @@ class AsyncFence(TxStatusQuerier):
         """``checks`` makes an engine for one call of checks, without a pool; by default from the engine's
         URL, so pass it if the URL is not sufficient (``connect_args``). The rest: see ``Fence``."""
         self._sessions = database if isinstance(database, async_sessionmaker) else None
-        engine: Any = database
-        if isinstance(database, async_sessionmaker):
-            engine = database.kw.get("bind")
-        if not isinstance(engine, AsyncEngine):
-            raise FenceMisused(
-                f"pass an AsyncEngine, or an async_sessionmaker that is bound to one, not "
-                f"{type(engine).__name__}; for others use escrowmq.integrations.Fence"
-            )
+        engine = engine_of(database, "Fence")
         self.app, self._engine = app, engine
         self._checks = checks or (lambda: create_async_engine(engine.url, poolclass=NullPool))
         options: dict[str, Any] = {"table": table, "lock_timeout_s": lock_timeout_s, "clock": clock}
@@ -103,10 +88,10 @@ class AsyncFence(TxStatusQuerier):
     ) -> AsyncIterator[tuple[Any, Any]]:
         """See ``Fence.transaction``. ``producer``: the asyncio face, ``producer.aio``."""
         if producer.app != self.app:
-            raise FenceMisused(f"the fence is for app {self.app!r}, the producer for {producer.app!r}")
+            raise DatabaseMisused(f"the fence is for app {self.app!r}, the producer for {producer.app!r}")
         block = producer.transaction(query_id, tx_id, transaction_timeout_s=transaction_timeout_s)
         if not hasattr(block, "__aenter__"):
-            raise FenceMisused("the producer is the blocking one: pass producer.aio")
+            raise DatabaseMisused("the producer is the blocking one: pass producer.aio")
         begun = False
         async with block as tx:
             await tx.send(*([messages] if isinstance(messages, Message) else messages))
@@ -150,11 +135,11 @@ class AsyncFence(TxStatusQuerier):
 
     async def enter(self, db: Any, *transactions: Transaction) -> None:
         """See ``Fence.enter``; ``db``: an AsyncConnection or an AsyncSession."""
-        await _asynchronous(db).run_sync(self._fence.enter, *transactions)
+        await asynchronous(db, "Fence").run_sync(self._fence.enter, *transactions)
 
     async def commit(self, db: Any, tx: Transaction) -> None:
         """See ``Fence.commit``."""
-        await _asynchronous(db).run_sync(self._fence.commit, tx)
+        await asynchronous(db, "Fence").run_sync(self._fence.commit, tx)
 
     def _opening(self) -> Any:
         return self._engine.connect() if self._sessions is None else self._sessions()
@@ -206,28 +191,9 @@ class AsyncFence(TxStatusQuerier):
         return audited
 
     async def _in_a_loop_of_its_own(self, work: Callable[[Fence], Any]) -> Any:
-        engine = self._checks()
-        try:
-            # Not connected: ``work`` opens the one connection that it needs, inside the greenlet.
-            async with AsyncSession(engine) as session:
-                return await session.run_sync(
-                    lambda _: work(Fence(engine.sync_engine, app=self.app, **self._options))
-                )
-        finally:
-            await engine.dispose()
+        return await with_core_of(self._checks, lambda core: work(Fence(core, app=self.app, **self._options)))
 
 
 def _mark(given: Connection | Session) -> object:
     """As a link's. No link is made for it: a session whose flush has failed has no connection to give."""
     return given.get_transaction()
-
-
-def _asynchronous(given: Any) -> Given:
-    if isinstance(given, async_scoped_session):
-        given = given()
-    if not isinstance(given, AsyncConnection | AsyncSession):
-        raise FenceMisused(
-            f"pass an AsyncConnection or an AsyncSession, not {type(given).__name__}; for others use "
-            "escrowmq.integrations.Fence"
-        )
-    return given

@@ -1,9 +1,9 @@
-"""Errors of a fence. All of them are ``EscrowMQError``.
+"""Errors of what ties an application's database to the broker. All of them are ``EscrowMQError``.
 
-A mistake in the set-up (``FenceMisused`` and its subclasses) is raised before the fence's row is
-written, or in such a way that the database transaction cannot be committed with it. It says nothing about
-an earlier attempt under the same id: for an id of the application's own, ``OutcomeUnknown`` takes its place
-if the database cannot be asked about that.
+A mistake in the set-up (``DatabaseMisused`` and its subclasses) is raised before the fence's or the inbox's
+row is written, or in such a way that the database transaction cannot be committed with it. For a fence it
+says nothing about an earlier attempt under the same id: for an id of the application's own,
+``OutcomeUnknown`` takes its place if the database cannot be asked about that.
 """
 
 from __future__ import annotations
@@ -43,21 +43,22 @@ class AlreadyDone(OutcomeUnknown):
         )
 
 
-class FenceMisused(EscrowMQError):
-    """The fence cannot protect this call; the text says what to change. Base of the four classes below."""
+class DatabaseMisused(EscrowMQError):
+    """A fence or an inbox cannot protect this call; the text says what to change. Base of the four classes
+    below."""
 
 
-class FenceTableMissing(FenceMisused):
-    """The database has no fence table."""
+class TableMissing(DatabaseMisused):
+    """The database has no table of the fence's, or of the inbox's."""
 
 
-class NoDatabaseTransaction(FenceMisused):
-    """The connection is in autocommit: the fence's row would be committed without the business's rows."""
+class NoDatabaseTransaction(DatabaseMisused):
+    """The connection is in autocommit: the row would be committed without the business's rows."""
 
 
-class WrongDatabase(FenceMisused):
+class WrongDatabase(DatabaseMisused):
     """The connection leads to another database than the one from which the fence answers checks."""
 
 
-class NotPrimary(FenceMisused):
+class NotPrimary(DatabaseMisused):
     """The database accepts no writes: a standby, or a read-only file."""

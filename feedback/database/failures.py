@@ -1,14 +1,16 @@
-"""What an error of a database driver means to a fence. Pure. It reads numbers where there are any, never
-texts.
+"""What an error of a database driver means to a fence or an inbox. Pure. It reads numbers where there are
+any, never texts.
 
 Drivers agree on little more than the names of their classes. SQLAlchemy provides the driver's own error as
-``orig``; PostgreSQL has SQLSTATE, MariaDB a number, SQLite the name of its result code.
+``orig``, Django as the cause; PostgreSQL has SQLSTATE, MariaDB a number, SQLite the name of its result code.
 """
 
 from __future__ import annotations
 
 import enum
 import sqlite3
+
+from escrowmq.feedback.database.errors import NotPrimary, TableMissing
 
 
 class Failure(enum.Enum):
@@ -63,6 +65,23 @@ def failure_of(error: BaseException) -> Failure:
     return _SQLSTATES.get(sqlstate_of(error) or "", Failure.OTHER)
 
 
+def explained(error: Exception, owner: str, table: str, database: str) -> Exception:
+    """The error itself, or a typed one that says what to do. ``owner``: "fence" or "inbox"; ``database``: the
+    one that must have the table."""
+    match failure_of(error):
+        case Failure.NO_TABLE:
+            return TableMissing(
+                f"there is no table {table} where this connection leads: run {owner}.create_table(), or put "
+                f"{owner}.schema() into a migration of {database}"
+            )
+        case Failure.READ_ONLY:
+            return NotPrimary(
+                f"the database accepts no writes: the {owner} needs the primary, since a standby lags behind "
+                "what has been committed"
+            )
+    return error
+
+
 def certainly_rolled_back(error: BaseException) -> bool:
     """Whether an error of COMMIT is the server's word that the transaction is rolled back.
 
@@ -90,6 +109,8 @@ def sqlstate_of(error: BaseException) -> str | None:
 
 def _driver_error(error: BaseException) -> BaseException:
     original = getattr(error, "orig", None)
+    if type(error).__module__ == "django.db.utils":
+        original = error.__cause__
     return original if isinstance(original, BaseException) else error
 
 

@@ -23,14 +23,13 @@ from escrowmq.feedback.database.auditing import Audited, TransactionStates, audi
 from escrowmq.feedback.database.checking import Checking, identity
 from escrowmq.feedback.database.errors import (
     AlreadyDone,
+    DatabaseMisused,
     FenceLost,
-    FenceMisused,
-    FenceTableMissing,
-    NotPrimary,
     WrongDatabase,
 )
-from escrowmq.feedback.database.failures import Failure, certainly_rolled_back, failure_of
-from escrowmq.feedback.database.links import Database, DriverDatabase, Link, driver_of, file_of
+from escrowmq.feedback.database.failures import Failure, certainly_rolled_back, explained, failure_of
+from escrowmq.feedback.database.links import Link, file_of
+from escrowmq.feedback.database.opening import database_of
 from escrowmq.feedback.database.producing import Producing, Transaction, TransactionBlock, refuse_unprepared
 from escrowmq.feedback.database.purging import OpenTransactions, Purged, purge
 from escrowmq.feedback.database.statements import Statements, dialect_of
@@ -65,7 +64,7 @@ class Fence(TxStatusQuerier):
     the *primary* of the database that the local transactions change. A database that fails over
     asynchronously can lose the row together with the transaction, and no fence helps against that.
 
-    Raises FenceMisused for arguments that cannot work: an asynchronous engine (use ``AsyncFence``), an
+    Raises DatabaseMisused for arguments that cannot work: an asynchronous engine (use ``AsyncFence``), an
     in-memory database, any database other than SQLite, PostgreSQL, MariaDB or MySQL. Thread-safe. Source of
     the rules: SEMANTICS 5.1.
     """
@@ -82,9 +81,9 @@ class Fence(TxStatusQuerier):
         """``app``: the producer's app, a part of every key. ``lock_timeout_s``: see ``LOCK_TIMEOUT_S``.
         ``clock``: seconds since the epoch; used only to decide when a row may be purged."""
         if type(app) is not str or not app:
-            raise FenceMisused(f"app must be the name of the producer's app, not {app!r:.80}")
+            raise DatabaseMisused(f"app must be the name of the producer's app, not {app!r:.80}")
         if not 0 < lock_timeout_s <= 60:
-            raise FenceMisused(f"lock_timeout_s must be above 0 and at most 60, not {lock_timeout_s!r}")
+            raise DatabaseMisused(f"lock_timeout_s must be above 0 and at most 60, not {lock_timeout_s!r}")
         self.app, self._clock = app, clock
         self._database = database_of(database)
         self.statements = Statements(dialect_of(self._database.dialect), table)
@@ -128,10 +127,10 @@ class Fence(TxStatusQuerier):
         committed, the block is not run); OutcomeUnknown if the answer to the database's commit, or to the
         broker's, was lost: then never repeat it under another id, since the check carries out what the
         database says. With a ``tx_id`` of your own an earlier attempt may have committed: then any failure,
-        also FenceMisused, is OutcomeUnknown if the database cannot be asked about that.
+        also DatabaseMisused, is OutcomeUnknown if the database cannot be asked about that.
         """
         if producer.app != self.app:
-            raise FenceMisused(f"the fence is for app {self.app!r}, the producer for {producer.app!r}")
+            raise DatabaseMisused(f"the fence is for app {self.app!r}, the producer for {producer.app!r}")
         block: TransactionBlock = producer.transaction(
             query_id, tx_id, transaction_timeout_s=transaction_timeout_s
         )
@@ -171,7 +170,7 @@ class Fence(TxStatusQuerier):
                     yield db
         except (FenceLost, OutcomeUnknown):
             raise
-        except Exception as error:  # FenceMisused too: the first attempt's set-up may have been right
+        except Exception as error:  # DatabaseMisused too: the first attempt's set-up may have been right
             if getattr(tx, "given_id", True):
                 self.raise_unless_rolled_back(tx.tx_id, error)
             raise
@@ -199,7 +198,7 @@ class Fence(TxStatusQuerier):
 
         ``db``: a Connection or Session of SQLAlchemy, or a DB-API connection. Several transactions, those of
         ``send_transactions``, may share one database transaction. Raises FenceLost, AlreadyDone: roll back
-        the database transaction. Raises FenceMisused: a connection in autocommit, to another database, or
+        the database transaction. Raises DatabaseMisused: a connection in autocommit, to another database, or
         without the table; or entered twice. Commit with ``fence.commit(db, tx)``, which distinguishes a lost
         answer from a refusal.
         """
@@ -212,7 +211,8 @@ class Fence(TxStatusQuerier):
 
     def _enter(self, link: Link, *transactions: Transaction) -> None:
         refuse_unprepared(*transactions)
-        link.refuse_autocommit()
+        link.refuse_savepoint()
+        link.refuse_autocommit("the fence's row")
         own = self._identity or self._identity_for(link)
         # In the order of their keys, as checks do: so transactions that share keys cannot deadlock.
         for key, tx_id in sorted((rows.key_of(self.app, tx.tx_id), tx.tx_id) for tx in transactions):
@@ -243,26 +243,16 @@ class Fence(TxStatusQuerier):
             unknown.add_note(f"(the fence's row exists, but cannot be read: {unreadable})")
             return unknown
         if outcome is None:
-            return FenceMisused(
+            return DatabaseMisused(
                 f"transaction {tx_id!r} was entered before in this same database transaction: enter it once"
             )
         return AlreadyDone(tx_id) if outcome == rows.COMMITTED else FenceLost(tx_id)
 
     def explained(self, error: Exception) -> Exception:
         """The error itself, or a typed one that says what to do."""
-        match failure_of(error):
-            case Failure.NO_TABLE:
-                return FenceTableMissing(
-                    f"there is no table {self.statements.table} where this connection leads: run "
-                    "fence.create_table(), or put fence.schema() into a migration of the database that the "
-                    "local transactions change"
-                )
-            case Failure.READ_ONLY:
-                return NotPrimary(
-                    "the database accepts no writes: the fence needs the primary, for checks too, since a "
-                    "standby lags behind what has been committed"
-                )
-        return error
+        return explained(
+            error, "fence", self.statements.table, "the database that the local transactions change"
+        )
 
     def _refuse_other_database(self, link: Link, own: bytes) -> None:
         """Called after writing the fence's row, which must be the first statement; once for each place."""
@@ -328,7 +318,7 @@ class Fence(TxStatusQuerier):
             self._checking.name_within(local)
         except Exception:  # it cannot write either: the lock is another process's
             return error
-        return FenceMisused(
+        return DatabaseMisused(
             f"this transaction's own lock keeps the fence from reading the table {self.statements.table}: "
             "run fence.create_table() at the start of each process"
         )
@@ -372,7 +362,9 @@ class Fence(TxStatusQuerier):
             link.commit()
         except Exception as error:
             # SQLite keeps a transaction that could not be committed (a reader was in the way): still ours.
-            refused = certainly_rolled_back(error) or (link.dialect == "sqlite" and link.mark() == mark)
+            # A link that finds a mistake does so before it commits.
+            refused = certainly_rolled_back(error) or isinstance(error, DatabaseMisused)
+            refused = refused or (link.dialect == "sqlite" and link.mark() == mark)
             if not refused:
                 raise OutcomeUnknown(tx.tx_id) from error
             link.rollback()
@@ -410,9 +402,11 @@ class Fence(TxStatusQuerier):
         reused after their row is gone. ``told`` is called after each slice with the progress.
         """
         if keep_s < 3600:
-            raise FenceMisused(f"keep_s must be an hour or more, not {keep_s!r}: a row protects for as long")
+            raise DatabaseMisused(
+                f"keep_s must be an hour or more, not {keep_s!r}: a row protects for as long"
+            )
         if not 1 <= slice_rows <= 1000:
-            raise FenceMisused(f"slice_rows must be from 1 to 1000, not {slice_rows!r}")
+            raise DatabaseMisused(f"slice_rows must be from 1 to 1000, not {slice_rows!r}")
         now_ms = int(self._clock() * 1000)
         try:
             with self._database.checking() as link:
@@ -430,25 +424,9 @@ class Fence(TxStatusQuerier):
         table is read in slices while the system runs. Raises Unavailable, and what the database raises.
         """
         if not 1 <= slice_rows <= 1000:
-            raise FenceMisused(f"slice_rows must be from 1 to 1000, not {slice_rows!r}")
+            raise DatabaseMisused(f"slice_rows must be from 1 to 1000, not {slice_rows!r}")
         try:
             with self._database.checking() as link:
                 return audit(link, self.statements, self.app, admin, int(since * 1000), slice_rows)
         except Exception as error:
             raise self.explained(error) from error
-
-
-def database_of(given: Any) -> Database:
-    """The database that a fence was given; raises FenceMisused for anything it cannot use."""
-    if isinstance(given, Database):
-        return given
-    if any(kind.__module__.partition(".")[0] == "sqlalchemy" for kind in type(given).__mro__):
-        from escrowmq.feedback.database.sqlalchemy_links import database_of as of_sqlalchemy
-
-        return of_sqlalchemy(given)
-    if driver_of(given) is not None or not callable(given):
-        raise FenceMisused(
-            f"pass an Engine or a sessionmaker of SQLAlchemy, or a function that opens a connection, not "
-            f"{type(given).__name__}: a check needs a connection of its own"
-        )
-    return DriverDatabase(given)

@@ -1,4 +1,5 @@
-"""One database connection, however it was made: what a fence needs of it, and how a plain driver provides it.
+"""One database connection, however it was made: what a fence or an inbox needs of it, and how a plain driver
+provides it.
 
 A ``Link`` runs statements in the connection's own transaction. Drivers: sqlite3, psycopg 3, PyMySQL; all
 others through SQLAlchemy (``sqlalchemy_links``).
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol, runtime_checkable
 
-from escrowmq.feedback.database.errors import FenceMisused, NoDatabaseTransaction
+from escrowmq.feedback.database.errors import DatabaseMisused, NoDatabaseTransaction
 from escrowmq.feedback.database.statements import in_pyformat
 
 #: Flag of MariaDB's protocol in each answer: a transaction is open.
@@ -31,12 +32,19 @@ class Link(Protocol):
     def rows(self, sql: str, values: Mapping[str, Any] | None = None) -> Sequence[Sequence[Any]]:
         """All rows of a statement."""
 
+    def changed(self, sql: str, values: Mapping[str, Any]) -> int:
+        """How many rows a statement has inserted or deleted."""
+
     def place(self) -> str | None:
         """A name for where it leads, the same for all connections to the same database with the same
         settings; None: it has none, so ask the database each time."""
 
-    def refuse_autocommit(self) -> None:
-        """Raises FenceMisused if what runs now would be committed, or undone, on its own."""
+    def refuse_autocommit(self, row: str) -> None:
+        """Raises NoDatabaseTransaction if what runs now would be committed on its own. ``row``: what is about
+        to be written, for the error's text."""
+
+    def refuse_savepoint(self) -> None:
+        """Raises DatabaseMisused if what runs now could be undone without the rest of the transaction."""
 
     def mark(self) -> object:
         """The transaction that is open now: equal for as long as it is the same one. None: there is none."""
@@ -50,7 +58,7 @@ class Link(Protocol):
 
 @runtime_checkable
 class Database(Protocol):
-    """Where the fence's table is; opens its own connections. An adapter for another kind of database has
+    """Where the table is; opens its own connections. An adapter for another kind of database has
     these methods."""
 
     dialect: str
@@ -62,8 +70,8 @@ class Database(Protocol):
         """For a local transaction: the application's object, and its link. Rolled back unless committed."""
 
     def link(self, given: Any) -> Link:
-        """The link of an object that the application has; raises FenceMisused if it is not of this database's
-        kind."""
+        """The link of an object that the application has; raises DatabaseMisused if it is not of this
+        database's kind."""
 
 
 def driver_of(connection: Any) -> str | None:
@@ -86,7 +94,7 @@ class DriverLink:
     def __init__(self, connection: Any) -> None:
         driver = driver_of(connection)
         if driver is None:
-            raise FenceMisused(
+            raise DatabaseMisused(
                 f"{type(connection).__module__}.{type(connection).__name__} is not a connection of sqlite3, "
                 "psycopg or PyMySQL: pass one of those, or an engine, a connection or a session of SQLAlchemy"
             )
@@ -101,6 +109,12 @@ class DriverLink:
         cursor.close()
         # A connection may be configured to return rows as mappings (sqlite3.Row, dict_row, DictCursor).
         return [tuple(row.values()) if isinstance(row, Mapping) else tuple(row) for row in found]
+
+    def changed(self, sql: str, values: Mapping[str, Any]) -> int:
+        cursor = self._execute(sql, values)
+        count = int(cursor.rowcount)
+        cursor.close()
+        return count
 
     def _execute(self, sql: str, values: Mapping[str, Any] | None) -> Any:
         cursor = self.connection.cursor()
@@ -123,7 +137,9 @@ class DriverLink:
             return f"{info.host}:{info.port}/{info.dbname}?{info.user}"
         return f"{connection.host}:{connection.port}/{connection.db}?{connection.user!r}"
 
-    def refuse_autocommit(self) -> None:
+    def refuse_savepoint(self) -> None: ...  # a driver does not know of any
+
+    def refuse_autocommit(self, row: str) -> None:
         connection = self.connection
         if self.driver == "sqlite3":
             implicit = getattr(connection, "autocommit", -1) is False or (
@@ -138,8 +154,8 @@ class DriverLink:
             hint = "call connection.begin() first"
         if not implicit and not open_now:
             raise NoDatabaseTransaction(
-                f"the connection is in autocommit and in no transaction; {hint}, or the fence's row would be "
-                "committed without the business's rows"
+                f"the connection is in autocommit and in no transaction; {hint}, or {row} would be committed "
+                "without the business's rows"
             )
 
     def mark(self) -> object:
@@ -169,9 +185,9 @@ class DriverDatabase:
         with self._open() as link:
             self.dialect = link.dialect
             if link.place() is None:
-                raise FenceMisused(
-                    "an in-memory database, or one without a file: a check runs in its own connection, and "
-                    "would find another database; use a file"
+                raise DatabaseMisused(
+                    "an in-memory database, or one without a file: each connection may find another one, and "
+                    "checks have their own connection; use a file"
                 )
 
     @contextmanager
@@ -198,7 +214,7 @@ class DriverDatabase:
     def link(self, given: Any) -> Link:
         link = DriverLink(given)
         if link.dialect != self.dialect:
-            raise FenceMisused(f"a connection of {link.dialect}, but the fence is on {self.dialect}")
+            raise DatabaseMisused(f"a connection of {link.dialect}, but the table is on {self.dialect}")
         return link
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from escrowmq.feedback.database.errors import FenceMisused
+from escrowmq.feedback.database.errors import DatabaseMisused
 from escrowmq.replication.model import Message
 
 
@@ -52,10 +52,10 @@ class Producing(Protocol):
 
 
 def refuse_unprepared(*transactions: Transaction) -> None:
-    """Raises FenceMisused for a transaction whose messages the broker has not accepted yet."""
+    """Raises DatabaseMisused for a transaction whose messages the broker has not accepted yet."""
     for tx in transactions:
         if not getattr(tx, "prepared", True):
-            raise FenceMisused(
+            raise DatabaseMisused(
                 f"transaction {tx.tx_id!r} is not prepared: call tx.prepare() first, or the database "
                 "could commit messages that were never accepted"
             )

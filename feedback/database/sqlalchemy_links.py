@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Engine, text
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from sqlalchemy.pool import SingletonThreadPool, StaticPool
 
-from escrowmq.feedback.database.errors import FenceMisused, NoDatabaseTransaction
+from escrowmq.feedback.database.errors import DatabaseMisused, NoDatabaseTransaction
 from escrowmq.feedback.database.links import Link
 from escrowmq.feedback.database.statements import dialect_of
 
@@ -35,17 +35,22 @@ class SqlAlchemyLink:
     def rows(self, sql: str, values: Mapping[str, Any] | None = None) -> Sequence[Sequence[Any]]:
         return [tuple(row) for row in self.connection.execute(text(sql), dict(values or {}))]
 
+    def changed(self, sql: str, values: Mapping[str, Any]) -> int:
+        return self.connection.execute(text(sql), dict(values)).rowcount
+
     def place(self) -> str | None:
         options = self.connection.get_execution_options().get("schema_translate_map")
         return f"{self.connection.engine.url.render_as_string(hide_password=True)}{options or ''}"
 
-    def refuse_autocommit(self) -> None:
-        connection = self.connection
-        if connection.in_nested_transaction():
-            raise FenceMisused(
+    def refuse_savepoint(self) -> None:
+        if self.connection.in_nested_transaction():
+            raise DatabaseMisused(
                 "enter the fence before the first savepoint: rolling back a savepoint would also remove the "
                 "fence's row, but keep the rest of the transaction"
             )
+
+    def refuse_autocommit(self, row: str) -> None:
+        connection = self.connection
         proxied: Any = connection.connection
         try:
             autocommit = connection.dialect.detect_autocommit_setting(proxied.dbapi_connection)
@@ -53,8 +58,8 @@ class SqlAlchemyLink:
             autocommit = _asked_for_autocommit(connection)
         if autocommit and not self._begun_by_an_event(proxied.driver_connection):
             raise NoDatabaseTransaction(
-                "the connection is in AUTOCOMMIT, so the fence's row would be committed without the "
-                "business's rows; use a connection without isolation_level='AUTOCOMMIT'"
+                f"the connection is in AUTOCOMMIT, so {row} would be committed without the business's rows; "
+                "use a connection without isolation_level='AUTOCOMMIT'"
             )
 
     def _begun_by_an_event(self, driver: Any) -> bool:
@@ -99,12 +104,12 @@ class SqlAlchemyDatabase:
         url = given.url
         memory = url.database in (None, "", ":memory:") or "mode=memory" in str(url.database)
         if self.dialect == "sqlite" and memory:
-            raise FenceMisused(
+            raise DatabaseMisused(
                 "an in-memory database: a check runs in another thread and would find another database; "
                 "use a file"
             )
         if isinstance(given.pool, StaticPool | SingletonThreadPool):
-            raise FenceMisused(
+            raise DatabaseMisused(
                 f"{type(given.pool).__name__} gives a check the connection of a local transaction that "
                 "is still running; use the pool that SQLAlchemy chooses"
             )
@@ -129,7 +134,7 @@ class SqlAlchemyDatabase:
 
 
 def link_of(given: Any) -> SqlAlchemyLink:
-    """The link of a Connection or a Session; raises FenceMisused for anything else."""
+    """The link of a Connection or a Session; raises DatabaseMisused for anything else."""
     if isinstance(given, scoped_session):
         given = given()
     if isinstance(given, Session):
@@ -140,20 +145,18 @@ def link_of(given: Any) -> SqlAlchemyLink:
         return SqlAlchemyLink(given, given)
     kind = type(given).__name__
     if kind.startswith(("Async", "async_")):
-        raise FenceMisused(f"{kind} is asynchronous: use escrowmq.integrations.AsyncFence")
-    raise FenceMisused(
-        f"pass a Connection or a Session, not {kind}: the fence's row is part of its transaction"
-    )
+        raise DatabaseMisused(f"{kind} is asynchronous: use escrowmq.integrations.AsyncFence or AsyncInbox")
+    raise DatabaseMisused(f"pass a Connection or a Session, not {kind}: the row is part of its transaction")
 
 
 def database_of(given: Any) -> SqlAlchemyDatabase:
-    """For an engine or a sessionmaker; raises FenceMisused for anything else."""
+    """For an engine or a sessionmaker; raises DatabaseMisused for anything else."""
     if isinstance(given, Engine | sessionmaker):
         return SqlAlchemyDatabase(given)
     kind = type(given).__name__
     if kind.startswith(("Async", "async_")):
-        raise FenceMisused(f"{kind} is asynchronous: use escrowmq.integrations.AsyncFence")
-    raise FenceMisused(
+        raise DatabaseMisused(f"{kind} is asynchronous: use escrowmq.integrations.AsyncFence or AsyncInbox")
+    raise DatabaseMisused(
         f"pass an Engine, a sessionmaker or a function that opens a connection, not {kind}: a check needs a "
         "connection of its own"
     )

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from escrowmq.feedback.database.errors import FenceMisused
+from escrowmq.feedback.database.errors import DatabaseMisused
 from escrowmq.feedback.database.rows import COMMITTED, IDENTITY, ROLLED_BACK
 
 #: One name, or a schema and a name, that needs no quotes in any dialect.
@@ -59,9 +59,9 @@ DIALECTS = {"sqlite": SQLITE, "postgresql": POSTGRESQL, "mysql": MARIADB, "maria
 
 
 def dialect_of(name: str) -> Dialect:
-    """By its name in SQLAlchemy; raises FenceMisused for a database that has not been tested."""
+    """By its name in SQLAlchemy; raises DatabaseMisused for a database that has not been tested."""
     if name not in DIALECTS:
-        raise FenceMisused(f"no fence for {name!r}: supported are SQLite, PostgreSQL, MariaDB and MySQL")
+        raise DatabaseMisused(f"{name!r} is not supported: use SQLite, PostgreSQL, MariaDB or MySQL")
     return DIALECTS[name]
 
 
@@ -70,7 +70,7 @@ class Statements:
 
     def __init__(self, dialect: Dialect, table: str) -> None:
         if not TABLE.fullmatch(table):
-            raise FenceMisused(
+            raise DatabaseMisused(
                 f"table {table!r}: use a name of a-z, 0-9 and _ (up to 63), or a schema, a dot and a name"
             )
         self.dialect, self.table = dialect, table
@@ -106,13 +106,13 @@ class Statements:
 
     def read(self, keys: Sequence[bytes]) -> tuple[str, dict[str, Any]]:
         """Key and outcome of the existing rows."""
-        names, values = _listed(keys)
+        names, values = listed(keys)
         return f"SELECT tx_key, outcome FROM {self.table} WHERE tx_key IN ({names})", values
 
     def remove(self, keys: Sequence[bytes]) -> tuple[str, dict[str, Any]]:
         """Delete by key alone: a condition on a range would lock its gaps, and so block new local
         transactions."""
-        names, values = _listed(keys)
+        names, values = listed(keys)
         return f"DELETE FROM {self.table} WHERE tx_key IN ({names})", values
 
     def begin_check(self, limit_s: float) -> list[str]:
@@ -121,7 +121,8 @@ class Statements:
         return [text.format(**limits) for text in self.dialect.begin_check]
 
 
-def _listed(keys: Sequence[bytes]) -> tuple[str, dict[str, Any]]:
+def listed(keys: Sequence[bytes]) -> tuple[str, dict[str, Any]]:
+    """Keys as named values: the names, and the values by name."""
     return ", ".join(f":k{at}" for at in range(len(keys))), {f"k{at}": key for at, key in enumerate(keys)}
 
 

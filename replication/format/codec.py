@@ -63,6 +63,7 @@ class OpType(enum.IntEnum):
     TX_DONE = 25
     INQUIRE = 26
     CUT = 28
+    CLAIM = 29
     PLACES = 30
     LEVEL = 31
     ALTER_TOPIC = 32
@@ -77,7 +78,8 @@ class PrepareExtra(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=Tru
     branches, without home. ``parts``: how many PREPAREs the transaction has here (0: not told).
     ``home_index``: in a branch, the log index of home's record of each transaction (empty: none). ``given``:
     the application chose the ids, so they may come back at any time. ``heard_ms``: the newest time of an
-    entry of this group that the client has seen (-1: none).
+    entry of this group that the client has seen (-1: none). ``claim``: name and epoch of the producer, and
+    number and digest of the transaction; only groups of level 9 accept it (see claim_ops.py).
     """
 
     instance: str = ""
@@ -86,6 +88,7 @@ class PrepareExtra(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=Tru
     home_index: list[int] = []
     given: bool = False
     heard_ms: int = -1
+    claim: tuple[str, int, int, bytes] | None = None
 
 
 #: For version 1, which has none of this.
@@ -135,6 +138,7 @@ META_TYPES: dict[int, Any] = {
     OpType.TX_DONE: tuple[str, list[str], list[int], int],
     OpType.INQUIRE: tuple[str, list[str], list[int]],
     OpType.CUT: tuple[list[str], int],
+    OpType.CLAIM: tuple[str, int],
     OpType.PLACES: tuple[str, str, list[int]],
     OpType.LEVEL: tuple[int],
     OpType.ALTER_TOPIC: tuple[str, dict[str, int | str]],

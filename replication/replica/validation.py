@@ -11,6 +11,7 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 
 from escrowmq.replication.errors import CorruptLog, InvalidMessage, UnknownVersion
+from escrowmq.replication.format.claim_ops import LEVEL_OF_CLAIMS
 from escrowmq.replication.format.codec import Op, OpType, PrepareExtra, decode_ops
 from escrowmq.replication.format.cut_ops import HOLD_MS_MAX, TOPICS_PER_CUT_MAX
 from escrowmq.replication.format.internal_topics import RESERVED, is_internal
@@ -18,6 +19,12 @@ from escrowmq.replication.format.ops import ANY_ID
 from escrowmq.replication.format.share_ops import LEVEL_OF_SHARES
 from escrowmq.replication.format.timer_ops import LEVEL_OF_TIMERS, ORDINALS, OWNER_MAX
 from escrowmq.replication.model import BY_NAME, NO_ID
+from escrowmq.replication.replica.claim_validation import (
+    claim_place_problem,
+    claim_problem,
+    claimed_place_problem,
+    claimed_problem,
+)
 from escrowmq.replication.replica.share_validation import SHARES, internal_topic_problem, share_problem
 from escrowmq.replication.state.settings import setting_problem
 from escrowmq.replication.state.topics import alter_problem, settings_problem
@@ -44,6 +51,7 @@ _FROM_CLIENTS = frozenset(
         OpType.PRE_SCHEDULED,
         OpType.CANCEL,
         OpType.CUT,
+        OpType.CLAIM,
         *SHARES,
     )
 )
@@ -105,6 +113,8 @@ def level_needed(ops: Sequence[Op]) -> int:
         kind, columns = op.type, len(op.meta)
         if kind in SHARES or kind == OpType.CUT or (kind == OpType.CREATE_TOPIC and is_internal(op.meta[0])):
             return LEVEL_OF_SHARES
+        if kind == OpType.CLAIM or (kind == OpType.PREPARE and columns > 9 and op.meta[9].claim):
+            return LEVEL_OF_CLAIMS
         if kind in _TIMERS:
             needed = LEVEL_OF_TIMERS
             continue
@@ -150,6 +160,8 @@ def parse_request(
             attached = ops[at + 1 : at + 1 + op.meta[8]]
             problem = _prepare_problem(op, attached) or (place and _place_problem(op, *place))
             at += len(attached)
+        elif op.type == OpType.CLAIM and problem is None:
+            problem = place and claim_place_problem(op.meta[0], op.meta[1], *place)
         elif op.type == OpType.CREATE_TOPIC and problem is None:
             problem = _placing_problem(op, place and place[1])
         elif op.type in (OpType.PRE_MESSAGE, OpType.PRE_SCHEDULED):
@@ -215,6 +227,8 @@ def _problem(op: Op) -> str | None:
         return None
     if op.type == OpType.SETTINGS:
         return setting_problem(*meta)
+    if op.type == OpType.CLAIM:
+        return claim_problem(*meta)
     if (problem := _id_problem(op)) is not None:
         return problem
     if op.type == OpType.CREATE_TOPIC:
@@ -312,8 +326,11 @@ def _prepare_problem(op: Op, attached: Sequence[Op]) -> str | None:
         return f"a query id has at most {NAME_BYTES_MAX} characters"
     if len(set(tx_ids)) != len(tx_ids):
         return "PREPARE names a transaction twice"
-    if len(op.meta) > 9 and (problem := _extra_problem(op.meta[9], len(tx_ids), home_group)) is not None:
-        return problem
+    if len(op.meta) > 9:
+        problem = _extra_problem(op.meta[9], len(tx_ids), home_group)
+        problem = problem or claimed_problem(op.meta[9].claim, len(tx_ids))
+        if problem is not None:
+            return problem
     given: set[tuple[int, int]] = set()
     for pre in attached:
         if pre.type == OpType.PRE_SCHEDULED:
@@ -357,6 +374,10 @@ def _extra_problem(extra: PrepareExtra, count: int, home_group: int) -> str | No
 def _place_problem(op: Op, gid: int, groups: int) -> str | None:
     home_group = op.meta[7]
     participants = op.meta[9].participants if len(op.meta) > 9 else ()
+    if home_group < 0 and len(op.meta) > 9 and op.meta[9].claim is not None:
+        problem = claimed_place_problem(op.meta[9].claim, gid, groups)
+        if problem is not None:
+            return problem
     if home_group >= groups or home_group == gid:
         return f"group {gid} of {groups} has no branch of group {home_group}"
     if any(group >= groups or group == gid for group in participants):

@@ -61,6 +61,8 @@ class Capture:
             state.shares.hold(),
             list(state.shares.groups.items()),
             list(state.attempts.items()),
+            list(state.claims.by_name.items()),
+            list(state.claims.open.items()),
         )
         state.topics.cuts.cut()
 

@@ -21,18 +21,14 @@ from escrowmq.replication.model import ResultCode
 from escrowmq.replication.state.attempts import Attempts
 from escrowmq.replication.state.branch_identity import another, standing, with_home_indexes
 from escrowmq.replication.state.checking import count_check
+from escrowmq.replication.state.claims import Claims
 from escrowmq.replication.state.decided import ACROSS_MAX
 from escrowmq.replication.state.deleted_groups import DeletedGroups
 from escrowmq.replication.state.due_queue import DueQueue
 from escrowmq.replication.state.group_offsets import GroupOffsets
 from escrowmq.replication.state.group_operations import GroupOperations
 from escrowmq.replication.state.open_tx import Block, Entry, OpenTx, refs_of
-from escrowmq.replication.state.preparing import (
-    is_simple,
-    places,
-    refusal_of_repeated,
-    untracked_branch,
-)
+from escrowmq.replication.state.preparing import is_simple, places, refusal_of_repeated, untracked_branch
 from escrowmq.replication.state.producer_memory import SEQUENCES_KEPT, ProducerMemory
 from escrowmq.replication.state.settings import Settings
 from escrowmq.replication.state.shares import Shares
@@ -88,11 +84,12 @@ class StateMachine:
         self.members: tuple[int, bytes] | None = None  # in snapshots: the configuration's entry and its index
         self._pending_refs: list[tuple[int, int, int, int, int]] = []
         self.timers, self.shares, self.attempts = Timers(), Shares(), Attempts()
+        self.claims = Claims()
         of_all = self.group_offsets, self.attempts, self.shares, self.timers
         operations = TopicOperations(self.topics, self.producers, *of_all)
         around = lambda: self.settings, lambda *act: self.transactions.record_act(self.now_ms, *act)
         of_groups = GroupOperations(self.topics, self.deleted_groups, *of_all, *around)
-        timed = TimerOperations(self.topics, self.producers, self.timers, self.cut)
+        timed = TimerOperations(self.topics, self.producers, self.timers, self.cut, self.claims)
         self._handlers: dict[int, Callable[[int, Op], Result | None]] = {
             OpType.MESSAGE: self._message,
             OpType.REF_MESSAGE: self._ref_message,
@@ -118,6 +115,7 @@ class StateMachine:
             OpType.GROUP_SETTINGS: of_groups.settings,
             OpType.PLACES: of_groups.places,
             **timed.handlers(lambda: self.now_ms, self._take_pending),
+            OpType.CLAIM: lambda index, op: self.claims.claim(op.meta[0], op.meta[1], self.now_ms),
         }
 
     # -------------------------------------------------------------- entries
@@ -167,6 +165,8 @@ class StateMachine:
             return [int(partition)]
         if columns > 7 and meta[7] != partition.topic_id:
             return [int(ResultCode.OTHER_TOPIC), partition.topic_id]
+        if self.claims.by_name and (fenced := self.claims.fenced(producer, epoch)) is not None:
+            return fenced
         if seq < 0:
             base = partition.index.append(index, op.body_pos, op.body_size, count, self.now_ms)
             return [0, [base, self.now_ms]]
@@ -203,6 +203,9 @@ class StateMachine:
             return nowhere
         if (known := self.topics.topics.get(topic)) is None:
             return [int(ResultCode.UNKNOWN_TOPIC), [topic]]
+        claim, at_home = extra.claim, home_group < 0
+        if claim and (no := self.claims.refusal(app, tx_ids[0], claim, at_home, self.now_ms)) is not None:
+            return no
         participants = tuple(extra.participants) if extra.participants else ()
         refusal = self._refusal_of_new(home_group, extra, len(tx_ids))
         table = self.transactions.app(app)
@@ -242,22 +245,16 @@ class StateMachine:
                 fresh.append(tx_id)
             else:
                 home = home_group, home_index[i] if home_index else -1
+                timed_refs = timers[i] if timers else ()
                 problem = self._prepare_again(
-                    index,
-                    app,
-                    table,
-                    tx_id,
-                    part,
-                    digests[i],
-                    refs[i],
-                    extra,
-                    home,
-                    timers[i] if timers else (),
+                    index, app, table, tx_id, part, digests[i], refs[i], extra, home, timed_refs
                 )
                 if problem is not None:
                     problems.append([i, *problem])
         if fresh:
             self._opened(app, table, fresh, open_young[fresh[0]])
+            if claim and at_home:
+                self.claims.opened(app, fresh[0], claim)
         if participants:
             return with_home_indexes(table, tx_ids, problems, index, all_fresh=len(fresh) == len(tx_ids))
         return [int(ResultCode.PARTIAL), problems] if problems else OK
@@ -450,6 +447,8 @@ class StateMachine:
         told = by if self.level > 4 else None
         if self.transactions.settle(self.now_ms, table, app, tx_ids, runs, outcome, told):
             self._note_turn()
+        if self.claims.open:
+            self.claims.settled(app, tx_ids, outcome == COMMITTED)
         if self.due.has_leases():
             for tx_id in tx_ids:
                 self.due.forget(app, tx_id)

@@ -31,6 +31,7 @@ from escrowmq.replication.format.share_settings import DEFAULTS, group_settings_
 from escrowmq.replication.format.timer_ops import LEVEL_OF_TIMERS
 from escrowmq.replication.model import BY_NAME, NO_ID, TopicInfo
 from escrowmq.replication.state.attempts import Key as AttemptsKey
+from escrowmq.replication.state.claims import Claim, Claimed, TxKey
 from escrowmq.replication.state.decided import Decided
 from escrowmq.replication.state.group_offsets import ByTopic
 from escrowmq.replication.state.index import Columns
@@ -93,6 +94,8 @@ class Snapshot:
     shares: list[tuple[ShareKey, Pair]]
     share_groups: list[tuple[str, Group]]
     attempts: list[tuple[AttemptsKey, tuple[int, int]]]
+    claims: list[tuple[str, Claim]]
+    claimed: list[tuple[TxKey, Claimed]]
 
     @property
     def version(self) -> int:
@@ -163,6 +166,10 @@ def _chunks_of_groups(snapshot: Snapshot) -> Iterator[list[Any]]:
         yield ["shares", rows]
     for noted in _pieces(snapshot.attempts):
         yield ["attempts", [[*key, *value] for key, value in noted]]
+    for claims in _pieces(snapshot.claims):
+        yield ["claims", [[name, *claim] for name, claim in claims]]
+    for claimed in _pieces(snapshot.claimed):
+        yield ["claimed", [[*key, *value] for key, value in claimed]]
 
 
 def _packed_meta(snapshot: Snapshot, rest: Callable[[], None]) -> bytes:
@@ -370,6 +377,10 @@ def _restore_groups(state: StateMachine, name: str, kind: str, rows: list[list[A
     elif kind == "attempts":
         for group, topic, partition, offset, attempts in rows:
             state.attempts[group, topic, partition] = offset, attempts
+    elif kind == "claims":
+        state.claims.restore([(name, Claim(*claim)) for name, *claim in rows], ())
+    elif kind == "claimed":
+        state.claims.restore((), [((app, tx_id), tuple(claimed)) for app, tx_id, *claimed in rows])
 
 
 def _open_record(fields: list[Any]) -> OpenTx:

@@ -9,6 +9,7 @@ from typing import Any
 from escrowmq.replication.format.codec import Op, OpType
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.state.carrying import carry
+from escrowmq.replication.state.claims import Claims
 from escrowmq.replication.state.producer_memory import SEQUENCES_KEPT, ProducerMemory
 from escrowmq.replication.state.timers import Timers
 from escrowmq.replication.state.topics import Partition, TopicTable
@@ -25,8 +26,11 @@ _record = RECORD.pack
 class TimerOperations:
     """Changes the tables of one group's state. ``cut``: see ``StateMachine``."""
 
-    def __init__(self, topics: TopicTable, producers: ProducerMemory, timers: Timers, cut: Lock) -> None:
+    def __init__(
+        self, topics: TopicTable, producers: ProducerMemory, timers: Timers, cut: Lock, claims: Claims
+    ) -> None:
         self._topics, self._producers, self._timers, self._cut = topics, producers, timers, cut
+        self._claims = claims
 
     def handlers(
         self, now_ms: Callable[[], int], references: Callable[[], Sequence[Reference]]
@@ -48,6 +52,8 @@ class TimerOperations:
             return [int(partition)]
         if topic_id != partition.topic_id:
             return [int(ResultCode.OTHER_TOPIC), partition.topic_id]
+        if (fenced := self._claims.fenced(producer, epoch)) is not None:
+            return fenced
         key = (producer, partition.slot)
         recent: tuple[tuple[int, int, int], ...] = ()
         if seq >= 0:

@@ -19,7 +19,7 @@ from escrowmq.cluster.cli.app import app
 from escrowmq.cluster.cli.options import ConnectionOptions
 from escrowmq.cluster.reading_server import ReadingServer
 from escrowmq.feedback.asking.shard_report import ShardReport
-from escrowmq.integrations import Fence
+from escrowmq.integrations import Fence, Inbox
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.ray
@@ -354,6 +354,32 @@ def test_a_fence_is_audited_and_purged(cluster: Cluster, topic: str, unique: Uni
     assert "1 rows removed of 3 read" in run("db", "purge", url, "--app", app_name).stderr
     assert fence.query_status(tx.tx_id, "") is TransactionState.COMMITTED
     assert run("db", "purge", "nosuch://x", "--app", app_name).exit_code == 2
+
+
+def test_an_inbox_is_purged(cluster: Cluster, topic: str, unique: Unique, tmp_path: Path) -> None:
+    group, url = unique("billing"), f"sqlite:///{tmp_path / 'accounts.db'}"
+    engine = create_engine(url)
+    inbox = Inbox(engine, group=group, clock=lambda: time.time() - 30 * 86_400)
+    inbox.create_table()
+    with cluster.producer(app=unique("shop")) as producer:
+        for number in range(2):
+            producer.send(Message(topic, b"%d" % number, partition=0)).result(20)
+    consuming = cluster.consumer(group=group, topics=[topic], auto_offset_reset="earliest")
+    with consuming as consumer, engine.begin() as db:
+        seen = 0
+        while seen < 2:
+            for record in consumer.poll(max_records=1, timeout_s=10):
+                with inbox.once(db, record) as first:
+                    assert first
+                seen += 1
+                if seen == 1:
+                    consumer.commit()  # the second one may be delivered again
+    purged = run("db", "purge", url, "--group", group)
+    assert "1 rows removed of 2 read" in purged.stderr, purged.output
+    assert run("db", "purge", url, "--group", group, "--app", "x").exit_code == 2
+    assert run("db", "purge", url, "--app", "x", "--by-age").exit_code == 2
+    assert "1 rows removed of 1 read" in run("db", "purge", url, "--group", group, "--by-age").stderr
+    assert run("db", "purge", url).exit_code == 2
 
 
 def test_an_open_transaction_is_listed_shown_and_committed_by_hand(

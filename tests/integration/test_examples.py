@@ -14,7 +14,9 @@ import pytest
 from examples import (
     compensation,
     consumer_group,
+    fence_orders,
     hello_transaction,
+    inbox_billing,
     notify_partner,
     order_service,
     reminders,
@@ -85,6 +87,23 @@ def test_every_order_gets_its_mail_or_is_a_dead_letter(cluster: Cluster, unique:
         "order-2": "no such address",
         "order-7": "ValueError: the mailbox is full",
     }
+
+
+def test_an_order_service_that_is_killed_leaves_no_order_in_one_place_only(
+    cluster: Cluster, unique: Unique
+) -> None:
+    stored, sent = fence_orders.run(cluster, unique("orders"))
+    # The fourth was killed after its commit, the eighth inside its transaction.
+    assert stored == sent == {f"order-{n}" for n in range(12) if n != 7}
+
+
+def test_a_billing_service_that_is_killed_bills_every_invoice_once(
+    cluster: Cluster, unique: Unique, capfd: pytest.CaptureFixture[str]
+) -> None:
+    totals = inbox_billing.run(cluster, unique("invoices"), invoices=20)
+    assert totals == {f"customer-{c}": sum(range(c, 20, 4)) for c in range(4)}
+    said = capfd.readouterr().out
+    assert "killed: 10 are billed" in said and "came again, and is not billed again" in said
 
 
 @pytest.mark.long

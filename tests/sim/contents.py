@@ -52,7 +52,11 @@ def everything(state: StateMachine) -> list[object]:
     producers = state.producers
     batches = [producers.copy(), producers.forgotten_ms, producers.turned_ms]
     timers = state.timers.released, state.timers.counts.flat(), state.timers.cancelled.copy(), waiting(state)
-    return [*parts, batches, offsets, timers, _shares(state), _never_checked(state)]
+    return [*parts, batches, offsets, timers, _shares(state), _claims(state), _never_checked(state)]
+
+
+def _claims(state: StateMachine) -> list[object]:
+    return [list(state.claims.by_name.items()), sorted(state.claims.open.items())]
 
 
 def _shares(state: StateMachine) -> list[object]:

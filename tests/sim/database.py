@@ -223,7 +223,9 @@ class SimLink:
     def place(self) -> str | None:
         return "here"
 
-    def refuse_autocommit(self) -> None: ...
+    def refuse_autocommit(self, row: str) -> None: ...
+
+    def refuse_savepoint(self) -> None: ...
 
     def mark(self) -> object:
         return self.tx

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from escrowmq.replication.format import ops, share_ops, timer_ops
+from escrowmq.replication.format import claim_ops, ops, share_ops, timer_ops
 from escrowmq.replication.format.codec import PrepareExtra, decode_ops, encode_command, encode_row
 from escrowmq.replication.state.lives import to_snapshot
 from escrowmq.replication.state.machine import StateMachine
@@ -180,6 +180,20 @@ def state_with_shares() -> FedState:
     return log
 
 
+def state_with_claims() -> FedState:
+    """The same, and named producers: one with a committed number and an open one, and one without."""
+    log = state_with_shares()
+    log.add(claim_ops.claim("outbox.shop.0"), claim_ops.claim("other", 7))
+    for number in (1, 2):
+        extra = PrepareExtra(
+            "p", heard_ms=log.now_ms, claim=("outbox.shop.0", 1, number, bytes([number] * 16))
+        )
+        log.add(ops.prepare("app", "t", [f"numbered {number}"], None, 0, 0, [1], -1, 0, extra))
+        if number == 1:
+            log.add(ops.decided_commit("app", ["numbered 1"], "producer", 0))
+    return log
+
+
 def waiting(state: StateMachine) -> list[bytes]:
     """The records of all messages that wait for their time, in order."""
     store = state.timers.store
@@ -216,6 +230,7 @@ def dump(state: StateMachine) -> dict[str, Any]:
         "waiting": waiting(state),
         "shares": {key: (*pair.saved(), pair.start) for key, pair in state.shares.pairs.items()},
         "share groups": (state.shares.groups, state.shares.ranges, list(state.attempts.items())),
+        "claims": (list(state.claims.by_name.items()), state.claims.open),
         "given since": [
             state.transactions.given.turned_ms,
             state.transactions.given.forgotten_ms,

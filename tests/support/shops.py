@@ -21,6 +21,8 @@ LEVELS = {
     "postgresql": ("READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"),
     "mariadb": ("READ UNCOMMITTED", "READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"),
 }
+#: Drivers for asynchronous engines.
+DRIVERS = {"sqlite": "aiosqlite", "postgresql": "psycopg", "mariadb": "asyncmy"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import event, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from escrowmq.integrations import AlreadyDone, AsyncFence, Fence, FenceLost, FenceMisused
+from escrowmq.integrations import AlreadyDone, AsyncFence, DatabaseMisused, Fence, FenceLost
 from escrowmq.replication.errors import OutcomeUnknown
 from escrowmq.replication.model import Message
 from tests.support.brokers import Brokers
@@ -190,12 +190,12 @@ def test_a_second_try_on_a_standby_leaves_the_messages_to_the_check(
 
 def test_a_transaction_that_is_not_prepared_keeps_its_id(fence: Fence, tmp_path: Path) -> None:
     """Nothing has happened under it, so nothing has to be asked."""
-    with pytest.raises(FenceMisused, match="not prepared"), fence.local(Tx("early", False, True)):
+    with pytest.raises(DatabaseMisused, match="not prepared"), fence.local(Tx("early", False, True)):
         raise AssertionError("not reached")
 
     async def main() -> None:
         engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'shop.db'}")
-        with pytest.raises(FenceMisused, match="not prepared"):
+        with pytest.raises(DatabaseMisused, match="not prepared"):
             async with AsyncFence(engine, app="shop").local(Tx("early", False, True)):
                 raise AssertionError("not reached")
         await engine.dispose()
@@ -240,7 +240,7 @@ def test_another_app_and_the_wrong_face(
     brokers: Brokers, topic: str, producer_of: ProducerOf, fence: Fence
 ) -> None:
     with (
-        pytest.raises(FenceMisused, match="app 'shop', the producer for 'other'"),
+        pytest.raises(DatabaseMisused, match="app 'shop', the producer for 'other'"),
         fence.transaction(producer_of(brokers, app="other"), Message(topic, b"a")),
     ):
         raise AssertionError("not reached")
@@ -268,7 +268,7 @@ def test_asyncio(
         with pytest.raises(AlreadyDone):
             async with ours.transaction(producer.aio, Message(topic, b"d"), tx_id="async-done"):
                 raise AssertionError("the block must not run")
-        with pytest.raises(FenceMisused, match=r"producer\.aio"):
+        with pytest.raises(DatabaseMisused, match=r"producer\.aio"):
             async with ours.transaction(producer, Message(topic, b"e")):
                 raise AssertionError("not reached")
         await engine.dispose()

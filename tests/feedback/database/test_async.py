@@ -12,11 +12,10 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 from sqlalchemy.orm import registry
 
 from escrowmq import OutcomeUnknown, TransactionState
-from escrowmq.integrations import AlreadyDone, AsyncFence, Fence, FenceLost, FenceMisused
-from tests.support.shops import Shop, Tx
+from escrowmq.integrations import AlreadyDone, AsyncFence, DatabaseMisused, Fence, FenceLost
+from tests.support.shops import DRIVERS, Shop, Tx
 
 COMMITTED, ROLLBACK, UNKNOWN = TransactionState.COMMITTED, TransactionState.ROLLBACK, TransactionState.UNKNOWN
-DRIVERS = {"sqlite": "aiosqlite", "postgresql": "psycopg", "mariadb": "asyncmy"}
 
 
 def on(shop: Shop, story: Callable[[AsyncFence, AsyncEngine], Awaitable[None]]) -> None:
@@ -112,16 +111,16 @@ def test_a_flush_that_fails_comes_out_as_it_is(shop: Shop) -> None:
 
 
 def test_what_is_blocking_is_refused(shop: Shop) -> None:
-    with pytest.raises(FenceMisused, match="Fence"):
+    with pytest.raises(DatabaseMisused, match="Fence"):
         AsyncFence(shop.engine, app="shop")  # type: ignore[arg-type]
 
     async def story(fence: AsyncFence, engine: AsyncEngine) -> None:
         for wrong in (shop.engine, engine, None):
-            with pytest.raises(FenceMisused, match="AsyncConnection"):
+            with pytest.raises(DatabaseMisused, match="AsyncConnection"):
                 await fence.enter(wrong, Tx("1"))
         async with engine.connect() as connection:
             blocking = Fence(shop.engine, app="shop", table=shop.table)
-            with pytest.raises(FenceMisused, match="AsyncFence"):
+            with pytest.raises(DatabaseMisused, match="AsyncFence"):
                 blocking.enter(connection, Tx("1"))
 
     on(shop, story)

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from escrowmq import TransactionState
 from escrowmq.cluster.cli.app import app
-from escrowmq.integrations import Difference, FenceMisused, fence_table
+from escrowmq.integrations import DatabaseMisused, Difference, fence_table
 from tests.support.shops import Shop, Tx
 
 COMMITTED, ROLLBACK = TransactionState.COMMITTED, TransactionState.ROLLBACK
@@ -49,7 +49,7 @@ def test_what_differs_for_good_is_listed_and_nothing_else(shop: Shop) -> None:
         Difference("by_hand", ROLLBACK, COMMITTED),
     }
     assert (found.read, found.open, found.forgotten) == (6, 1, 1)
-    with pytest.raises(FenceMisused, match="slice_rows"):
+    with pytest.raises(DatabaseMisused, match="slice_rows"):
         fence.audit(admin, 0.0, slice_rows=0)
 
 
@@ -78,6 +78,11 @@ def test_the_command_prints_the_table_of_each_dialect(dialect: str) -> None:
     said = CliRunner().invoke(app, ["db", "schema", "--dialect", dialect, "--table", "own"])
     assert said.exit_code == 0 and said.stdout.startswith("CREATE TABLE IF NOT EXISTS own (tx_key B")
     assert said.stdout.endswith(";\n")
+
+
+def test_the_command_prints_the_table_of_an_inbox() -> None:
+    said = CliRunner().invoke(app, ["db", "schema", "--dialect", "postgresql", "--inbox"])
+    assert said.stdout.startswith("CREATE TABLE IF NOT EXISTS escrowmq_inbox (record_key BYTEA")
 
 
 def test_the_command_refuses_another_dialect() -> None:

@@ -1,4 +1,5 @@
-"""The fence's table in a service's own migrations: real Alembic, which writes them from the metadata."""
+"""The tables of fence and inbox in a service's own migrations: real Alembic, which writes them from the
+metadata."""
 
 from __future__ import annotations
 
@@ -11,19 +12,21 @@ from alembic import command
 from alembic.config import Config
 
 from escrowmq import TransactionState
-from escrowmq.integrations import Fence
+from escrowmq.integrations import Fence, Inbox
 from tests.support.database_servers import Server
+from tests.support.inboxes import record
 from tests.support.shops import Tx
 
 #: What ``alembic init`` writes, without comments and logging, and with the two lines of the guide.
 ENVIRONMENT = """
 import sqlalchemy as sa
 from alembic import context
-from escrowmq.integrations import fence_table
+from escrowmq.integrations import fence_table, inbox_table
 
 metadata = sa.MetaData()
 sa.Table("wares", metadata, sa.Column("id", sa.Integer, primary_key=True))
 fence_table(metadata, "service_fence")
+inbox_table(metadata, "service_inbox")
 
 engine = sa.create_engine(context.config.get_main_option("sqlalchemy.url"))
 with engine.connect() as connection:
@@ -59,7 +62,7 @@ def url(server_of: Callable[[str], Server | None], kind: str, tmp_path: Path) ->
     yield found
     engine = sa.create_engine(found)
     with engine.begin() as db:
-        for table in ("service_fence", "service_version", "wares"):
+        for table in ("service_fence", "service_inbox", "service_version", "wares"):
             db.execute(sa.text(f"drop table if exists {table}"))
     engine.dispose()
 
@@ -93,17 +96,22 @@ def test_a_migration_that_alembic_has_written_makes_a_table_that_fences(
         db.execute(sa.text("insert into wares values (1)"))
     asked = [("1", ""), ("2", "")]
     assert list(fence.query_statuses(asked)) == [TransactionState.COMMITTED, TransactionState.ROLLBACK]
+    inbox = Inbox(engine, group="billing", table="service_inbox")
+    for expected in (True, False):
+        with engine.begin() as db, inbox.once(db, record(1)) as first:
+            assert first is expected
     command.downgrade(environment, "base")
-    assert not {"service_fence", "wares"} & {*sa.inspect(engine).get_table_names()}
+    assert not {"service_fence", "service_inbox", "wares"} & {*sa.inspect(engine).get_table_names()}
     engine.dispose()
 
 
 @KINDS
-def test_alembic_finds_nothing_to_change_in_the_table_that_a_fence_has_made(
+def test_alembic_finds_nothing_to_change_in_tables_that_fence_and_inbox_have_made(
     environment: Config, url: str
 ) -> None:
     engine = sa.create_engine(url)
     Fence(engine, app="shop", table="service_fence").create_table()
+    Inbox(engine, group="billing", table="service_inbox").create_table()
     with engine.begin() as db:
         db.execute(sa.text("create table wares (id integer not null primary key)"))
     engine.dispose()

@@ -19,11 +19,11 @@ from sqlalchemy.pool import StaticPool
 from escrowmq import EscrowMQError, OutcomeUnknown, TransactionState
 from escrowmq.integrations import (
     AsyncFence,
+    DatabaseMisused,
     Fence,
-    FenceMisused,
-    FenceTableMissing,
     NoDatabaseTransaction,
     NotPrimary,
+    TableMissing,
     WrongDatabase,
 )
 from tests.support.shops import Shop, ShopMaker, Tx
@@ -32,10 +32,10 @@ from tests.support.shops import Shop, ShopMaker, Tx
 def test_a_missing_table_is_named_with_what_makes_it(shop: Shop) -> None:
     fence = shop.make_fence(table="not_there")
     local = shop.begin()
-    with pytest.raises(FenceTableMissing, match=r"not_there.*create_table\(\)"):
+    with pytest.raises(TableMissing, match=r"not_there.*create_table\(\)"):
         fence.enter(local.connection, Tx("1"))
     local.rollback()
-    with pytest.raises(FenceTableMissing, match="not_there"):
+    with pytest.raises(TableMissing, match="not_there"):
         fence.query_status("1", "1")
     assert fence.schema().startswith("CREATE TABLE IF NOT EXISTS not_there")
 
@@ -146,25 +146,25 @@ def test_a_database_that_takes_no_writes_is_not_the_primary(shop: Shop, kind: st
 
 def test_entering_twice_or_too_early_or_in_a_savepoint(shop: Shop) -> None:
     local = shop.begin().enter("1")
-    with pytest.raises(FenceMisused, match="entered before in this same database transaction"):
+    with pytest.raises(DatabaseMisused, match="entered before in this same database transaction"):
         local.enter("1")
     local.rollback()
     local = shop.begin()
-    with pytest.raises(FenceMisused, match=r"call tx\.prepare\(\) first"):
+    with pytest.raises(DatabaseMisused, match=r"call tx\.prepare\(\) first"):
         shop.fence.enter(local.connection, Tx("1", prepared=False))
     if not shop.plain:
         local.connection.begin_nested()
-        with pytest.raises(FenceMisused, match="savepoint"):
+        with pytest.raises(DatabaseMisused, match="savepoint"):
             local.enter("1")
     local.rollback()
 
 
 def test_databases_that_a_check_would_not_find(tmp_path: Path) -> None:
-    with pytest.raises(FenceMisused, match="in-memory"):
+    with pytest.raises(DatabaseMisused, match="in-memory"):
         Fence(sa.create_engine("sqlite://"), app="shop")
-    with pytest.raises(FenceMisused, match="in-memory"):
+    with pytest.raises(DatabaseMisused, match="in-memory"):
         Fence(lambda: sqlite3.connect(":memory:"), app="shop")
-    with pytest.raises(FenceMisused, match="StaticPool"):
+    with pytest.raises(DatabaseMisused, match="StaticPool"):
         Fence(sa.create_engine(f"sqlite:///{tmp_path / 'a.db'}", poolclass=StaticPool), app="shop")
 
 
@@ -177,18 +177,18 @@ def test_what_is_no_database(tmp_path: Path) -> None:
         ("sqlite:///a.db", "not str"),
         (create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'a.db'}"), "AsyncFence"),
     ):
-        with pytest.raises(FenceMisused, match=text):
+        with pytest.raises(DatabaseMisused, match=text):
             Fence(wrong, app="shop")
         if hasattr(wrong, "close"):
             wrong.close()
     for app, table in (("", "fence"), (None, "fence"), ("shop", "fence; drop table x"), ("shop", "Fence")):
-        with pytest.raises(FenceMisused):
+        with pytest.raises(DatabaseMisused):
             Fence(engine, app=app, table=table)  # type: ignore[arg-type]
     fence = Fence(engine, app="shop")
     for wrong in (engine, "x", None):
-        with pytest.raises(FenceMisused, match="Connection or a Session"):
+        with pytest.raises(DatabaseMisused, match="Connection or a Session"):
             fence.enter(wrong, Tx("1"))
-    assert issubclass(FenceMisused, EscrowMQError)
+    assert issubclass(DatabaseMisused, EscrowMQError)
 
 
 def test_sessions_and_registries_of_them(tmp_path: Path) -> None:
@@ -315,7 +315,7 @@ def test_sqlite_cannot_be_read_behind_an_exclusive_lock_of_the_transaction(
     fence = Fence(unnamed, app="shop")
     with closing(unnamed()) as db:
         db.execute("begin exclusive")
-        with pytest.raises(FenceMisused, match=r"create_table\(\) at the start of each process"):
+        with pytest.raises(DatabaseMisused, match=r"create_table\(\) at the start of each process"):
             fence.enter(db, Tx("1"))
         db.rollback()
         fence.create_table()
@@ -344,7 +344,7 @@ def test_sqlite_with_a_listener_that_takes_the_lock_names_such_a_table(
 
         if asynchronous is None:
             fence = Fence(engine, app="shop")
-            with engine.connect() as db, pytest.raises(FenceMisused, match=r"create_table\(\)"):
+            with engine.connect() as db, pytest.raises(DatabaseMisused, match=r"create_table\(\)"):
                 fence.enter(db, Tx("1"))  # by hand: what the fence reads with begins with the lock too
             with fence.local(Tx("2")):
                 pass

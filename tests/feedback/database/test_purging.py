@@ -8,7 +8,7 @@ import pytest
 
 from escrowmq import OpenTransaction
 from escrowmq.feedback.database import purging, rows
-from escrowmq.integrations import FenceMisused
+from escrowmq.integrations import DatabaseMisused
 from tests.support.shops import ShopMaker, Tx
 
 DAY_S = 86_400.0
@@ -58,7 +58,7 @@ def test_what_was_written_since_the_oldest_open_transaction_stays(make_shop: Sho
     oldest = int(103.5 * DAY_S * 1000)
     assert fence.purge(Admin([oldest, oldest + 5]), pause_s=0.0).removed == 4
     for wrong in ({"keep_s": 60.0}, {"slice_rows": 0}, {"slice_rows": 5000}):
-        with pytest.raises(FenceMisused):
+        with pytest.raises(DatabaseMisused):
             fence.purge(Admin(), **wrong)  # type: ignore[arg-type]
 
 

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from escrowmq.replication.errors import CorruptLog, UnknownVersion
-from escrowmq.replication.format import ops, share_ops, timer_ops
+from escrowmq.replication.format import claim_ops, ops, share_ops, timer_ops
 from escrowmq.replication.format.codec import (
     META_TYPES,
     META_TYPES_2,
@@ -41,6 +41,7 @@ from tests.support.fed_state import (
     busy_state_of_level_3,
     state_with_a_first_group,
     state_with_a_numbered_alteration,
+    state_with_claims,
     state_with_ids,
     state_with_lives,
     state_with_shares,
@@ -81,6 +82,8 @@ DAMAGED = [
     "GROUP_SETTINGS",
     "PLACES",
     "CARRY",
+    "CLAIM",
+    "PREPARE version 2 with a claim",
 ]
 ROWS = [encode_row(b"k", b"v", {"h": b"1"}, None), encode_row(None, b"", None, "tx")]
 
@@ -129,7 +132,7 @@ def samples() -> dict[str, str]:
     frames["ALTER_TOPIC version 3"] = ops.alter_topic("orders", {"check_max": 3}, 1_000, 9)
     frames["TRIM version 2"] = ops.trim("orders", {0: 12}, 9)
     frames["DELETE_GROUP"] = ops.delete_group("billing", 3 << 32 | 1)
-    frames |= timers() | shares()
+    frames |= timers() | shares() | claims()
     frames["CUT"] = cut(["orders", "invoices"], 250)
     frames["command"] = encode_command([frames["MESSAGE"], frames["COMMIT"]], 2, 1_700_000_000_123)
     frames["snapshot"] = b"".join(encode(capture(busy_state().state, 3, ["a.runs"])))
@@ -143,6 +146,7 @@ def samples() -> dict[str, str]:
     frames["snapshot of level 6"] = b"".join(encode(capture(state_with_ids().state, 3, ["a.runs"])))
     frames["snapshot of level 8"] = b"".join(encode(capture(state_with_timers().state, 3, ["a.runs"])))
     frames["snapshot of level 9"] = b"".join(encode(capture(state_with_shares().state, 3, ["a.runs"])))
+    frames["snapshot with claims"] = b"".join(encode(capture(state_with_claims().state, 3, ["a.runs"])))
     columns = tuple(array("Q", [i, i + 1]) for i in range(6))
     frames["run file"] = b"".join(encode_runs({7: columns}))
     return {name: data.hex() for name, data in frames.items()}
@@ -179,6 +183,15 @@ def shares() -> dict[str, bytes]:
             "mail", {"max_attempts": 3, "delays_ms": [1_000, 60_000], "dead_letters": "keep"}, 17
         ),
         "PLACES": share_ops.places("billing", "orders", [0, 17, 2]),
+    }
+
+
+def claims() -> dict[str, bytes]:
+    """What came with claims."""
+    extra = PrepareExtra("producer-1", heard_ms=5, claim=("outbox.shop.0", 3, 17, bytes(range(16))))
+    return {
+        "CLAIM": claim_ops.claim("outbox.shop.0", 3),
+        "PREPARE version 2 with a claim": ops.prepare("shop", "orders", ["a"], None, 0, 0, [1], -1, 0, extra),
     }
 
 

@@ -27,6 +27,7 @@ from tests.support.fed_state import (
     dump,
     state_with_a_first_group,
     state_with_a_numbered_alteration,
+    state_with_claims,
     state_with_lives,
     state_with_shares,
     state_with_timers,
@@ -63,6 +64,7 @@ def without_runs(state: StateMachine) -> dict[str, object]:
         ("snapshot of level 5", 5, state_with_lives),
         ("snapshot of level 8", 8, state_with_timers),
         ("snapshot of level 9", 9, state_with_shares),
+        ("snapshot with claims", 9, state_with_claims),
     ],
 )
 def test_snapshots_of_all_levels_bring_back_the_state(

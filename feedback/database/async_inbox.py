@@ -1,0 +1,92 @@
+"""The inbox for asynchronous engines of SQLAlchemy: the same statements, with ``await``."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from sqlalchemy import Connection
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
+from sqlalchemy.pool import NullPool
+
+from escrowmq.feedback.database.async_links import asynchronous, engine_of, with_core_of
+from escrowmq.feedback.database.inbox import INBOX_TABLE, Inbox
+from escrowmq.feedback.database.inbox_purging import GroupPlaces, InboxPurged
+from escrowmq.feedback.database.inbox_rows import Place
+from escrowmq.feedback.database.rows import KEEP_S
+from escrowmq.feedback.database.sqlalchemy_links import link_of
+
+
+class AsyncInbox:
+    """As :class:`escrowmq.integrations.Inbox`, for an AsyncEngine or an async_sessionmaker.
+
+    ::
+
+        inbox = AsyncInbox(engine, group="billing")
+        await inbox.create_table()
+        async with engine.begin() as db, inbox.once(db, record) as first:
+            if first:
+                await db.execute(text("update accounts ..."))
+    """
+
+    def __init__(
+        self,
+        database: Any,
+        *,
+        group: str,
+        table: str = INBOX_TABLE,
+        clock: Callable[[], float] = time.time,
+        purging: Callable[[], AsyncEngine] | None = None,
+    ) -> None:
+        """``purging`` makes an engine for one purge, without a pool; by default from the engine's URL, so
+        pass it if the URL is not sufficient (``connect_args``). The rest: see ``Inbox``."""
+        engine = engine_of(database, "Inbox")
+        self.group, self._engine = group, engine
+        self._purging = purging or (lambda: create_async_engine(engine.url, poolclass=NullPool))
+        self._options: dict[str, Any] = {"group": group, "table": table, "clock": clock}
+        self._inbox = Inbox(engine.sync_engine, **self._options)
+
+    def schema(self) -> str:
+        """The statement that creates the table, for a migration."""
+        return self._inbox.schema()
+
+    async def create_table(self) -> None:
+        """Create the table, if it does not exist."""
+        # Not connected: the table's maker opens the one connection that it needs, inside the greenlet.
+        async with AsyncSession(self._engine) as session:
+            await session.run_sync(lambda _: self._inbox.create_table())
+
+    @asynccontextmanager
+    async def once(self, db: Any, record: Place) -> AsyncIterator[bool]:
+        """See ``Inbox.once``; ``db``: an AsyncConnection or an AsyncSession."""
+        given = asynchronous(db, "Inbox")
+
+        def enter(core: Connection | Session) -> tuple[bytes | None, object]:
+            link = link_of(core)
+            return self._inbox.enter(link, record), link.mark()
+
+        key, mark = await given.run_sync(enter)
+        if key is None:
+            yield False
+            return
+        try:
+            yield True
+        except Exception:  # not a cancelled task: its connection may be in the middle of an answer
+            with contextlib.suppress(Exception):
+                await given.run_sync(lambda core: self._inbox.forget(link_of(core), key, mark))
+            raise
+
+    async def purge(self, admin: GroupPlaces | None, *, keep_s: float = KEEP_S) -> InboxPurged:
+        """See ``Inbox.purge``; runs in a helper thread."""
+        purged: InboxPurged = await asyncio.to_thread(
+            asyncio.run,
+            with_core_of(
+                self._purging, lambda core: Inbox(core, **self._options).purge(admin, keep_s=keep_s)
+            ),
+        )
+        return purged

@@ -1,0 +1,162 @@
+"""The inbox: a record that is delivered again is not handled again.
+
+A row says that the work for a record is committed, because the handler's own database transaction writes it.
+Inserting it is the question and the answer at once: the primary key makes a second handler of the same record
+wait for the first one's outcome.
+
+It must never write a row in another transaction than that of the work, and never answer from a row that it
+has read and not tried to insert.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from escrowmq.feedback.database.errors import DatabaseMisused
+from escrowmq.feedback.database.failures import explained
+from escrowmq.feedback.database.inbox_purging import GroupPlaces, InboxPurged, purge_inbox
+from escrowmq.feedback.database.inbox_rows import GROUP_BYTES_MAX, InboxStatements, Place, origin_of
+from escrowmq.feedback.database.links import Link
+from escrowmq.feedback.database.opening import database_of
+from escrowmq.feedback.database.rows import KEEP_S
+from escrowmq.feedback.database.statements import dialect_of
+
+#: The table's name, unless another is given.
+INBOX_TABLE = "escrowmq_inbox"
+
+
+class Inbox:
+    """Makes the handling of records idempotent: each is handled once per consumer group.
+
+    ::
+
+        inbox = Inbox(create_engine(url), group="billing")
+        inbox.create_table()                               # or put inbox.schema() into a migration
+        for record in consumer.poll():
+            with engine.begin() as db, inbox.once(db, record) as first:
+                if first:
+                    db.execute(text("update accounts ..."))
+        consumer.commit()                                  # after the database transactions
+
+    ``database``: as for ``Fence``. ``group``: the consumer group, or another name for what handles
+    the records; groups do not see each other's rows. Raises DatabaseMisused for arguments that cannot work.
+    Thread-safe. Source of the rules: SEMANTICS 5.2.
+    """
+
+    def __init__(
+        self,
+        database: Any,
+        *,
+        group: str,
+        table: str = INBOX_TABLE,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """``clock``: seconds since the epoch; used only to decide when a row may be purged."""
+        if type(group) is not str or not 0 < len(group.encode()) <= GROUP_BYTES_MAX:
+            raise DatabaseMisused(f"group must be the name of the consumer group, not {group!r:.80}")
+        self.group, self._clock = group, clock
+        self._database = database_of(database)
+        self.statements = InboxStatements(dialect_of(self._database.dialect), table)
+        self._name = group.encode()
+
+    def schema(self) -> str:
+        """The statement that creates the table, for a migration. Running it again is harmless."""
+        return self.statements.create
+
+    def create_table(self) -> None:
+        """Create the table, if it does not exist. Needs the right to create tables."""
+        try:
+            with self._database.checking() as link:
+                link.run(self.statements.create)
+                link.commit()
+        except Exception as error:
+            raise self._explained(error) from error
+
+    @contextmanager
+    def once(self, db: Any, record: Place) -> Iterator[bool]:
+        """Whether the record is handled for the first time; if so, do the work inside the block.
+
+        ``db``: a Connection or Session of SQLAlchemy, or a DB-API connection; the work belongs into the same
+        database transaction, which is yours to commit or roll back. Several records may share one. Make this
+        its first statement: a second handler of the same record then waits here until the first one's
+        transaction ends.
+
+        Roll back if the block raises an exception. The inbox then forgets the record, so that it is
+        handled again even if you commit.
+
+        Raises DatabaseMisused: a connection in autocommit or without the table, or no record.
+        Raises what the database raises, such as a serialization failure while another handler commits the
+        same record: nothing is done then, so roll back and handle it again.
+        """
+        link = self._database.link(db)
+        key = self.enter(link, record)
+        if key is None:
+            yield False
+            return
+        mark = link.mark()
+        try:
+            yield True
+        except BaseException:
+            with contextlib.suppress(Exception):  # what cannot be changed any more cannot be committed
+                self.forget(link, key, mark)
+            raise
+
+    def enter(self, link: Link, record: Place) -> bytes | None:
+        """Write the record's row; its key, or None if it was there."""
+        origin = origin_of(record)
+        link.refuse_autocommit("the inbox's row")
+        key = origin.key(self.group)
+        values = {
+            "key": key,
+            "consumer_group": self._name,
+            "topic": origin.topic.encode(),
+            "place": origin.partition,
+            "topic_offset": origin.offset,
+            "handled_ms": int(self._clock() * 1000),
+        }
+        try:
+            return key if link.changed(self.statements.enter, values) else None
+        except Exception as error:
+            raise self._explained(error) from error
+
+    def forget(self, link: Link, key: bytes, mark: object) -> None:
+        """Remove the row again, if its transaction is still open."""
+        if link.mark() == mark:
+            link.run(self.statements.undo, {"key": key})
+
+    def purge(
+        self,
+        admin: GroupPlaces | None,
+        *,
+        keep_s: float = KEEP_S,
+        slice_rows: int = 1000,
+        pause_s: float = 0.01,
+        told: Callable[[InboxPurged], None] = lambda so_far: None,
+    ) -> InboxPurged:
+        """Remove the group's rows that are ``keep_s`` old and whose records are not delivered again.
+
+        ``admin``: ``cluster.admin``, which knows from which offsets the group continues. None: the time alone
+        decides, for readers that do not commit their offsets to the broker; a record that is delivered
+        again later than ``keep_s`` is then handled again. The whole table is read in slices of
+        ``slice_rows``, each a short transaction of its own, with a pause between them; once a day is enough.
+        ``told`` is called after each slice with the progress.
+        """
+        if keep_s < 3600:
+            raise DatabaseMisused(f"keep_s must be 3600 or more, not {keep_s!r}: a row protects for as long")
+        if not 1 <= slice_rows <= 1000:
+            raise DatabaseMisused(f"slice_rows must be from 1 to 1000, not {slice_rows!r}")
+        before = int((self._clock() - keep_s) * 1000)
+        try:
+            with self._database.checking() as link:
+                return purge_inbox(
+                    link, self.statements, self.group, admin, before, slice_rows, pause_s, told
+                )
+        except Exception as error:
+            raise self._explained(error) from error
+
+    def _explained(self, error: Exception) -> Exception:
+        return explained(error, "inbox", self.statements.table, "the database that the handler changes")

@@ -1,0 +1,94 @@
+"""The outbox: messages as rows of the application's own database, which a relay sends to the broker later.
+
+Inserting the rows is all that happens in the application's transaction, so it works while the broker is down,
+and needs no check: a row exists if, and only if, the transaction is committed.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from escrowmq.feedback.database.errors import DatabaseMisused
+from escrowmq.feedback.database.failures import explained
+from escrowmq.feedback.database.opening import database_of
+from escrowmq.feedback.database.outbox_rows import content_of, order_key_of, shard_of
+from escrowmq.feedback.database.outbox_statements import INSERT_MAX, OutboxStatements
+from escrowmq.feedback.database.statements import dialect_of
+from escrowmq.replication.model import Message
+
+#: The table's name, unless another is given.
+OUTBOX_TABLE = "escrowmq_outbox"
+SHARDS_MAX = 256
+
+
+class Outbox:
+    """Puts messages into a table, in the application's database transaction.
+
+    ``shards``: the number of orders that are kept apart, each sent by one relay. With one, the default, all
+    messages keep their order, and those of one ``send`` become readable together. With more, messages of one
+    topic and key keep their order. All services must use the same number. Raises DatabaseMisused for
+    arguments that cannot work. Thread-safe. Source of the rules: SEMANTICS 5.3.
+    """
+
+    def __init__(
+        self,
+        database: Any,
+        *,
+        shards: int = 1,
+        table: str = OUTBOX_TABLE,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """``database``: as for ``Fence``. ``clock``: seconds since the epoch; it is only shown."""
+        if type(shards) is not int or not 1 <= shards <= SHARDS_MAX:
+            raise DatabaseMisused(f"shards must be from 1 to {SHARDS_MAX}, not {shards!r:.80}")
+        self.shards, self._clock = shards, clock
+        self.database = database_of(database)
+        self.statements = OutboxStatements(dialect_of(self.database.dialect), table)
+
+    def schema(self) -> list[str]:
+        """The statements that create the tables, for a migration. Running them again is harmless."""
+        return list(self.statements.create)
+
+    def create_table(self) -> None:
+        """Create the tables, if they do not exist. Needs the right to create tables."""
+        try:
+            with self.database.checking() as link:
+                for statement in self.statements.create:
+                    link.run(statement)
+                link.commit()
+        except Exception as error:
+            raise self._explained(error) from error
+
+    def send(self, db: Any, *messages: Message) -> None:
+        """Insert messages, as a part of ``db``'s transaction; they are sent once that is committed.
+
+        ``db``: a Connection or Session of SQLAlchemy, Django's connection, or a DB-API connection. Messages
+        of one call stay together. Between transactions the order is that of the calls, so change the rows
+        that two transactions compete for before the call.
+
+        Raises InvalidMessage; DatabaseMisused: a connection in autocommit, or without the table.
+        """
+        group, created_ms = uuid.uuid4().bytes, int(self._clock() * 1000)
+        rows: list[dict[str, Any]] = []
+        for message in messages:
+            content, order_key = content_of(message), order_key_of(message)
+            rows.append({
+                "shard": shard_of(order_key, group, self.shards), "group": group, "order_key": order_key,
+                "content": content, "created_ms": created_ms,
+            })  # fmt: skip
+        in_shard = Counter(row["shard"] for row in rows)
+        link = self.database.link(db)
+        link.refuse_autocommit("the outbox's row")
+        try:
+            for at in range(0, len(rows), INSERT_MAX):
+                part = [row | {"group_rows": in_shard[row["shard"]]} for row in rows[at : at + INSERT_MAX]]
+                link.run(*self.statements.insert(part))
+        except Exception as error:
+            raise self._explained(error) from error
+
+    def _explained(self, error: Exception) -> Exception:
+        return explained(error, "outbox", self.statements.table, "the database that the service changes")

@@ -1,0 +1,152 @@
+"""A relay's database transactions: each begins by holding the lease of its shard.
+
+The lease is a row with an epoch. A relay that was paused while another took its shard holds nothing: its
+UPDATE changes no row, and it stops before it has done anything. Rows are changed by the ids that were read
+and sent; another count than expected means that somebody else has changed them, and nothing is committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from escrowmq.feedback.database.links import Database, Link
+from escrowmq.feedback.database.outbox_rows import ERROR_BYTES_MAX, OutboxRow
+from escrowmq.feedback.database.outbox_statements import OutboxStatements
+from escrowmq.feedback.database.relay_plan import ROWS_MAX, pick, refused
+
+#: A relay that says nothing for so long has lost its shard to any other that asks.
+LEASE_MS = 15_000
+#: Rows that are read at a time, and at most for one batch: rows that wait must not hide those behind them.
+WINDOW, READ_MAX = 2 * ROWS_MAX, 40 * ROWS_MAX
+
+
+class LeaseLost(Exception):
+    """Another relay has the shard, or a person has stopped it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A shard that this relay has. ``last``: the number of the last batch that is done."""
+
+    shard: int
+    epoch: int
+    last: int
+
+
+class OutboxShards:
+    """The database side of a relay. ``clock``: ms since the epoch; leases compare it between relays."""
+
+    def __init__(
+        self, database: Database, statements: OutboxStatements, owner: str, clock: Callable[[], int]
+    ) -> None:
+        self._database, self._statements = database, statements
+        self._owner, self._clock = owner.encode(), clock
+
+    def take(self, shard: int) -> Lease | None:
+        """The shard, with a new epoch; None if another relay has it."""
+        statements, now = self._statements, self._clock()
+        with self._database.opening() as (_, link):
+            link.run(statements.add_shard, {"shard": shard, "nobody": b""})
+            told = {"shard": shard, "owner": self._owner, "now": now, "until": now + LEASE_MS}
+            lease = None
+            if link.changed(statements.take, told) == 1:
+                ((epoch, last),) = link.rows(statements.taken, {"shard": shard, "owner": self._owner})
+                lease = Lease(shard, int(epoch), int(last))
+            link.commit()
+            return lease
+
+    def in_batch(self, lease: Lease) -> list[OutboxRow]:
+        """The rows of the batch that was being sent when the last relay stopped, if any."""
+        with self._holding(lease) as link:
+            return [_row(row) for row in link.rows(self._statements.in_batch, {"shard": lease.shard})]
+
+    def pick(self, lease: Lease) -> list[OutboxRow]:
+        """The rows of the next batch, not marked yet."""
+        rows: list[OutboxRow] = []
+        with self._holding(lease) as link:
+            while len(rows) < READ_MAX:
+                after = rows[-1].id if rows else 0
+                values = {"shard": lease.shard, "after": after, "most": WINDOW}
+                found = [_row(row) for row in link.rows(self._statements.pending, values)]
+                rows += found
+                all_seen = len(found) < WINDOW
+                if (chosen := pick(rows, self._clock(), all_seen=all_seen)) or all_seen:
+                    return chosen
+        return []
+
+    def mark(self, lease: Lease, placed: dict[int, int]) -> int:
+        """Write the next batch's number on rows, and the partition of each; from here on the batch does not
+        change. Returns the number."""
+        batch = lease.last + 1
+        with self._holding(lease) as link:
+            _expect(len(placed), link.changed(self._statements.mark(batch, placed), {}))
+        return batch
+
+    def finish(self, lease: Lease, batch: int, rows: Sequence[OutboxRow]) -> Lease:
+        """The batch is committed in the broker: remove its rows."""
+        with self._holding(lease) as link:
+            _expect(len(rows), link.changed(self._statements.sent(batch, [row.id for row in rows]), {}))
+            link.run(self._statements.advance, {"shard": lease.shard, "batch": batch})
+        return Lease(lease.shard, lease.epoch, batch)
+
+    def dissolve(self, lease: Lease, batch: int, rows: Sequence[OutboxRow], error: str) -> Lease:
+        """The broker has refused the batch for good, and has stored none of it: its number is not used
+        again."""
+        changes = refused(rows, self._clock())
+        with self._holding(lease) as link:
+            statement = self._statements.dissolve(batch, changes)
+            _expect(len(rows), link.changed(statement, {"error": _text(error)}))
+            link.run(self._statements.advance, {"shard": lease.shard, "batch": batch})
+        return Lease(lease.shard, lease.epoch, batch)
+
+    def bury(self, lease: Lease, rows: Sequence[OutboxRow], error: str) -> None:
+        """These cannot be sent at all, such as to a topic that does not exist."""
+        with self._holding(lease) as link:
+            statement = self._statements.bury([row.id for row in rows])
+            _expect(len(rows), link.changed(statement, {"error": _text(error)}))
+
+    def stop(self, lease: Lease, error: str) -> None:
+        """The broker and the database disagree about what was sent: nobody takes this shard until a person
+        has decided."""
+        with self._holding(lease) as link:
+            link.run(self._statements.stop, {"shard": lease.shard, "error": _text(error)})
+
+    @contextmanager
+    def _holding(self, lease: Lease) -> Iterator[Link]:
+        """A transaction that holds the lease's row until it is committed."""
+        with self._database.opening() as (_, link):  # not ``checking``: in SQLite that is in autocommit
+            told = {"shard": lease.shard, "epoch": lease.epoch, "until": self._clock() + LEASE_MS}
+            try:
+                _expect(1, link.changed(self._statements.hold, told))
+                yield link
+            except BaseException:
+                link.rollback()
+                raise
+            link.commit()
+
+
+def _expect(count: int, changed: int) -> None:
+    if changed != count:
+        raise LeaseLost(f"{changed} rows instead of {count}")
+
+
+def _text(error: str) -> bytes:
+    return error.encode()[:ERROR_BYTES_MAX]
+
+
+def _row(values: Sequence[Any]) -> OutboxRow:
+    id, group, group_rows, order_key, content, attempts, next_ms, batch, placed = values
+    return OutboxRow(
+        int(id),
+        bytes(group),
+        int(group_rows),
+        None if order_key is None else bytes(order_key),
+        bytes(content),
+        int(attempts),
+        int(next_ms),
+        None if batch is None else int(batch),
+        None if placed is None else int(placed),
+    )

@@ -1,0 +1,139 @@
+"""A relay, step by step: it takes a shard, and sends one batch after another as numbered transactions.
+
+The database says what is in batch n, and does not change it; the broker says whether n is in. So whatever is
+interrupted is done again: a batch that is in the database is sent, and one that the broker has is removed.
+Nothing is decided by time, except who may ask for a shard.
+
+It must never remove rows unless the broker has answered for exactly these, and never send a batch that is not
+marked in the database.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from typing import Protocol
+
+from escrowmq.feedback.database.outbox_rows import OutboxRow, digest_of_rows, message_of
+from escrowmq.feedback.database.outbox_shards import Lease, LeaseLost, OutboxShards
+from escrowmq.replication.errors import EscrowMQError, ProducerFenced
+from escrowmq.replication.model import Message
+
+
+class BatchRefused(Exception):
+    """The broker refuses these messages for good, and has stored none of them."""
+
+
+class OutOfStep(Exception):
+    """The broker has a later number, or other messages under this one."""
+
+
+class Shipping(Protocol):
+    """The broker's side of a relay: a named producer for each shard."""
+
+    def claim(self, shard: int) -> int:
+        """Become the only producer of this name; the claim's epoch."""
+
+    def place(self, message: Message, turn: int) -> int | str:
+        """The message's partition, the one that it names if it does, or why it cannot be sent. ``turn``: any
+        number, for messages without a key."""
+
+    def ship(self, shard: int, epoch: int, number: int, messages: Sequence[Message], digest: bytes) -> None:
+        """Commit these messages as transaction ``number`` of the claim, unless they are committed under it
+        already.
+
+        Raises BatchRefused, OutOfStep, ProducerFenced (the claim is another's now); any other EscrowMQError
+        means that the answer is not known, or that the broker is away: the same batch is sent again."""
+
+
+class Step(enum.Enum):
+    """What a step has done."""
+
+    NOT_MINE = "another relay has the shard, or it is stopped"
+    IDLE = "there is nothing to send now"
+    SENT = "a batch is sent, and its rows are removed"
+    REFUSED = "a batch, or some rows, were refused"
+    AWAY = "the broker does not answer; the batch waits"
+    STOPPED = "the broker and the database disagree: a person has to decide"
+
+
+class Relay:
+    """Sends one shard of an outbox. Not thread-safe."""
+
+    def __init__(self, shards: OutboxShards, shipping: Shipping, shard: int) -> None:
+        self._shards, self._shipping, self._shard = shards, shipping, shard
+        self._lease: Lease | None = None
+        self._epoch = 0
+        self._batch: list[OutboxRow] = []  # marked in the database, and not known to be sent
+
+    def step(self) -> Step:
+        """One batch, at most. Raises what the database raises; the next step begins where this one ended."""
+        try:
+            lease = self._lease or self._taken()
+            if lease is None:
+                return Step.NOT_MINE
+            if not self._batch and (found := self._marked(lease)) is not Step.SENT:
+                return found
+            return self._send(lease)
+        except (LeaseLost, ProducerFenced):
+            self._forget()
+            return Step.NOT_MINE
+        except EscrowMQError:
+            return Step.AWAY
+        except Exception:
+            self._forget()  # whether the last statement was carried out is not known: ask the database
+            raise
+
+    def _forget(self) -> None:
+        self._lease, self._batch = None, []
+
+    def _taken(self) -> Lease | None:
+        lease = self._shards.take(self._shard)
+        if lease is not None:
+            self._epoch = self._shipping.claim(self._shard)
+            # After the claim: whoever had the shard before can send nothing now, so this is all there is.
+            self._batch = self._shards.in_batch(lease)
+            self._lease = lease
+        return lease
+
+    def _marked(self, lease: Lease) -> Step:
+        """Put the next rows into a batch; SENT if there is one to send."""
+        rows = self._shards.pick(lease)
+        if not rows:
+            return Step.IDLE
+        placed: dict[int, int] = {}
+        broken: dict[bytes, str] = {}
+        for row in rows:
+            place = self._shipping.place(message_of(row.content), row.id)
+            if isinstance(place, int):
+                placed[row.id] = place
+            else:
+                broken[row.group] = place
+        if broken:  # the whole groups: their messages belong together
+            for group, error in broken.items():
+                self._shards.bury(lease, [row for row in rows if row.group == group], error)
+            return Step.REFUSED
+        self._shards.mark(lease, placed)
+        self._batch = self._shards.in_batch(lease)
+        return Step.SENT
+
+    def _send(self, lease: Lease) -> Step:
+        rows, number = self._batch, lease.last + 1
+        if any(row.batch != number for row in rows):
+            self._shards.stop(lease, f"rows of batch {rows[0].batch}, and the next one is {number}")
+            self._forget()
+            return Step.STOPPED
+        messages = [message_of(row.content, row.placed) for row in rows]
+        try:
+            self._shipping.ship(self._shard, self._epoch, number, messages, digest_of_rows(rows))
+        except BatchRefused as error:
+            self._lease = self._shards.dissolve(lease, number, rows, str(error))
+            self._batch = []
+            return Step.REFUSED
+        except OutOfStep as error:
+            self._shards.stop(lease, str(error))
+            self._forget()
+            return Step.STOPPED
+        self._lease = self._shards.finish(lease, number, rows)
+        self._batch = []
+        return Step.SENT

@@ -1,0 +1,121 @@
+"""Named producers: who of a name's claimants is the newest, and which number of theirs was committed last.
+
+At most one numbered transaction of a claim is open. So the decision on it is the decision on its number, and
+nothing has to be refused at a commit. Whoever repeats a number learns from the claim whether it is in,
+however long ago that was. Deterministic, as everything in the state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from escrowmq.replication.format.claim_ops import NEXT_EPOCH, UNNUMBERED
+from escrowmq.replication.model import ResultCode, TransactionState
+
+#: Names that are kept; beyond, those used longest ago go first.
+CLAIMS_KEPT = 50_000
+#: But none that was used so recently: then no new name is taken.
+KEPT_MS = 7 * 86_400_000
+#: Name, epoch, number (``UNNUMBERED``: none) and digest: as a PREPARE tells it.
+Claimed = tuple[str, int, int, bytes]
+#: App and transaction.
+TxKey = tuple[str, str]
+
+
+class Claim(NamedTuple):
+    """``number`` and ``digest``: of the numbered transaction that was committed last; ``UNNUMBERED``: none
+    was."""
+
+    epoch: int
+    number: int
+    digest: bytes
+    used_ms: int
+
+
+class Claims:
+    """``by_name``: in the order of their last use. ``open``: the numbered transactions that are open here.
+    Changed in the applying thread only."""
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, Claim] = {}
+        self.open: dict[TxKey, Claimed] = {}
+        self._busy: dict[str, TxKey] = {}  # name -> the one of ``open``
+
+    def claim(self, name: str, epoch: int, now_ms: int) -> list[object]:
+        """The result of a CLAIM."""
+        known = self.by_name.pop(name, None)
+        if known is None:
+            if not self._make_room(now_ms):
+                return [int(ResultCode.TOO_MANY_CLAIMS), CLAIMS_KEPT]
+            known = Claim(0, UNNUMBERED, b"", now_ms)
+        newest = known.epoch + 1 if epoch == NEXT_EPOCH else max(epoch, known.epoch)
+        self.by_name[name] = known._replace(epoch=newest, used_ms=now_ms)
+        if epoch not in (NEXT_EPOCH, newest):
+            return [int(ResultCode.FENCED), newest]
+        return [int(ResultCode.OK), [newest, known.number]]
+
+    def fenced(self, producer: str, epoch: int) -> list[object] | None:
+        """The result of a message of an earlier epoch than that of the claim, if ``producer`` is one."""
+        known = self.by_name.get(producer)
+        return None if known is None or epoch >= known.epoch else [int(ResultCode.FENCED), known.epoch]
+
+    def refusal(self, app: str, tx_id: str, claimed: Claimed, home: bool, now_ms: int) -> list[object] | None:
+        """Why a PREPARE under a claim opens nothing, or None. ``home``: this group decides it."""
+        name, epoch, number, digest = claimed
+        known = self.by_name.get(name)
+        if known is None or epoch < known.epoch:
+            return [int(ResultCode.FENCED), 0 if known is None else known.epoch]
+        if epoch > known.epoch:
+            return [int(ResultCode.MALFORMED), f"{name!r} has not been claimed here with epoch {epoch}"]
+        del self.by_name[name]
+        self.by_name[name] = known._replace(used_ms=now_ms)
+        if number == UNNUMBERED or not home:
+            return None
+        if (number, digest) == (known.number, known.digest):
+            done = [0, int(ResultCode.DUPLICATE), TransactionState.COMMITTED.value]
+            return [int(ResultCode.PARTIAL), [done]]
+        if number <= known.number:
+            return [int(ResultCode.OUT_OF_STEP), known.number]
+        key = self._busy.get(name)
+        if key is None or (key == (app, tx_id) and self.open[key][2:] == (number, digest)):
+            return None
+        return [int(ResultCode.CLAIM_OPEN), list(key)]
+
+    def opened(self, app: str, tx_id: str, claimed: Claimed) -> None:
+        """A transaction that this group decides is open from now on."""
+        if claimed[2] != UNNUMBERED:
+            self.open[app, tx_id] = claimed
+            self._busy[claimed[0]] = app, tx_id
+
+    def settled(self, app: str, tx_ids: Iterable[str], committed: bool) -> None:
+        """These are no longer open."""
+        for tx_id in tx_ids:
+            claimed = self.open.pop((app, tx_id), None)
+            if claimed is None:
+                continue
+            name, _, number, digest = claimed
+            self._busy.pop(name, None)
+            if committed:  # it is kept while it has an open transaction, so it is there
+                self.by_name[name] = self.by_name[name]._replace(number=number, digest=digest)
+
+    def restore(self, claims: Sequence[tuple[str, Claim]], opened: Sequence[tuple[TxKey, Claimed]]) -> None:
+        """What a snapshot has."""
+        self.by_name.update(claims)
+        for (app, tx_id), claimed in opened:
+            if claimed[0] not in self.by_name:
+                raise ValueError(f"transaction {tx_id!r} of {claimed[0]!r}, which nobody has claimed")
+            self.opened(app, tx_id, claimed)
+
+    def _make_room(self, now_ms: int) -> bool:
+        """Forget claims until there is room for one; False if none may be forgotten."""
+        while len(self.by_name) >= CLAIMS_KEPT:
+            for name, claim in self.by_name.items():
+                if claim.used_ms > now_ms - KEPT_MS:
+                    return False
+                if name not in self._busy:
+                    break
+            else:
+                return False
+            del self.by_name[name]
+        return True

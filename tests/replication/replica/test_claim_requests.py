@@ -1,0 +1,58 @@
+"""Requests about claims: what no leader may write into the log is refused, with a text that says why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from escrowmq.replication.errors import InvalidMessage
+from escrowmq.replication.format import claim_ops, ops
+from escrowmq.replication.format.codec import PrepareExtra
+from escrowmq.replication.replica.validation import level_needed, parse_request
+
+NAME = "outbox.shop.0"
+GROUPS = 3
+HOME = claim_ops.claim_group(NAME, GROUPS)
+ELSEWHERE = (HOME + 1) % GROUPS
+
+
+def prepare(*claim: Any, tx_ids: tuple[str, ...] = ("x",), home_group: int = -1) -> bytes:
+    extra = PrepareExtra(claim=claim, home_index=[5] * len(tx_ids) if home_group >= 0 else [])
+    return ops.prepare("app", "t", tx_ids, None, 0, 0, [1] * len(tx_ids), home_group, 0, extra)
+
+
+def test_what_is_right_needs_level_9() -> None:
+    number = (NAME, 1, 7, bytes(16))
+    for request, gid in (
+        (claim_ops.claim(NAME), HOME),
+        (claim_ops.claim(NAME, 3), ELSEWHERE),
+        (prepare(*number), HOME),
+        (prepare(*number, home_group=HOME), ELSEWHERE),
+        (prepare(NAME, 1, 0, b"", tx_ids=("x", "y")), ELSEWHERE),
+    ):
+        assert level_needed(parse_request(request, place=(gid, GROUPS))) == 9
+    assert (
+        level_needed(parse_request(ops.prepare("a", "t", ["x"], None, 0, 0, [1], -1, 0, PrepareExtra()))) == 2
+    )
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "gid", "why"),
+    [
+        (claim_ops.claim(""), HOME, "1 to 512 characters"),
+        (claim_ops.claim("x" * 513), HOME, "1 to 512 characters"),
+        (claim_ops.claim(NAME, -1), HOME, "epoch"),
+        (claim_ops.claim(NAME, 1 << 60), HOME, "epoch"),
+        (claim_ops.claim(NAME), ELSEWHERE, "gives the epochs"),
+        (prepare("", 1, 0, b""), HOME, "1 to 512 characters"),
+        (prepare(NAME, 1, -1, b""), HOME, "number"),
+        (prepare(NAME, 1, 7, bytes(16), tx_ids=("x", "y")), HOME, "one transaction"),
+        (prepare(NAME, 1, 7, bytes(15)), HOME, "16 bytes"),
+        (prepare(NAME, 1, 0, bytes(16)), HOME, "16 bytes"),
+        (prepare(NAME, 1, 7, bytes(16)), ELSEWHERE, "is home to"),
+    ],
+)
+def test_what_is_wrong_is_refused(request_bytes: bytes, gid: int, why: str) -> None:
+    with pytest.raises(InvalidMessage, match=why):
+        parse_request(request_bytes, place=(gid, GROUPS))

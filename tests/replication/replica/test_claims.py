@@ -1,0 +1,157 @@
+"""Claims at one replica: what a relay's repetitions, restarts and a zombie's requests leave in the log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from escrowmq.replication.format import claim_ops, ops
+from escrowmq.replication.format.codec import PrepareExtra, encode_row
+from escrowmq.replication.model import ResultCode as Code
+from escrowmq.replication.state.claims import Claims
+from tests.support.single import Single
+
+NAME = "outbox.shop.0"
+
+
+def numbered(tx_id: str, epoch: int, number: int, value: str, now_ms: int) -> bytes:
+    """One attempt at a batch: its messages are the same in all, its id is not."""
+    row = encode_row(None, value.encode(), None, None)
+    claim = (NAME, epoch, number, value.encode().ljust(16, b"."))
+    extra = PrepareExtra("relay", heard_ms=now_ms, claim=claim)
+    return ops.prepare("shop", "t", [tx_id], None, 0, 0, [1], -1, 1, extra) + ops.pre_message(
+        "t", 0, [0], [len(row)], [row]
+    )
+
+
+class Group(Single):
+    """One that has a topic ``t`` and takes claims."""
+
+    def begin(self) -> Group:
+        self.to_highest_level()
+        self.topic(partitions=1)
+        return self
+
+    def claim(self) -> int:
+        ((_, (epoch, _)),) = self.submit(claim_ops.claim(NAME))
+        return int(epoch)
+
+    def prepare(self, tx_id: str, epoch: int, number: int, value: str) -> Any:
+        return self.submit(numbered(tx_id, epoch, number, value, self.now_ms))[0]
+
+    def ship(self, tx_id: str, epoch: int, number: int, value: str) -> None:
+        """As a relay does: prepare, commit, and out of the way with what an earlier claimant has left."""
+        while (result := self.prepare(tx_id, epoch, number, value))[0] == Code.CLAIM_OPEN:
+            app, left = result[1]
+            self.submit(ops.rollback(app, [left]))
+        if result == [0]:
+            assert self.submit(ops.commit("shop", [tx_id])) == [[0]]
+        else:
+            assert result == [int(Code.PARTIAL), [[0, int(Code.DUPLICATE), "COMMITTED"]]]
+
+
+def test_below_level_9_nothing_of_it_is_admitted(tmp_path: Path) -> None:
+    group = Group(tmp_path)
+    group.topic(partitions=1)
+    for request in (claim_ops.claim(NAME), numbered("x", 1, 1, "a", group.now_ms)):
+        assert group.send(request) == [("unsupported", 9)]
+    group.close()
+
+
+def test_a_batch_is_readable_once_whatever_is_repeated(tmp_path: Path) -> None:
+    group = Group(tmp_path).begin()
+    first = group.claim()
+    group.ship("1.0", first, 1, "a")
+    group.ship("1.1", first, 1, "a")
+    assert group.prepare("2.0", first, 2, "b") == [0], "and the relay is killed before it commits"
+    group.close()
+    group = Group(tmp_path)
+    second = group.claim()
+    group.ship("2.1", second, 2, "b")
+    group.ship("2.2", second, 2, "b")
+    assert group.prepare("3.0", first, 3, "zombie") == [int(Code.FENCED), second]
+    assert group.submit(ops.commit("shop", ["2.0"]))[0] != [0], "its commit comes too late"
+    assert group.texts() == ["a", "b"]
+    group.close()
+
+
+def test_a_zombie_that_commits_first_has_done_the_next_ones_work(tmp_path: Path) -> None:
+    group = Group(tmp_path).begin()
+    first = group.claim()
+    assert group.prepare("1.0", first, 1, "a") == [0]
+    second = group.claim()
+    assert group.submit(ops.commit("shop", ["1.0"])) == [[0]]
+    group.fail_over()
+    group.ship("1.1", second, 1, "a")
+    group.ship("2.0", second, 2, "b")
+    assert group.texts() == ["a", "b"]
+    group.close()
+
+
+def test_two_attempts_of_one_entry_are_not_both_open(tmp_path: Path) -> None:
+    group = Group(tmp_path).begin()
+    epoch = group.claim()
+    attempts = [numbered(f"1.{n}", epoch, 1, "a", group.now_ms) for n in range(2)]
+    assert [answer[1][0][0] for answer in group.send(*attempts)] == [0, int(Code.CLAIM_OPEN)]
+    group.close()
+
+
+def no_digest(patch: pytest.MonkeyPatch) -> None:
+    """A claim forgets what it has committed."""
+    settled = Claims.settled
+
+    def rolled_back(self: Claims, app: str, tx_ids: Any, committed: bool) -> None:
+        settled(self, app, tx_ids, False)
+
+    patch.setattr(Claims, "settled", rolled_back)
+
+
+def several_open(patch: pytest.MonkeyPatch) -> None:
+    """Another attempt at a number may be open beside the first."""
+    refusal = Claims.refusal
+
+    def lenient(self: Claims, *given: Any) -> list[object] | None:
+        found = refusal(self, *given)
+        return None if found is not None and found[0] == Code.CLAIM_OPEN else found
+
+    patch.setattr(Claims, "refusal", lenient)
+
+
+def not_fenced(patch: pytest.MonkeyPatch) -> None:
+    """An earlier epoch goes on."""
+    refusal = Claims.refusal
+
+    def newest(self: Claims, app: str, tx_id: str, claimed: Any, *rest: Any) -> list[object] | None:
+        name, _, *others = claimed
+        return refusal(self, app, tx_id, (name, self.by_name[name].epoch, *others), *rest)
+
+    patch.setattr(Claims, "refusal", newest)
+
+
+@pytest.mark.parametrize("plant", [no_digest, several_open, not_fenced])
+def test_a_planted_fault_stores_a_batch_twice_or_lets_a_zombie_write(
+    plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def story(folder: Path) -> list[str]:
+        folder.mkdir()
+        group = Group(folder).begin()
+        first = group.claim()
+        group.ship("1.0", first, 1, "a")
+        group.prepare("2.0", first, 2, "b")
+        second = group.claim()
+        group.ship("1.1", second, 1, "a")
+        group.ship("2.1", second, 2, "b")
+        for late in ("2.0", "3.0"):  # the paused one goes on
+            if group.prepare(late, first, int(late[0]), "zombie" if late == "3.0" else "b") == [0]:
+                group.submit(ops.commit("shop", [late]))
+        group.submit(ops.commit("shop", ["2.0"]))
+        texts = group.texts()
+        group.close()
+        return texts
+
+    assert story(tmp_path / "sound") == ["a", "b"]
+    plant(monkeypatch)
+    assert story(tmp_path / "planted") != ["a", "b"]

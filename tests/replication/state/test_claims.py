@@ -1,0 +1,179 @@
+"""Named producers: earlier epochs are fenced, and each number is committed once, whatever is repeated."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from escrowmq.replication.format import claim_ops, ops, timer_ops
+from escrowmq.replication.format.codec import PrepareExtra, encode_row
+from escrowmq.replication.model import ResultCode as Code
+from escrowmq.replication.state import claims
+from escrowmq.replication.state.capture import capture
+from escrowmq.replication.state.machine import StateMachine
+from escrowmq.replication.state.snapshot import encode, restore
+from tests.support.fed_state import FedState, dump
+
+NAME = "outbox.shop.0"
+COMMITTED = [[int(Code.PARTIAL), [[0, int(Code.DUPLICATE), "COMMITTED"]]]]
+ROW = encode_row(None, b"v", None, None)
+
+
+def log_of_level_9() -> FedState:
+    log = FedState()
+    log.add(ops.level(9))
+    return log
+
+
+def digest(number: int) -> bytes:
+    return bytes([number]) * 16
+
+
+def prepare(
+    log: FedState, tx_id: str, epoch: int, number: int, content: bytes | None = None, home: int = -1
+) -> Any:
+    known = digest(number) if content is None else content
+    claim = (NAME, epoch, number, b"" if not number else known)
+    extra = PrepareExtra("p", home_index=[5] if home >= 0 else [], heard_ms=log.now_ms + 1, claim=claim)
+    return log.add(ops.prepare("app", "t", [tx_id], None, 0, 0, [1], home, 0, extra))
+
+
+def commit(log: FedState, tx_id: str) -> Any:
+    return log.add(ops.decided_commit("app", [tx_id], "producer", 0))
+
+
+def test_epochs_rise_and_are_taken_over_by_other_groups() -> None:
+    log = log_of_level_9()
+    assert log.add(claim_ops.claim(NAME)) == [[0, [1, 0]]] and log.add(claim_ops.claim(NAME)) == [[0, [2, 0]]]
+    assert log.add(claim_ops.claim(NAME, 2)) == [[0, [2, 0]]], "repeated"
+    assert log.add(claim_ops.claim(NAME, 1)) == [[int(Code.FENCED), 2]]
+    assert log.add(claim_ops.claim(NAME, 9)) == [[0, [9, 0]]], "of another group's making"
+    assert log.add(claim_ops.claim("other")) == [[0, [1, 0]]]
+
+
+def test_an_earlier_epoch_sends_nothing_any_more() -> None:
+    log = log_of_level_9()
+    log.add(claim_ops.claim(NAME), claim_ops.claim(NAME))
+    fenced = [[int(Code.FENCED), 2]]
+    assert log.add(ops.message("t", 0, NAME, 1, 0, [ROW])) == fenced
+    assert log.add(ops.message("t", 0, NAME, 1, -1, [ROW])) == fenced
+    late = timer_ops.scheduled("t", 0, NAME, 1, 0, [-60_000], [ROW], 5, 0, -1, 0)
+    assert log.add(late) == fenced
+    assert prepare(log, "x", 1, 0) == fenced == prepare(log, "x", 1, 1) == prepare(log, "x", 1, 0, home=3)
+    assert log.add(ops.message("t", 0, NAME, 2, 0, [ROW]))[0][0] == 0
+    assert log.add(ops.message("t", 0, "nobody", 0, 0, [ROW]))[0][0] == 0
+    assert prepare(log, "x", 2, 0) == [[0]] == prepare(log, "y", 2, 0), "without numbers: as many as it likes"
+    assert prepare(log, "z", 3, 0)[0][0] == int(Code.MALFORMED), "an epoch above the claimed one"
+
+
+def test_a_name_that_nobody_has_claimed_is_fenced_too() -> None:
+    assert prepare(log_of_level_9(), "x", 1, 1) == [[int(Code.FENCED), 0]]
+
+
+def test_a_number_is_committed_once_however_long_ago_it_was() -> None:
+    log = log_of_level_9()
+    log.add(claim_ops.claim(NAME))
+    assert prepare(log, "1.0", 1, 1) == [[0]] == prepare(log, "1.0", 1, 1), "a repetition of the same attempt"
+    assert prepare(log, "1.1", 1, 1) == [[int(Code.CLAIM_OPEN), ["app", "1.0"]]]
+    assert prepare(log, "1.0", 1, 1, digest(9)) == [[int(Code.CLAIM_OPEN), ["app", "1.0"]]]
+    log.add(ops.rollback("app", ["1.0"]))
+    assert prepare(log, "1.1", 1, 1) == [[0]] == commit(log, "1.1")
+    assert prepare(log, "1.2", 1, 1) == COMMITTED == prepare(log, "1.1", 1, 1)
+    log.add(claim_ops.claim(NAME))
+    assert prepare(log, "1.2", 2, 1) == COMMITTED and log.add(claim_ops.claim(NAME, 2)) == [[0, [2, 1]]]
+    assert prepare(log, "1.2", 2, 1, digest(9)) == [[int(Code.OUT_OF_STEP), 1]], "other messages"
+    assert prepare(log, "5.0", 2, 5) == [[0]] == commit(log, "5.0"), "numbers may be left out"
+    assert prepare(log, "3.0", 2, 3) == [[int(Code.OUT_OF_STEP), 5]]
+    assert prepare(log, "1.1", 2, 1) == [[int(Code.OUT_OF_STEP), 5]]
+
+
+def test_a_commit_of_the_last_claimant_counts_for_the_next() -> None:
+    log = log_of_level_9()
+    log.add(claim_ops.claim(NAME))
+    assert prepare(log, "1.0", 1, 1) == [[0]]
+    log.add(claim_ops.claim(NAME))
+    assert prepare(log, "1.1", 2, 1) == [[int(Code.CLAIM_OPEN), ["app", "1.0"]]]
+    assert commit(log, "1.0") == [[0]]
+    assert prepare(log, "1.1", 2, 1) == COMMITTED
+
+
+def test_a_branch_asks_for_the_epoch_alone() -> None:
+    log = log_of_level_9()
+    log.add(claim_ops.claim(NAME, 3))
+    assert prepare(log, "1.0", 3, 1, home=2) == [[0]] == prepare(log, "1.1", 3, 1, home=2)
+    assert log.state.claims.open == {}, "its home decides about the number"
+
+
+def test_names_used_long_ago_go_first_and_recent_ones_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claims, "CLAIMS_KEPT", 3)
+    log = log_of_level_9()
+    for name in ("a", NAME, "b"):
+        log.add(claim_ops.claim(name))
+    assert log.add(claim_ops.claim("new")) == [[int(Code.TOO_MANY_CLAIMS), 3]]
+    prepare(log, "1.0", 1, 1)
+    log.now_ms += claims.KEPT_MS + 60_000
+    log.add(claim_ops.claim("a"))
+    assert log.add(claim_ops.claim("new"))[0][0] == 0
+    assert list(log.state.claims.by_name) == [NAME, "a", "new"], "that of an open transaction stays"
+
+
+def test_a_message_of_an_earlier_level_is_stored_as_before() -> None:
+    log = FedState()
+    assert log.add(ops.message("t", 0, NAME, 0, 0, [ROW]))[0][0] == 0
+
+
+_STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("claim")),
+        st.tuples(st.just("prepare"), st.integers(0, 2), st.integers(1, 4), st.integers(0, 1)),
+        st.tuples(st.just("commit"), st.integers(1, 4), st.integers(0, 1)),
+        st.tuples(st.just("rollback"), st.integers(1, 4), st.integers(0, 1)),
+        st.tuples(st.just("restart")),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=120, deadline=None)
+@given(_STEPS)
+def test_whatever_is_repeated_late_or_by_another_each_number_is_committed_once(
+    steps: list[tuple[Any, ...]],
+) -> None:
+    """``prepare``: by a claimant so many epochs back, of a number, in one of two attempts."""
+    log = log_of_level_9()
+    log.add(claim_ops.claim(NAME))
+    epoch, committed = 1, list[int]()
+    for what, *told in steps:
+        if what == "claim":
+            ((_, (epoch, last)),) = log.add(claim_ops.claim(NAME))
+            assert last == (committed[-1] if committed else 0)
+        elif what == "prepare":
+            back, number, attempt = told
+            before = set(log.state.claims.open)
+            ((code, *_),) = prepare(log, f"{number}.{attempt}", epoch - back, number)
+            if back:
+                assert code == Code.FENCED and set(log.state.claims.open) == before
+            if number in committed:
+                assert code in (Code.PARTIAL, Code.OUT_OF_STEP, Code.FENCED)
+        elif what in ("commit", "rollback"):
+            number, attempt = told
+            tx_id = f"{number}.{attempt}"
+            if tx_id in log.state.transactions.look("app").open:  # else the leader would write nothing
+                if what == "commit":
+                    assert commit(log, tx_id) == [[0]]
+                    committed.append(number)
+                else:
+                    log.add(ops.rollback("app", [tx_id]))
+        else:
+            state = StateMachine(0, 1)
+            restore(state, "x.snap", b"".join(encode(capture(log.state, 1, []))))
+            assert dump(state)["claims"] == dump(log.state)["claims"]
+            assert state.claims._busy == log.state.claims._busy
+            log.state.claims = state.claims
+        assert len(log.state.claims.open) <= 1 and set(log.state.claims.open) == {
+            ("app", tx_id) for tx_id in log.state.transactions.look("app").open
+        }
+    assert committed == sorted(set(committed))

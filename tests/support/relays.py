@@ -1,0 +1,174 @@
+"""Relays over a real database and a broker that is only a list, paused and killed at every step.
+
+``outbox-lost``: a committed row's message is not in the log. ``outbox-duplicate``: it is there twice, or
+without a committed row. ``outbox-reordered``: two messages of a key are in the log in another order than
+their rows.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from escrowmq import Message
+from escrowmq.feedback.database.outbox import Outbox
+from escrowmq.feedback.database.outbox_shards import LEASE_MS, OutboxShards
+from escrowmq.feedback.database.relaying import BatchRefused, OutOfStep, Relay, Step
+from escrowmq.replication.errors import ProducerFenced, Unavailable
+
+PARTITIONS = 3
+
+
+class Killed(Exception):
+    """The relay's process dies here."""
+
+
+class Broker:
+    """Claims, numbered transactions, and the log that comes of them."""
+
+    def __init__(self) -> None:
+        self.log: list[Message] = []
+        self.epochs: dict[int, int] = {}
+        self.last: dict[int, tuple[int, bytes]] = {}
+        self.refuses: Callable[[Sequence[Message]], str] = lambda messages: ""
+        self.away = False
+
+    def claim(self, shard: int) -> int:
+        self.epochs[shard] = self.epochs.get(shard, 0) + 1
+        return self.epochs[shard]
+
+    def place(self, message: Message, turn: int) -> int | str:
+        if message.topic == "unknown":
+            return "unknown topic"
+        if message.partition is not None:
+            return message.partition
+        return turn % PARTITIONS if message.key is None else len(message.key) % PARTITIONS
+
+    def ship(self, shard: int, epoch: int, number: int, messages: Sequence[Message], digest: bytes) -> None:
+        if self.away:
+            raise Unavailable("away", 0.1)
+        if epoch < self.epochs[shard]:
+            raise ProducerFenced("outbox", epoch)
+        last, known = self.last.get(shard, (0, b""))
+        if (number, digest) == (last, known):
+            return
+        if number <= last:
+            raise OutOfStep(f"number {number}, and {last} is in")
+        if problem := self.refuses(messages):
+            raise BatchRefused(problem)
+        self.last[shard] = number, digest
+        self.log += messages
+
+
+class Stepping:
+    """Stands between a relay and what it calls: something may happen before and after each call."""
+
+    def __init__(self, inner: Any, happens: Callable[[], None]) -> None:
+        self._inner, self._happens = inner, happens
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self._inner, name)
+
+        def stepped(*given: Any) -> Any:
+            self._happens()
+            result = call(*given)
+            self._happens()
+            return result
+
+        return stepped
+
+
+class World:
+    """An outbox, a broker, and a clock that the test moves."""
+
+    def __init__(self, outbox: Outbox, connect: Callable[[], Any], commit: Callable[[Any], None]) -> None:
+        self.outbox, self.broker = outbox, Broker()
+        self.connect, self.commit = connect, commit
+        self.now_ms = 1_000_000
+        self.committed: list[bytes] = []
+        self._owners = 0
+
+    def send(self, *messages: Message, commit: bool = True) -> None:
+        db = self.connect()
+        try:
+            self.outbox.send(db, *messages)
+            if commit:
+                self.commit(db)
+                self.committed += [message.value for message in messages]
+        finally:
+            db.close()
+
+    def relay(self, happens: Callable[[], None] = lambda: None, shard: int = 0) -> Relay:
+        """A new process's."""
+        self._owners += 1
+        shards = OutboxShards(
+            self.outbox.database, self.outbox.statements, f"relay-{self._owners}", lambda: self.now_ms
+        )
+        return Relay(Stepping(shards, happens), Stepping(self.broker, happens), shard)
+
+    def drain(self, steps: int = 60) -> None:
+        """Everything that can be sent is sent, by a new relay for each shard. What then is left is lost."""
+        self.now_ms += LEASE_MS + 1
+        for shard in range(self.outbox.shards):
+            relay = self.relay(shard=shard)
+            for _ in range(steps):
+                self.now_ms += 1000
+                if relay.step() in (Step.IDLE, Step.STOPPED):
+                    break
+
+    def anomalies(self) -> list[str]:
+        logged = [message.value for message in self.broker.log]
+        found = [f"outbox-lost: {value!r}" for value in self.committed if value not in logged]
+        found += [f"outbox-duplicate: {value!r}" for value in set(logged) if logged.count(value) > 1]
+        found += [f"outbox-duplicate: {value!r}" for value in logged if value not in self.committed]
+        by_key: dict[bytes | None, list[int]] = {}
+        for message in self.broker.log:
+            if message.key is not None and message.value in self.committed:
+                by_key.setdefault(message.key, []).append(self.committed.index(message.value))
+        found += [f"outbox-reordered: {key!r}" for key, order in by_key.items() if order != sorted(order)]
+        return found
+
+
+def drawn(world: World, seed: int, sends: int = 12) -> list[str]:
+    """Relays that are killed, paused while another takes their shard, and left without a broker."""
+    rng = random.Random(seed)
+    depth = [0]
+
+    def happens() -> None:
+        luck = rng.random()
+        if luck < 0.06:
+            raise Killed
+        if luck < 0.12 and not depth[0]:  # this process is paused here, for as long as another needs
+            depth[0] += 1
+            try:
+                world.now_ms += LEASE_MS + 1
+                run(world.relay(happens), rng.randrange(1, 6))
+            finally:
+                depth[0] -= 1
+        elif luck < 0.2:
+            world.broker.away = not world.broker.away
+
+    def run(relay: Relay, steps: int) -> None:
+        try:
+            for _ in range(steps):
+                relay.step()
+        except Killed:
+            pass
+
+    relay, sent = world.relay(happens), 0
+    while sent < sends:
+        for _ in range(rng.randrange(3)):
+            group = [
+                Message("t", b"%d" % (sent * 10 + n), key=rng.choice((b"a", b"bb", None)))
+                for n in range(rng.randrange(1, 4))
+            ]
+            world.send(*group, commit=rng.random() < 0.8)
+            sent += 1
+        if rng.random() < 0.3:
+            world.now_ms += LEASE_MS + 1
+            relay = world.relay(happens)
+        run(relay, rng.randrange(1, 4))
+    world.broker.away = False
+    world.drain()
+    return [f"{line} (seed {seed})" for line in world.anomalies()]
