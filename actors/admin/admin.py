@@ -16,6 +16,7 @@ from escrowmq.actors.admin.dead_letters import DeadLetters
 from escrowmq.actors.admin.group_deletion import delete_group
 from escrowmq.actors.admin.group_places import describe_groups
 from escrowmq.actors.admin.group_reset import Goal, PlaceReset, plan_reset
+from escrowmq.actors.admin.member_admin import MemberAdmin
 from escrowmq.actors.admin.messages import MessageAdmin
 from escrowmq.actors.admin.redirecting import Redirecting
 from escrowmq.actors.admin.scheduled import ScheduledAdmin
@@ -30,11 +31,7 @@ from escrowmq.actors.admin.trimming import FoundPlaces, PartitionTrim, carry_out
 from escrowmq.actors.admin.types import (
     ClusterStatus,
     GroupDescription,
-    GroupMembers,
-    MemberChange,
-    NodeStatus,
     PartitionDescription,
-    ReplicaShift,
     ScheduledMessage,
     TopicDescription,
     TransactionDescription,
@@ -70,7 +67,7 @@ from escrowmq.replication.model import (
 )
 
 
-class Admin(MessageAdmin, Closing):
+class Admin(MessageAdmin, MemberAdmin, Closing):
     """Operations on a whole cluster. A context manager; ``close`` ends its thread."""
 
     def __init__(
@@ -407,72 +404,6 @@ class Admin(MessageAdmin, Closing):
         return self._dead.drop(group, ids, by)
 
     # ------------------------------------------------------------ the cluster
-
-    def members(self) -> tuple[GroupMembers, ...]:
-        """The members of each broker group, as its leader knows them. Raises Unavailable."""
-        asked = [
-            self._router.leader_call(gid, "members", timeout_s=self._timeout_s)
-            for gid in range(self.info.groups)
-        ]
-        found = [result_of(future, self._timeout_s) for future in asked]
-        leaders = [channel.leader for channel in self._router.channels]
-        return tuple(map(GroupMembers.of, range(self.info.groups), leaders, found))
-
-    def set_replicas(self, group: int, replicas: int) -> None:
-        """Sets the number of voting replicas of broker group ``group``: 1, 3, 5 or 7.
-
-        Returns when the request is durable. Replicas are then added or removed one after the other while the
-        group is in use; ``member_changes`` shows the progress. Raises ConfigError, Unavailable, NotSupported.
-        """
-        self._wanted.set_replicas(group, replicas)
-
-    def move_replica(self, group: int, replica: int, node: str) -> None:
-        """Replaces a replica by a new one, with a new number, on ``node``, which must be alive.
-
-        Returns when the request is durable, as ``set_replicas`` does. The old replica and its directory are
-        removed once the new one votes. Raises ConfigError, Unavailable, NotSupported.
-        """
-        self._wanted.move_replica(group, replica, node)
-
-    def member_changes(self) -> tuple[MemberChange, ...]:
-        """Broker groups whose replicas are not yet as requested, and the next step of each; () if all are as
-        requested. Raises Unavailable, NotSupported."""
-        return self._wanted.changes()
-
-    def drain_node(self, node: str) -> None:
-        """Requests that the node hold no replicas: each is replaced by one on another node, as far as there
-        are nodes to take them. Returns when the request is durable, as ``set_replicas`` does. Raises
-        ConfigError, Unavailable, NotSupported."""
-        self._wanted.set_node(node, "drained", False)
-
-    def begin_maintenance(self, node: str, *, force: bool = False) -> None:
-        """Announces that the node will be away for a while: its replicas stay there and are not replaced, its
-        leaders hand over, and nothing new is placed on it. Returns when the request is durable.
-
-        Raises ConfigError if a group would have no running majority without it, unless ``force``;
-        Unavailable, NotSupported.
-        """
-        self._wanted.set_node(node, "maintained", force)
-
-    def open_node(self, node: str) -> None:
-        """Ends what ``drain_node`` or ``begin_maintenance`` started. Raises ConfigError, Unavailable,
-        NotSupported."""
-        self._wanted.set_node(node, "open", False)
-
-    def plan_rebalance(self) -> tuple[ReplicaShift, ...]:
-        """The moves that would spread replicas and leaders better over the nodes; changes nothing. Groups
-        whose replicas are not yet as requested are left out. Raises Unavailable, NotSupported."""
-        return self._wanted.rebalance(False)
-
-    def rebalance(self) -> tuple[ReplicaShift, ...]:
-        """Carries out the moves that ``plan_rebalance`` would show, and returns them. Moves of replicas are
-        durable when this returns, as those of ``move_replica``; leaders are asked once to hand over. Raises
-        Unavailable, NotSupported."""
-        return self._wanted.rebalance(True)
-
-    def nodes(self) -> tuple[NodeStatus, ...]:
-        """The intended use of each node, and what runs on it. Raises Unavailable, NotSupported."""
-        return self._wanted.nodes()
 
     def change_settings(self, **values: int) -> dict[str, int]:
         """Changes replicated settings in every broker group, and returns all that are in force.

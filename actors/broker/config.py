@@ -31,7 +31,6 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
     "fetch_threads",
     "control_threads",
     "feedback_threads",
-    "share_threads",
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerConfig:

@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from escrowmq.replication.errors import CorruptLog, DiskFull, ReadFailed, Superseded, Unavailable
 from escrowmq.replication.host.mending import BEYOND_MENDING, mend_before_start
+from escrowmq.replication.host.recovered import Recovered
 from escrowmq.replication.host.repair import (
     ASK_INTERVAL_S,
     Look,
@@ -25,7 +26,7 @@ from escrowmq.replication.host.repair import (
     must_copy,
 )
 from escrowmq.replication.host.replica_setup import ReplicaSetup
-from escrowmq.replication.host.running import UNSOUND, Recovered, RunningReplica
+from escrowmq.replication.host.running import UNSOUND, RunningReplica
 from escrowmq.replication.log.datadir import DataDir
 from escrowmq.replication.log.disk import Disk, RealDisk
 from escrowmq.replication.log.install import finish_install

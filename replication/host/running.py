@@ -16,7 +16,6 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from escrowmq.replication.calling.answers import Leadership, LevelReport, Reply
@@ -37,13 +36,13 @@ from escrowmq.replication.host.driver import Driver
 from escrowmq.replication.host.level_watch import LevelWatch
 from escrowmq.replication.host.mending import Mender
 from escrowmq.replication.host.parking import ParkingLot
+from escrowmq.replication.host.recovered import Recovered
 from escrowmq.replication.host.replica_setup import ReplicaSetup
 from escrowmq.replication.host.room_watch import RoomWatch
 from escrowmq.replication.host.scrubbing import Scrubber, ScrubState
 from escrowmq.replication.host.upkeep import Upkeep
 from escrowmq.replication.log.datadir import DataDir
 from escrowmq.replication.log.disk import Disk, RealDisk
-from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.log.marks import (
     BEHIND,
     DAMAGED,
@@ -54,10 +53,9 @@ from escrowmq.replication.log.marks import (
     WANTS_COPY,
     Marks,
 )
-from escrowmq.replication.log.peer_marks import PeerMarks
 from escrowmq.replication.net.handshake import PeerIdentity
 from escrowmq.replication.raft.node import PeerLink, RaftConfig, RaftNode
-from escrowmq.replication.replica.checkpoints import Checkpoints, Job
+from escrowmq.replication.replica.checkpoints import Job
 from escrowmq.replication.replica.damage import STATE_FILES
 from escrowmq.replication.replica.replica import Limits, Replica
 from escrowmq.replication.state.machine import LEVEL_MAX, StateMachine
@@ -77,18 +75,6 @@ VERIFY_BYTES = 1 << 20
 HAND_OVER_S = 2.0
 #: The log here does not hold what was written to it: this replica needs a copy of the leader's.
 UNSOUND = (CorruptLog, ReadFailed)
-
-
-@dataclass(frozen=True, slots=True)
-class Recovered:
-    """What opening found on the disk: the log, the snapshots, the state of the newest good snapshot, and the
-    incarnations of the peers."""
-
-    disk: Disk
-    journal: SegmentJournal
-    checkpoints: Checkpoints
-    state: StateMachine
-    peers: PeerMarks
 
 
 class RunningReplica:

@@ -13,10 +13,8 @@ qualify are answered after the entry was applied, when the state holds their out
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence, Set
-from functools import partial
-from itertools import chain
-from typing import Any, Protocol
+from collections.abc import Sequence, Set
+from typing import Any
 
 from escrowmq.replication.format import ops as build
 from escrowmq.replication.format.codec import Op, OpType
@@ -26,6 +24,7 @@ from escrowmq.replication.replica.carrying import AHEAD_MS, Carrying
 from escrowmq.replication.replica.commit_hold import CommitHold
 from escrowmq.replication.replica.copies import Rows
 from escrowmq.replication.replica.entry_writing import COPY_BYTES_MAX, ComposedEntry, EntryWriter
+from escrowmq.replication.replica.references import LogReader, References
 from escrowmq.replication.replica.releases import Releases, references_of
 from escrowmq.replication.replica.repeated_keys import COPIES_MAX, RepeatedKeys
 from escrowmq.replication.replica.share_admission import ShareAdmission
@@ -50,15 +49,6 @@ ENTRY_BYTES_MAX = 1 << 20
 _PLACES = frozenset((OpType.GROUP_OFFSETS, OpType.PLACES))
 
 
-class LogReader(Protocol):
-    """What admission needs from the journal."""
-
-    @property
-    def last_index(self) -> int: ...
-    def segment_start(self, index: int) -> int: ...
-    def read_range(self, index: int, pos: int, size: int) -> bytes: ...
-
-
 class Admission:
     """The leader's queue and its decisions. One thread."""
 
@@ -74,7 +64,7 @@ class Admission:
         carry_ahead_ms: int = AHEAD_MS,
     ) -> None:
         self._state, self._log = state, log
-        self._open_max, self._queue_bytes_max, self._copy_bytes = open_max, queue_bytes_max, copy_bytes
+        self._open_max, self._queue_bytes_max = open_max, queue_bytes_max
         self._queue: deque[Submission] = deque()
         self._queued_bytes = 0
         # All three hold only what is under way: apps and topics come and go.
@@ -82,6 +72,7 @@ class Admission:
         self._growing: dict[str, Counter[str]] = {}  # app -> parts of an id, in entries not yet applied
         self._opening: dict[tuple[str, str], int] = {}  # (app, topic) -> in entries not yet applied
         self._topics = TopicsUnderWay(state)
+        self._references = References(state, log, self._topics, copy_bytes)
         self.releases = Releases(state, timers_max)
         self.shares = ShareAdmission(state, Rows(log), self._topics, self.releases)
         self.hold = CommitHold()
@@ -202,7 +193,7 @@ class Admission:
         segment = self._log.segment_start(self._log.last_index)
         records = self.releases.due(writer.now_ms, beside=bool(self._queue), copied=budget, segment=segment)
         if records:
-            frames = self._frames(references_of(records), segment, writer)
+            frames = self._references.frames(references_of(records), segment, writer)
             for frame in frames:
                 writer.leaders(frame)
             frame, writer.timing = self.releases.written(records, len(frames), writer.now_ms)
@@ -281,7 +272,7 @@ class Admission:
             writer.own(submission, number, _rollback_frame(meta, valid))
             return
         assert runs is not None, "a leader commits what is open"
-        references = self._references(runs, writer)
+        references = self._references.of(runs, writer)
         if self._state.timers.in_transactions:
             references += self._timers(runs, app, writer)
         writer.commit(submission, number, references, app, valid, by)
@@ -296,60 +287,6 @@ class Admission:
         """Whether one of these can never be committed, or is about to be decided by another request."""
         table = self._state.transactions.look(app)
         return any(t in deciding or (t not in table.open and table.outcome(t) != COMMITTED) for t in tx_ids)
-
-    def _references(self, runs: Sequence[Run], writer: EntryWriter) -> list[bytes]:
-        """REF_MESSAGE and TX_MESSAGE frames: as few as preserve the order within each partition, with
-        adjacent messages joined. Both kinds alternate within a partition only where copied and referenced
-        messages do."""
-        segment = self._log.segment_start(self._log.last_index)
-        return self._frames(chain.from_iterable(map(partial(self._places, segment), runs)), segment, writer)
-
-    def _frames(self, places: Iterable[Sequence[int]], segment: int, writer: EntryWriter) -> list[bytes]:
-        """See ``_references``. ``places``: each flat as ``OpenTx.refs``."""
-        budget = writer.copy_budget
-        by_slot: dict[int, list[tuple[bool, list[int]]]] = {}  # copied?, quadruples as in ``reference``
-        for refs in places:
-            for at in range(0, len(refs), 5):
-                slot, entry, pos, size, count = refs[at : at + 5]
-                copy = (entry < segment or size <= self._copy_bytes) and size <= budget
-                if copy:
-                    budget -= size
-                pieces = by_slot.get(slot)
-                if pieces is None:
-                    by_slot[slot] = [(copy, [entry, pos, size, count])]
-                    continue
-                copied, flat = pieces[-1]
-                if copied is not copy:
-                    pieces.append((copy, [entry, pos, size, count]))
-                elif flat[-4] == entry and flat[-3] + flat[-2] == pos:
-                    flat[-2] += size
-                    flat[-1] += count
-                else:
-                    flat += (entry, pos, size, count)
-        writer.copy_budget = budget
-        slots, frames = self._state.topics.slots, []
-        for slot, pieces in by_slot.items():
-            if slot in slots and slot not in self._topics.deleting:  # else the topic is gone: drop them
-                topic, number = slots[slot].topic, slots[slot].number
-                for copied, flat in pieces:
-                    build_one = self._copied if copied else build.reference
-                    frames.append(build_one(topic, number, flat))
-        return frames
-
-    def _places(self, segment: int, run: Run) -> Iterable[tuple[int, ...]]:
-        """Where the messages are, in the order of the transactions: a reference for each, or one for a whole
-        block that is referred to and not copied."""
-        block = run.block
-        if block is not None and block.log_index >= segment:
-            spans = block.spans() if block.smallest > self._copy_bytes else None
-            if spans is not None:
-                return [(slot, block.log_index, *span) for slot, *span in spans]
-        return run.refs()
-
-    def _copied(self, topic: str, number: int, flat: Sequence[int]) -> bytes:
-        places = [flat[at : at + 4] for at in range(0, len(flat), 4)]
-        rows = b"".join(self._log.read_range(entry, pos, size) for entry, pos, size, _ in places)
-        return build.copied(topic, number, sum(count for *_, count in places), rows)
 
     def forget_decisions(self) -> None:
         """Leadership is lost. Not to be called before: an entry whose proposal timed out may still be applied
