@@ -55,7 +55,7 @@ def find(
     ] = None,
     since: Annotated[
         str | None,
-        typer.Option(help="Readable from this time on: ISO 8601 (UTC unless it has an offset), or ms."),
+        typer.Option(help="Only those since this time: ISO 8601 (UTC unless it has an offset), or ms."),
     ] = None,
     until: Annotated[str | None, typer.Option(help="Readable before this time, as --since.")] = None,
     partition: Annotated[

@@ -70,7 +70,7 @@ class StateMachine:
         self.topics = TopicTable(gid, groups)
         self.transactions = TransactionTable()
         self.due = DueQueue(self.transactions)
-        self.stable = StableCuts(self.topics, self.transactions.across)
+        self.stable = StableCuts(self.topics, self.transactions)
         self.counts = Counts()  # counts what is applied; not part of the state
         self.producers = ProducerMemory(self.settings.producers_generation)
         self.group_offsets = GroupOffsets()

@@ -11,28 +11,29 @@ from collections.abc import Sequence
 
 from escrowmq.replication.format.codec import Op
 from escrowmq.replication.model import ResultCode
-from escrowmq.replication.state.decided import AcrossGroups
 from escrowmq.replication.state.topics import TopicTable
+from escrowmq.replication.state.transactions import TransactionTable
 
 
 class StableCuts:
     """``decided_index``: of the newest entry here that committed a transaction over several groups, as their
     home. ``asked_ms``: when a cut was last asked for, in the group's time."""
 
-    def __init__(self, topics: TopicTable, across: AcrossGroups) -> None:
-        self._topics, self._across = topics, across
+    def __init__(self, topics: TopicTable, transactions: TransactionTable) -> None:
+        # Not its ``across``: restoring a snapshot makes a new one.
+        self._topics, self._transactions = topics, transactions
         self._seen = 0
         self.decided_index = 0
         self.asked_ms = -1
 
     def restored(self, index: int) -> None:
         """The state is that of a snapshot at ``index``."""
-        self.decided_index, self._seen = index, self._across.added
+        self.decided_index, self._seen = index, self._transactions.across.added
 
     def committed(self, index: int) -> None:
         """Entry ``index`` has a COMMIT; call it after each."""
-        if self._across.added != self._seen:
-            self.decided_index, self._seen = index, self._across.added
+        if self._transactions.across.added != self._seen:
+            self.decided_index, self._seen = index, self._transactions.across.added
 
     def cut(self, index: int, now_ms: int, op: Op) -> list[object]:
         """Apply CUT: a ``GroupCut``, or UNKNOWN_TOPIC with the names of topics that do not exist."""
@@ -48,4 +49,4 @@ class StableCuts:
             for number, partition in topic.partitions.items():
                 flat += (number, partition.index.end)
             found.append([topic.info.topic_id, flat])
-        return [0, [index, self.decided_index, self._across.decided, found]]
+        return [0, [index, self.decided_index, self._transactions.across.decided, found]]

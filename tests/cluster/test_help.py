@@ -15,8 +15,8 @@ from escrowmq.cluster.cli.app import app
 
 #: Options that a command may explain in its own words, because they mean something else there.
 OF_THEIR_OWN = {
-    "--address", "--app", "--config", "--header", "--key", "--namespace",
-    "--partition", "--replicas", "--topic", "--wait", "-f",
+    "--address", "--app", "--config", "--group", "--header", "--key", "--namespace",
+    "--partition", "--replicas", "--table", "--topic", "--wait", "-f",
 }  # fmt: skip
 
 

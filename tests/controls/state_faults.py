@@ -12,9 +12,11 @@ from escrowmq.replication.format.codec import ENVELOPE, Op, OpType, decode_comma
 from escrowmq.replication.replica import admission
 from escrowmq.replication.replica.admission import Admission, ComposedEntry
 from escrowmq.replication.replica.fetching import FetchRequest, FetchResult
+from escrowmq.replication.replica.references import References
 from escrowmq.replication.replica.replica import Raft, Replica
 from escrowmq.replication.replica.submission import Submission
 from escrowmq.replication.state import topics
+from escrowmq.replication.state.group_operations import GroupOperations
 from escrowmq.replication.state.index import PartitionIndex
 from escrowmq.replication.state.machine import OK, Result, StateMachine
 from escrowmq.replication.state.open_tx import OpenTx, Run
@@ -256,8 +258,8 @@ def rollback_leaves_messages(patch: pytest.MonkeyPatch) -> None:
 @plant("commit-drops-a-reference", "torn", "lost-write")
 def commit_drops_a_reference(patch: pytest.MonkeyPatch) -> None:
     """The entry of a COMMIT lacks the references of the last partition."""
-    whole = Admission._references
-    patch.setattr(Admission, "_references", lambda self, *told: whole(self, *told)[:-1])
+    whole = References.of
+    patch.setattr(References, "of", lambda self, *told: whole(self, *told)[:-1])
 
 
 @plant(
@@ -315,23 +317,23 @@ def state_of_its_own(patch: pytest.MonkeyPatch) -> None:
 @plant("messages-in-the-wrong-order", "nonmonotonic-send")
 def messages_in_the_wrong_order(patch: pytest.MonkeyPatch) -> None:
     """A commit refers to the messages of a transaction in reverse order."""
-    references = Admission._references
+    references = References.of
 
-    def backwards(self: Admission, runs: Sequence[Run], *told: Any) -> list[bytes]:
+    def backwards(self: References, runs: Sequence[Run], *told: Any) -> list[bytes]:
         turned = [r._replace(refs=sum(reversed(_places(r)), ())) for run in runs for r in run]
         tx_ids = [tx_id for run in runs for tx_id in run.tx_ids]
         return references(self, [Run(tx_ids, None, turned)], *told)
 
-    patch.setattr(Admission, "_references", backwards)
+    patch.setattr(References, "of", backwards)
 
 
 @plant("group-offsets-twice", "lost-offset", "state-differs")
 def group_offsets_twice(patch: pytest.MonkeyPatch) -> None:
     """Each commit of a group's offsets is applied a second time after the next one."""
-    plain = StateMachine._group_offsets
+    plain = GroupOperations.offsets
     before: dict[tuple[object, ...], Op] = {}
 
-    def again(self: StateMachine, index: int, op: Op) -> Result:
+    def again(self: GroupOperations, index: int, op: Op) -> Result:
         result = plain(self, index, op)
         group, topic, flat = op.meta
         key = (self, group, topic, *flat[::2])
@@ -340,7 +342,7 @@ def group_offsets_twice(patch: pytest.MonkeyPatch) -> None:
         before[key] = op
         return result
 
-    rewire(patch, OpType.GROUP_OFFSETS, again)
+    patch.setattr(GroupOperations, "offsets", again)
 
 
 @plant("requests-without-bound", "unbounded")

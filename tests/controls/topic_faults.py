@@ -135,7 +135,7 @@ def deletion_not_noted(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TopicsUnderWay, "note_deletion", lambda *args: ())
 
 
-@plant("name-for-the-topic", "old-place", "cut-early", conditions=recreated_often)
+@plant("name-for-the-topic", "old-place", "cut-early", conditions=recreated_often, start=38)
 def name_for_the_topic(patch: pytest.MonkeyPatch) -> None:
     """A group's place or a cut that was right for a topic is applied to another topic that has its name by
     then."""

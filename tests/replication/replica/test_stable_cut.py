@@ -167,6 +167,20 @@ def test_after_a_start_from_a_snapshot_a_decision_may_have_been_anywhere_before_
     assert again.stable.decided_index == state.applied_index > first.at
 
 
+def test_a_replica_that_began_with_a_snapshot_notes_what_it_decides() -> None:
+    world = world_of(2)
+    client, plan = prepared(world)
+    state = world.groups[0].state
+    again = StateMachine(0, 2)
+    restore(again, "x.snap", b"".join(encode(capture(state, 1, []))))
+    before = state.applied_index
+    assert client.settle(plan) == {}  # type: ignore[arg-type]
+    journal = world.groups[0].single.journal
+    for index in range(before + 1, state.applied_index + 1):
+        again.apply(index, journal.read(index))
+    assert before < again.stable.decided_index == state.stable.decided_index
+
+
 @pytest.mark.parametrize("topics, hold_ms", [((TOPIC,) * (TOPICS_PER_CUT_MAX + 1), 0), ((), 251), ((), -1)])
 def test_more_than_a_cut_may_ask_for_is_refused(topics: tuple[str, ...], hold_ms: int) -> None:
     with pytest.raises(InvalidMessage, match="CUT takes"):
