@@ -48,7 +48,7 @@ _by_number = attrgetter("number")
 @dataclass(slots=True, eq=False)
 class Request:
     """A call to the group's leader. ``done`` is called once, with the leader's answer tuple or a Failure,
-    and with whether an earlier sending of it may have been executed.
+    with whether an earlier sending of it may have been executed, and with how often it was sent.
 
     ``windowed``: counts against the calls in flight. ``patience_s``: how long the leader may
     take before it answers (long polls).
@@ -57,7 +57,7 @@ class Request:
     method: str
     args: tuple[Any, ...]
     deadline: float
-    done: Callable[[Any, bool], None]
+    done: Callable[[Any, bool, int], None]
     windowed: bool = True
     patience_s: float = 0.0
     number: int = 0
@@ -307,4 +307,4 @@ class GroupChannel:
 
     def _finish(self, request: Request, outcome: Any) -> None:
         self._windowed -= request.windowed
-        request.done(outcome, request.maybe_done)
+        request.done(outcome, request.maybe_done, request.attempts)
