@@ -49,7 +49,7 @@ _by_number = attrgetter("number")
 @dataclass(slots=True, eq=False)
 class Request:
     """A call to the group's leader. ``done`` is called once, with the leader's answer tuple or a Failure,
-    and with whether an earlier sending of it may have been executed.
+    with whether an earlier sending of it may have been executed, and with how often it was sent.
 
     ``windowed``: counts against the calls in flight. ``patience_s``: how long the leader may
     take before it answers (long polls). ``awaited``: some caller waits for its end.
@@ -58,7 +58,7 @@ class Request:
     method: str
     args: tuple[Any, ...]
     deadline: float
-    done: Callable[[Any, bool], None]
+    done: Callable[[Any, bool, int], None]
     windowed: bool = True
     patience_s: float = 0.0
     awaited: bool = True
@@ -311,4 +311,4 @@ class GroupChannel:
 
     def _finish(self, request: Request, outcome: Any) -> None:
         self._windowed -= request.windowed
-        request.done(outcome, request.maybe_done)
+        request.done(outcome, request.maybe_done, request.attempts)

@@ -93,7 +93,7 @@ class Turns:
         """
         future: Future[Any] = Future()
 
-        def done(answer: Any, maybe_done: bool) -> None:
+        def done(answer: Any, maybe_done: bool, _: int) -> None:
             if maybe_done and repeated is not None:
                 repeated()
             if isinstance(answer, Failure):

@@ -44,10 +44,12 @@ from escrowmq.actors.producer.statistics import Counted
 from escrowmq.replication.format import ops
 from escrowmq.replication.model import ResultCode
 
-#: Called with one operation's result, or how the request ended, and whether it may have been sent twice.
+#: Called with one operation's result, or how the request ended, and whether an earlier sending of it may have
+#: been carried out.
 Handler = Callable[["Sequence[Any] | Failure", bool], None]
-#: Called with the batcher, a request that it sent, the outcome, and whether it may have been sent twice.
-OnRequestDone = Callable[["GroupBatcher", "BuiltRequest", Any, bool], None]
+#: Called with the batcher, a request that it sent, the outcome, whether an earlier sending of it may have
+#: been carried out, and how often it was sent.
+OnRequestDone = Callable[["GroupBatcher", "BuiltRequest", Any, bool, int], None]
 #: Estimated bytes of a transaction besides its rows, and of an id in a decision; used only to limit requests.
 TX_OVERHEAD, ID_OVERHEAD = 64, 8
 #: How long reports of finished branches wait for a request that goes out anyway; only after 100 ms does home
@@ -58,10 +60,11 @@ DONE_LINGER_S = 0.02
 class BuiltRequest:
     """The frames of one call, and the handler of each operation's result."""
 
-    __slots__ = ("blocks", "deadline", "frames", "handlers", "size")
+    __slots__ = ("blocks", "deadline", "frames", "handlers", "sendings", "size")
 
     def __init__(self) -> None:
         self.blocks = 0  # blocks of transactions
+        self.sendings = 1  # how often it was sent; known with its outcome
         self.frames: list[bytes] = []
         self.handlers: list[Handler] = []
         self.deadline = float("inf")
@@ -354,18 +357,23 @@ class GroupBatcher:
                     return False
                 topic_id = self._places.id_of(stream.topic)
                 frame, batch = stream.take(room, self._speech.heard_ms, topic_id)
-                request.add(frame, partial(self._begun, stream, batch), batch.deadline)
+                request.add(frame, partial(self._begun, request, stream, batch), batch.deadline)
                 if attempt:
                     return True
             else:
                 frame, batch = stream.take(room)
-                request.add(frame, partial(stream.finished, batch), batch.deadline)
+                request.add(frame, partial(self._sent, request, stream, batch), batch.deadline)
         return False
 
     # ------------------------------------------------------------ answers
 
-    def answered(self, request: BuiltRequest, outcome: Any, repeated: bool) -> None:
-        """Hands the channel's outcome to all handlers: results by operation, or one failure for all."""
+    def answered(self, request: BuiltRequest, outcome: Any, repeated: bool, sendings: int = 1) -> None:
+        """Hands the channel's outcome to all handlers: results by operation, or one failure for all.
+
+        ``repeated``: an earlier sending may have been carried out, since it got no answer. ``sendings``: how
+        often the request was sent, also counting those that were refused.
+        """
+        request.sendings = sendings
         if request.blocks:
             self._expected, self._answered = request.blocks, request.blocks > 1
         handlers, request.handlers = request.handlers, []  # so that what they refer to is freed now
@@ -382,8 +390,25 @@ class GroupBatcher:
         for handler, result in zip(handlers, results, strict=True):
             handler(result, repeated)
 
+    @staticmethod
+    def _sent(
+        request: BuiltRequest,
+        stream: PartitionStream,
+        batch: Batch,
+        outcome: Sequence[Any] | Failure,
+        repeated: bool,
+    ) -> None:
+        """The result of a batch. A sending that was refused counts, too: a copy of it may have reached a
+        later leader, which stored it, and be forgotten by now."""
+        stream.finished(batch, outcome, repeated or request.sendings > 1)
+
     def _begun(
-        self, stream: PartitionStream, batch: Batch, outcome: Sequence[Any] | Failure, repeated: bool
+        self,
+        request: BuiltRequest,
+        stream: PartitionStream,
+        batch: Batch,
+        outcome: Sequence[Any] | Failure,
+        repeated: bool,
     ) -> None:
         """The result of a batch sent in version 2 (the first of an epoch), or a refusal of that version."""
         if not isinstance(outcome, Failure):
@@ -391,7 +416,7 @@ class GroupBatcher:
         elif self._speech_of_messages.refused(outcome):
             stream.put_back(batch)
             return
-        stream.finished(batch, outcome, repeated)
+        self._sent(request, stream, batch, outcome, repeated)
 
     @staticmethod
     def _inquired(block: InquireBlock, outcome: Sequence[Any] | Failure, repeated: bool) -> None:

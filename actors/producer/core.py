@@ -408,12 +408,14 @@ class ProducerCore:
         # Both are set before this look: a caller that filled the inbox without waking us is seen here.
         return now if self._parcels or self._blocks else wake
 
-    def _done(self, batcher: GroupBatcher, built: BuiltRequest, outcome: Any, repeated: bool) -> None:
+    def _done(
+        self, batcher: GroupBatcher, built: BuiltRequest, outcome: Any, repeated: bool, sendings: int
+    ) -> None:
         taken_on = built.deadline - self.config.delivery_timeout_s
         now = self.clock()
         self._bound.answered(taken_on, now, self._buffered)
         self._counted.request(built.size, now - taken_on, repeated, now)
-        batcher.answered(built, outcome, repeated)
+        batcher.answered(built, outcome, repeated, sendings)
 
     def _sort_inbox(self, now: float) -> None:
         if not self._parcels and not self._blocks:

@@ -213,7 +213,8 @@ class PartitionStream:
     def finished(self, batch: Batch, outcome: Sequence[Any] | Failure, repeated: bool) -> None:
         """Takes the broker's result for ``batch``, or how it ended without one.
 
-        ``repeated``: an earlier attempt may have been executed.
+        ``repeated``: it was sent before under this number. Even if that was refused, a copy of it may have
+        been stored by a later leader, and be forgotten by now.
         """
         assert batch is self._under_way
         self._under_way = None

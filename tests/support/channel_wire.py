@@ -18,12 +18,15 @@ class Wire:
         self.sent: list[tuple[int, str, tuple[Any, ...], int]] = []
         self.channel = GroupChannel(replicas, CONFIG, self._start, random.Random(1))
         self.ended: list[Any] = []
+        #: Of each ended request: whether an earlier sending may have been executed, and how many there were.
+        self.told: list[tuple[bool, int]] = []
 
     def _start(self, rid: int, method: str, args: tuple[Any, ...], token: int) -> None:
         self.sent.append((rid, method, args, token))
 
-    def _done(self, outcome: Any, repeated: bool) -> None:
+    def _done(self, outcome: Any, repeated: bool, sendings: int) -> None:
         self.ended.append(outcome)
+        self.told.append((repeated, sendings))
 
     def submit(self, what: str, now: float, timeout: float = 30.0, patience_s: float = 0.0) -> Request:
         request = Request("submit", (what,), now + timeout, self._done, patience_s=patience_s)

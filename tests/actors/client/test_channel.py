@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from escrowmq.actors.broker.broker import Broker
@@ -37,6 +39,17 @@ def test_a_redirection_is_followed_at_once() -> None:
     ((_, _, token),) = wire.take("submit")
     wire.answer(token, ("not_leader", 1, 2), 1.0)
     assert [(rid, args) for rid, args, _ in wire.take("submit")] == [(1, ("a",))]
+
+
+@pytest.mark.parametrize("refusal", [("not_leader", 1, 2), ("overloaded", 0.05), ("disk_full", 0.05)])
+def test_a_refused_sending_counts_although_it_was_not_executed(refusal: tuple[Any, ...]) -> None:
+    wire = led(0)
+    wire.submit("a", 1.0)
+    for now, answer in ((1.0, refusal), (1.2, ("ok", []))):
+        wire.channel.tick(now)
+        ((_, _, token),) = wire.take("submit")
+        wire.answer(token, answer, now)
+    assert wire.told[-1] == (False, 2)
 
 
 def test_a_hint_with_a_term_in_which_nobody_leads_does_not_make_deaf_to_the_real_leader() -> None:
@@ -248,7 +261,7 @@ def test_closing_tells_the_sent_from_the_unsent() -> None:
 def test_a_call_that_only_reads_never_ends_in_doubt(method: str) -> None:
     wire, ended = led(0), []
     for deadline in (2.0, 50.0):
-        wire.channel.submit(Request(method, (), deadline, lambda answer, _: ended.append(answer)), 1.0)
+        wire.channel.submit(Request(method, (), deadline, lambda answer, *_: ended.append(answer)), 1.0)
     wire.channel.tick(2.0)
     wire.channel.fail_all(FailureKind.CLOSED, "closed")
     assert [failure.kind for failure in ended] == [FailureKind.UNAVAILABLE, FailureKind.CLOSED]

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from escrowmq.actors.client.failures import Failure, FailureKind
 from escrowmq.actors.producer.batcher import BuiltRequest, GroupBatcher
 from escrowmq.actors.producer.blocks import DecisionBlock
@@ -18,6 +20,7 @@ from escrowmq.replication.model import ResultCode
 from tests.support.plain import queued
 
 STALE, OK = int(ResultCode.STALE), int(ResultCode.OK)
+OUT_OF_SEQUENCE = int(ResultCode.OUT_OF_SEQUENCE)
 #: Partition, epoch, number, and the time heard or None.
 Shown = tuple[int, int, int, int | None]
 
@@ -63,8 +66,10 @@ class Sending:
         assert request is not None
         return [op.type for op in decode_ops(b"".join(request.frames))]
 
-    def answer(self, request: BuiltRequest, *results: list[Any], repeated: bool = False) -> None:
-        self.batcher.answered(request, ("ok", list(results)), repeated)
+    def answer(
+        self, request: BuiltRequest, *results: list[Any], repeated: bool = False, sendings: int = 1
+    ) -> None:
+        self.batcher.answered(request, ("ok", list(results)), repeated, sendings)
 
 
 def test_the_first_one_travels_alone_and_the_next_ones_tell_what_it_heard() -> None:
@@ -137,3 +142,18 @@ def test_where_it_may_have_been_stored_nobody_can_know() -> None:
     assert isinstance(future.exception(0), OutcomeUnknown)
     sending.add(0)
     assert sending.build()[0] == [(0, 1, 0, 88)], "late copies of the first epoch are refused"
+
+
+@pytest.mark.parametrize("refusal", [[STALE, 88], [OUT_OF_SEQUENCE, 0]])
+@pytest.mark.parametrize("first", [True, False])
+def test_a_copy_of_a_refused_sending_may_have_been_stored_and_forgotten(
+    refusal: list[Any], first: bool
+) -> None:
+    sending = Sending()
+    if not first:
+        sending.add(0)
+        sending.answer(sending.build()[1], [OK, [0, 77]])
+    future = sending.add(0)
+    _, request = sending.build()
+    sending.answer(request, refusal, sendings=2)
+    assert isinstance(future.exception(0), OutcomeUnknown), "to send it once more could store it twice"
