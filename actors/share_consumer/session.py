@@ -140,7 +140,7 @@ class ShareSession:
     def _call(self, gid: int, method: str, args: tuple[Any, ...], done: Done, wait_s: float = 0.0) -> None:
         now = self._router.clock()
 
-        def ended(answer: Any, maybe_done: bool) -> None:
+        def ended(answer: Any, maybe_done: bool, _: int) -> None:
             if isinstance(answer, Failure):
                 answer = answer.error(f"{method} at group {gid}")
             with self._condition:
