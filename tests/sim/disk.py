@@ -211,6 +211,11 @@ class SimDisk:
         """What a power cut would certainly leave: synced names and bytes."""
         return {name: bytes(inode.durable) for name, inode in self._durable_names.items()}
 
+    def write_back(self) -> None:
+        """Write all dirty pages to the platter, as a kernel does by itself within half a minute."""
+        for inode in self._names.values():
+            inode.sync()
+
     def peek(self, name: str) -> bytes:
         """The content of a file, for observers; it does not count as an operation and never fails."""
         return bytes(self._names[name].data)

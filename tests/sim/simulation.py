@@ -263,6 +263,10 @@ class Simulation:
         for replica in (*self.replicas, *self.ghosts, *self.retired):
             replica.disk.capacity = None
             replica.start()
+        # A process that is killed between writing a mended entry and syncing it leaves a dirty page. Its
+        # successor reads a sound entry, has nothing to do, and the kernel writes the page.
+        for replica in self.replicas:
+            replica.disk.write_back()
 
     # -------------------------------------------------------------- what the parts ask
     def replica_at(self, address: str) -> SimReplica:
