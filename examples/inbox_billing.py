@@ -32,16 +32,18 @@ def open_inbox(path: Path, group: str) -> Inbox:
 
 
 def serve(cluster: Cluster, topic: str, path: Path, invoices: int, dies_after: int) -> None:
-    """Bills until so many invoices are billed. Kills itself after ``dies_after`` of them (-1: never)."""
+    """Bills until so many invoices are billed and no more come. Kills itself after ``dies_after`` of them (-1: never)."""
     group = f"{topic}-billing"
     inbox = open_inbox(path, group)
     with (
         closing(sqlite3.connect(path, timeout=10)) as db,
         cluster.consumer(group=group, topics=[topic], auto_offset_reset="earliest") as consumer,
     ):
-        billed = inbox_rows(db)
-        while billed < invoices:
-            for record in consumer.poll(max_records=10, timeout_s=1.0):
+        billed, some = inbox_rows(db), True
+        while billed < invoices or some:  # what comes again may come last
+            polled = consumer.poll(max_records=10, timeout_s=1.0)
+            some = bool(polled)
+            for record in polled:
                 with db, inbox.once(db, record) as first:  # the connection commits, or rolls back
                     if first:
                         db.execute(BILL, ((record.key or b"").decode(), int(record.value)))
