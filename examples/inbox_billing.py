@@ -32,7 +32,8 @@ def open_inbox(path: Path, group: str) -> Inbox:
 
 
 def serve(cluster: Cluster, topic: str, path: Path, invoices: int, dies_after: int) -> None:
-    """Bills until so many invoices are billed and no more come. Kills itself after ``dies_after`` of them (-1: never)."""
+    """Bills until so many invoices are billed and no more come. Kills itself after ``dies_after`` of them
+    (-1: never)."""
     group = f"{topic}-billing"
     inbox = open_inbox(path, group)
     with (
