@@ -265,7 +265,12 @@ class DueQueue:
             record = opened.get(tx_id)
             if record is None or record.topic != topic:
                 continue
-            if not 0 <= self._due_ms(app, tx_id, record) <= now_ms + BUCKET_MS:
+            due_ms = self._due_ms(app, tx_id, record)
+            if due_ms > now_ms + BUCKET_MS:
+                # The group's time may be behind that by which it came due: at the rise to format level 9.
+                self.schedule(app, (tx_id,), due_ms)
+                continue
+            if due_ms < 0:
                 continue
             if self._leased(app, tx_id, now_ms):  # it may be queued twice
                 continue

@@ -77,6 +77,18 @@ def test_leadership_that_was_lost_and_won_again_finds_every_due_check() -> None:
     assert sorted(found) == [f"{i}" for i in range(10)], "each once"
 
 
+def test_what_came_due_by_a_clock_that_was_ahead_is_handed_out_once_its_time_has_come() -> None:
+    """When a group begins to go by its own clocks, they may be behind the leader's that told it before."""
+    log = FedState()
+    log.prepare(["a"])
+    due, now = log.state.due, log.state.transactions.look("app").open["a"].due_ms
+    assert due.advance(now + 500)
+    assert due.lock("app", "t", 10, "me", 5_000, now - 600) == []
+    assert locked(due, now - 500) == []
+    assert locked(due, now + 600) == ["a"]
+    assert not due.advance(now + 700) and queued_checks(due) == 1, "the end of its lease"
+
+
 def test_tidying_keeps_leases_and_what_is_yet_to_come() -> None:
     log = log_with_slack(0)
     log.prepare(["leased", "released", "future"])
