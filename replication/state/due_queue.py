@@ -272,7 +272,8 @@ class DueQueue:
                 continue
             if due_ms < 0:
                 continue
-            if self._leased(app, tx_id, now_ms):  # it may be queued twice
+            if self._leased(app, tx_id, now_ms):  # it is queued twice, or its lease ended by such a time
+                self.schedule(app, (tx_id,), self._leases[app, tx_id][1])
                 continue
             if record.instance and not owned:
                 passed.append(tx_id)

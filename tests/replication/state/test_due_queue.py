@@ -89,6 +89,17 @@ def test_what_came_due_by_a_clock_that_was_ahead_is_handed_out_once_its_time_has
     assert not due.advance(now + 700) and queued_checks(due) == 1, "the end of its lease"
 
 
+def test_a_lease_that_had_ended_by_a_clock_that_was_ahead_ends_again() -> None:
+    log = FedState()
+    log.prepare(["a"])
+    due, now = log.state.due, log.state.transactions.look("app").open["a"].due_ms
+    assert locked(due, now + 600) == ["a"]
+    assert due.advance(now + 6_100), "its lease of 5 s has ended"
+    assert due.lock("app", "t", 10, "you", 5_000, now + 5_000) == []
+    assert locked(due, now + 5_500) == []
+    assert locked(due, now + 6_100) == ["a"]
+
+
 def test_tidying_keeps_leases_and_what_is_yet_to_come() -> None:
     log = log_with_slack(0)
     log.prepare(["leased", "released", "future"])
