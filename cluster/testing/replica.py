@@ -156,6 +156,7 @@ class MemoryReplica(RunningReplica):
             ),
             start_job=_run_now,
             on_due=self.checks_due.announce,
+            monotonic=stage.now,
         )
         self._last_applied = 0
         self._timer = stage.worker(self._on_timer, f"replica of group {gid}")
@@ -191,9 +192,11 @@ class MemoryReplica(RunningReplica):
         """When the timer steps next. A real replica's timer runs ten times a second; this one only when
         something can be due."""
         now = self._stage.now()
-        times = self.replica.state.due.next_ms(), self.replica.share_desk.leases.next_ms()
-        due_ms = min((time_ms for time_ms in times if time_ms is not None), default=None)
-        pause_s = IDLE_S if due_ms is None else min(max((due_ms - self.now_ms()) / 1000, TIMER_S), IDLE_S)
+        due_ms, ends_ms = self.replica.state.due.next_ms(), self.replica.share_desk.leases.next_ms()
+        pauses_ms = [IDLE_S * 1000]
+        pauses_ms += [] if due_ms is None else [due_ms - self.now_ms()]
+        pauses_ms += [] if ends_ms is None else [ends_ms - self.replica.lease_ms()]
+        pause_s = max(min(pauses_ms) / 1000, TIMER_S)
         wake_ms = self.replica.wake_in_ms()  # a delayed message can be read from then on
         return now + (pause_s if wake_ms is None else min(pause_s, wake_ms / 1000))
 

@@ -122,6 +122,7 @@ class RunningReplica:
             ),
             start_job=self._start_job,
             on_due=self.checks_due.announce,
+            monotonic=setup.monotonic,
         )
         self.driver = Driver(
             self._build_node,

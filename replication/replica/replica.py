@@ -20,6 +20,7 @@ from escrowmq.replication.format.codec import Op, decode_command, decode_ops
 from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.metrics import Counts
 from escrowmq.replication.raft.replicator import LeadCheck
+from escrowmq.replication.raft.types import Clock
 from escrowmq.replication.replica import fetching, retention
 from escrowmq.replication.replica.admission import Admission
 from escrowmq.replication.replica.carrying import AHEAD_MS
@@ -88,9 +89,11 @@ class Replica:
         start_job: Callable[[Job, Callable[[], None]], None],
         on_due: Callable[[], None] = lambda: None,
         number_of: Callable[[str], int] = int,
+        monotonic: Clock,
     ) -> None:
         """``start_job(job, done)`` runs ``job.run()`` anywhere, then ``done()`` in this thread;
-        ``number_of`` turns a Raft id into the replica number that clients know."""
+        ``number_of`` turns a Raft id into the replica number that clients know; leases of share groups go
+        by ``monotonic``."""
         self.state, self.journal, self.checkpoints, self.limits = state, journal, checkpoints, limits
         self.admission = Admission(
             state,
@@ -103,7 +106,7 @@ class Replica:
         )
         self.share_desk = ShareDesk(state, self._submit_own, self.not_leader)
         self._start_job, self._on_due = start_job, on_due
-        self._number_of = number_of
+        self._number_of, self._monotonic = number_of, monotonic
         self._raft: Raft | None = None
         self._own: deque[ComposedEntry] = deque()  # proposed by this replica, not yet applied
         self._in_flight = 0
@@ -202,6 +205,10 @@ class Replica:
         """The group's time (group_time.py) when this machine's wall clock says ``now_ms``."""
         return self.time.at(now_ms)
 
+    def lease_ms(self) -> int:
+        """The time by which leases of share groups run: no step of a wall clock ends them."""
+        return int(self._monotonic() * 1000)
+
     def told_ms(self, now_ms: int) -> int | None:
         """What this replica tells leaders of its wall clock; None: they may not know such messages yet."""
         return now_ms if self.state.level >= LEVEL_OF_CLOCKS else None
@@ -227,7 +234,7 @@ class Replica:
             self.admission.shares.leases = self.share_desk.leases
             self.terms_led += 1
             self._next_retention_ms = now_ms + self.limits.retention_pause_ms
-        self.share_desk.step(now_ms)
+        self.share_desk.step(self.lease_ms())
         while self._in_flight < self.limits.entries_in_flight:
             entry = self.admission.compose(now_ms)
             if entry is None:
@@ -310,7 +317,7 @@ class Replica:
         if self.state.due.advance(now_ms):
             self._on_due()
         if self._leads:
-            self.share_desk.on_timer(now_ms)
+            self.share_desk.on_timer(self.lease_ms())
             self._retain(now_ms)
 
     def _submit_own(self, frame: bytes, partition: Partition) -> None:

@@ -1,7 +1,8 @@
 """The leases of one leader: of every share group, in every partition of its broker group.
 
 They are gone with its leadership: a new leader begins with an empty object of this class, and hands out again
-whatever is not final. Times are the group's, in ms; ``now_ms`` never falls.
+whatever is not final. Times are of the leader's monotonic clock, in ms: nobody else needs to
+know them, and no step of a wall clock may end a lease. ``now_ms`` never falls.
 
 Every range of a call is ``(first, last)``, and the ranges of a call are sorted and disjoint.
 """

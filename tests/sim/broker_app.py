@@ -91,6 +91,7 @@ class BrokerApplication:
             ),
             start_job=self._start_job,
             number_of=number_of,
+            monotonic=context.clock,
         )
         self._searching = Searching(context.disk, self.replica, context.name)
         context.journal.on_roll = lambda first: self.checkpoints.want(first - 1)

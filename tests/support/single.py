@@ -77,6 +77,7 @@ class Single(Submitting):
             checkpoints=self.checkpoints,
             limits=limits or Limits(),
             start_job=self._run,
+            monotonic=lambda: self.now_ms / 1000,
         )
         self.node = SingleNode(self.journal, self.replica)
         self.replica.attach(self.node)

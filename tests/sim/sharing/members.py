@@ -78,7 +78,7 @@ class Member:
                     self._desk.later(0.0005, self._taken, call, op, _leader(replica), *read)
 
         def ask() -> None:
-            now_ms = app._now_ms()
+            now_ms = app.replica.lease_ms()
             until_ms = now_ms + int(wait_s * 1000)
             topics = (self._world.topic,)
             count = self._rng.choice(RECORDS)
@@ -214,14 +214,16 @@ class Member:
             if what == "release":
                 desk.release(self.group, self.name, topic, number, ranges)
             else:
-                desk.extend(self.group, self.name, topic, number, ranges, app._now_ms() + 2 * LEASE_MS)
+                desk.extend(
+                    self.group, self.name, topic, number, ranges, app.replica.lease_ms() + 2 * LEASE_MS
+                )
 
         replica.guarded(tell)
 
 
 def _leader(replica: SimReplica) -> str:
-    """A leader in one term, as long as its clock does not jump."""
-    clock = f"{replica.wall_ahead_s}"
+    """A leader in one term, as long as its monotonic clock does not jump: leases go by that."""
+    clock = f"{replica.clock_ahead_s}"
     return f"{replica.address}/{replica.incarnation}/{replica.node.term}/{clock}"
 
 
