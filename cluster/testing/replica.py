@@ -195,7 +195,7 @@ class MemoryReplica(RunningReplica):
         due_ms, ends_ms = self.replica.state.due.next_ms(), self.replica.share_desk.leases.next_ms()
         pauses_ms = [IDLE_S * 1000]
         pauses_ms += [] if due_ms is None else [due_ms - self.now_ms()]
-        pauses_ms += [] if ends_ms is None else [ends_ms - self.replica.lease_ms()]
+        pauses_ms += [] if ends_ms is None else [ends_ms - self.replica.monotonic_ms()]
         pause_s = max(min(pauses_ms) / 1000, TIMER_S)
         wake_ms = self.replica.wake_in_ms()  # a delayed message can be read from then on
         return now + (pause_s if wake_ms is None else min(pause_s, wake_ms / 1000))

@@ -299,6 +299,7 @@ class Admission:
         self.carrying.forget()
         self._repeated.forget()
         self._unsure.clear()
+        self._last_ms = 0  # what came of its entries is in the log, and their time with it
 
     def ended(self, entry: ComposedEntry, *, decided: bool) -> None:
         """The entry's proposal has ended. ``decided``: it is applied, or certainly in no log, so its

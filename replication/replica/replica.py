@@ -92,8 +92,7 @@ class Replica:
         monotonic: Clock,
     ) -> None:
         """``start_job(job, done)`` runs ``job.run()`` anywhere, then ``done()`` in this thread;
-        ``number_of`` turns a Raft id into the replica number that clients know; leases of share groups go
-        by ``monotonic``."""
+        ``number_of`` turns a Raft id into the replica number that clients know; ``monotonic``: seconds."""
         self.state, self.journal, self.checkpoints, self.limits = state, journal, checkpoints, limits
         self.admission = Admission(
             state,
@@ -205,8 +204,9 @@ class Replica:
         """The group's time (group_time.py) when this machine's wall clock says ``now_ms``."""
         return self.time.at(now_ms)
 
-    def lease_ms(self) -> int:
-        """The time by which leases of share groups run: no step of a wall clock ends them."""
+    def monotonic_ms(self) -> int:
+        """The time by which leases of share groups run, and what this process spreads: no step of a wall
+        clock moves it."""
         return int(self._monotonic() * 1000)
 
     def told_ms(self, now_ms: int) -> int | None:
@@ -218,8 +218,8 @@ class Replica:
         now_ms = self.group_ms(now_ms)
         raft = self._raft
         assert raft is not None
-        if self.checkpoints.busy and now_ms >= self._next_slice_ms:
-            self._next_slice_ms = now_ms + self.limits.slice_pause_ms
+        if self.checkpoints.busy and (passed_ms := self.monotonic_ms()) >= self._next_slice_ms:
+            self._next_slice_ms = passed_ms + self.limits.slice_pause_ms
             self._checkpoint_slice()
         if not raft.ready:
             self._leads = False
@@ -234,7 +234,7 @@ class Replica:
             self.admission.shares.leases = self.share_desk.leases
             self.terms_led += 1
             self._next_retention_ms = now_ms + self.limits.retention_pause_ms
-        self.share_desk.step(self.lease_ms())
+        self.share_desk.step(self.monotonic_ms())
         while self._in_flight < self.limits.entries_in_flight:
             entry = self.admission.compose(now_ms)
             if entry is None:
@@ -317,7 +317,7 @@ class Replica:
         if self.state.due.advance(now_ms):
             self._on_due()
         if self._leads:
-            self.share_desk.on_timer(self.lease_ms())
+            self.share_desk.on_timer(self.monotonic_ms())
             self._retain(now_ms)
 
     def _submit_own(self, frame: bytes, partition: Partition) -> None:

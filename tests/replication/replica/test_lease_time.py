@@ -1,4 +1,4 @@
-"""By which time leases of share groups run: the leader's monotonic clock."""
+"""By which time a leader goes: for leases its monotonic clock, for entries the group's."""
 
 from __future__ import annotations
 
@@ -30,5 +30,18 @@ def test_a_step_of_the_wall_clock_ends_no_lease(tmp_path: Path, monkeypatch: pyt
             ("a", 1),
             ("b", 1),
         ]
+    finally:
+        desk.close()
+
+
+def test_a_new_leadership_does_not_go_on_from_the_time_of_an_earlier_one(tmp_path: Path) -> None:
+    """That one's entries may have come to nothing, with a clock that was ahead, before the group's counted."""
+    desk = Desk(tmp_path)
+    try:
+        desk.begin()
+        desk.replica.admission._last_ms = desk.now_ms + A_DAY_MS
+        desk.fail_over()
+        desk.put("a")
+        assert desk.state.now_ms == desk.now_ms
     finally:
         desk.close()

@@ -78,7 +78,7 @@ class Member:
                     self._desk.later(0.0005, self._taken, call, op, _leader(replica), *read)
 
         def ask() -> None:
-            now_ms = app.replica.lease_ms()
+            now_ms = app.replica.monotonic_ms()
             until_ms = now_ms + int(wait_s * 1000)
             topics = (self._world.topic,)
             count = self._rng.choice(RECORDS)
@@ -215,7 +215,7 @@ class Member:
                 desk.release(self.group, self.name, topic, number, ranges)
             else:
                 desk.extend(
-                    self.group, self.name, topic, number, ranges, app.replica.lease_ms() + 2 * LEASE_MS
+                    self.group, self.name, topic, number, ranges, app.replica.monotonic_ms() + 2 * LEASE_MS
                 )
 
         replica.guarded(tell)
