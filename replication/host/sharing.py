@@ -102,7 +102,8 @@ class Sharing:
         lease_ms, running, desk = int(min(lease_s * 1000, LEASE_MS[1])), self._running, self._desk
 
         def extend(topic: str, number: int, ranges: list[Range]) -> list[Range]:
-            return desk.extend(group, member, topic, number, ranges, running.replica.monotonic_ms() + lease_ms)
+            until_ms = running.replica.monotonic_ms() + lease_ms
+            return desk.extend(group, member, topic, number, ranges, until_ms)
 
         return self._for_each(places, extend)
 

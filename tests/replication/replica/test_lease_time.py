@@ -35,13 +35,13 @@ def test_a_step_of_the_wall_clock_ends_no_lease(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_new_leadership_does_not_go_on_from_the_time_of_an_earlier_one(tmp_path: Path) -> None:
-    """That one's entries may have come to nothing, with a clock that was ahead, before the group's counted."""
+    """That one's entries may have come to nothing, by a clock that was ahead."""
     desk = Desk(tmp_path)
     try:
         desk.begin()
         desk.replica.admission._last_ms = desk.now_ms + A_DAY_MS
         desk.fail_over()
         desk.put("a")
-        assert desk.state.now_ms == desk.now_ms
+        assert desk.state.now_ms <= desk.now_ms
     finally:
         desk.close()
