@@ -42,7 +42,7 @@ def serve(cluster: Cluster, topic: str, path: Path, invoices: int, dies_after: i
     ):
         billed, some = inbox_rows(db), True
         while billed < invoices or some:  # what comes again may come last
-            polled = consumer.poll(max_records=10, timeout_s=1.0)
+            polled = consumer.poll(max_records=10, timeout_s=3.0)
             some = bool(polled)
             for record in polled:
                 with db, inbox.once(db, record) as first:  # the connection commits, or rolls back

@@ -10,6 +10,7 @@ Run it: ``python examples/notify_partner.py`` (starts an embedded cluster; takes
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import escrowmq
 from escrowmq import Cluster, Message
@@ -49,7 +50,7 @@ def run(
                 producer.send(Message(topic, name.encode(), key=name.encode())).result()
         deadline = time.monotonic() + patience_s
 
-        def tell(expected: int) -> None:
+        def tell(enough: Callable[[], bool]) -> None:
             while time.monotonic() < deadline:
                 for record in queue.poll(timeout_s=0.5):
                     try:
@@ -59,17 +60,17 @@ def run(
                     else:
                         queue.ack(record)
                 queue.flush()
-                if len(partner.heard) + len(cluster.admin.dead_letters(group)) >= expected:
+                if enough():
                     return
 
-        tell(payments)
+        tell(lambda: len(partner.heard) + len(cluster.admin.dead_letters(group)) >= payments)
         heard = dict(partner.heard)
         dead = cluster.admin.dead_letters(group)
         for letter in dead:
             print(f"gave up {letter.value.decode()} after {letter.attempts} attempts: {letter.reason}")
         partner.down_for = -1  # it works again; an operator has the rest sent once more
         cluster.admin.redrive(group, by="kim")
-        tell(payments)
+        tell(lambda: len(partner.heard) == payments)
     print(f"the partner heard of {len(heard)} payments at once or later, and of all after the redrive")
     return heard, [letter.value.decode() for letter in dead], partner.heard
 

@@ -257,7 +257,7 @@ def test_stopped_ones_cost_one_wait_together(where: Path, monkeypatch: pytest.Mo
         began = time.monotonic()
         with pytest.raises(NotAnswered, match="timed out"):
             asked("topics")
-    assert time.monotonic() - began < reading_client.WAIT_S / 2
+    assert time.monotonic() - began < reading_client.WAIT_S
 
 
 def test_a_stopped_one_hides_no_other(server: ReadingServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,7 +271,7 @@ def test_a_stopped_one_hides_no_other(server: ReadingServer, monkeypatch: pytest
 def test_one_that_works_on_the_answer_is_waited_for(
     server: ReadingServer, monkeypatch: pytest.MonkeyPatch, planted: bool
 ) -> None:
-    monkeypatch.setattr(reading_client, "TAKEN_S", 0.3)
+    monkeypatch.setattr(reading_client, "TAKEN_S", 1.0)
 
     def slow(self: Admin) -> list[TopicInfo]:
         time.sleep(2 * reading_client.TAKEN_S)

@@ -107,7 +107,7 @@ class Broker:
             assert str(error)
         except ARGUMENT_ERRORS:
             assert method != "submit" or not arguments, "a request is refused with an answer"
-        assert time.monotonic() - started < 3, (method, arguments)
+        assert time.monotonic() - started < 20, (method, arguments)
 
     def honest(self) -> None:
         """What a well-behaved client does goes on as if nothing had happened."""
@@ -176,4 +176,4 @@ def test_an_answer_is_bounded_whatever_is_asked(broker: Broker) -> None:
         "ok",
         LockedChecks(),
     )
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 20

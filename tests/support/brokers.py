@@ -199,6 +199,16 @@ class Brokers:
 
         wait_until(trimmed, what="the trim on every replica")
 
+    def everywhere(self, topic: str, ends: Mapping[int, int], gid: int = 0) -> None:
+        """Waits until every replica that lives has these partitions up to these offsets."""
+        replicas = self.groups[gid].alive.values()
+
+        def has_all() -> bool:
+            bounds = [member.parts.reads.partition_bounds(topic) for member in replicas]
+            return all(each.get(p, (0, 0))[1] >= end for each in bounds for p, end in ends.items())
+
+        wait_until(has_all, what="the messages on every replica")
+
     def lose(self, gid: int, rid: int) -> None:
         """The replica's process dies; nobody is told."""
         self.silent.add((gid, rid))

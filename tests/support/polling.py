@@ -9,7 +9,7 @@ from escrowmq.actors.consumer.consumer import Consumer
 from escrowmq.replication.model import ConsumerRecord
 
 
-def read(consumer: Consumer, count: int, timeout_s: float = 10.0) -> list[ConsumerRecord]:
+def read(consumer: Consumer, count: int, timeout_s: float = 30.0) -> list[ConsumerRecord]:
     """Exactly ``count`` records, or an assertion error with what came."""
     records: list[ConsumerRecord] = []
     deadline = time.monotonic() + timeout_s
@@ -20,7 +20,7 @@ def read(consumer: Consumer, count: int, timeout_s: float = 10.0) -> list[Consum
 
 
 def settle(
-    consumers: Sequence[Consumer], done: Callable[[], bool], timeout_s: float = 10.0
+    consumers: Sequence[Consumer], done: Callable[[], bool], timeout_s: float = 30.0
 ) -> list[ConsumerRecord]:
     """Polls all of them until ``done()``; what they returned."""
     records: list[ConsumerRecord] = []

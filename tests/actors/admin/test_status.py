@@ -36,7 +36,7 @@ def test_status_never_waits_for_the_dead(tmp_path: Path, admin_of: Callable[[Bro
         brokers.lose(0, dead)
         started = time.monotonic()
         status = admin.status(wait_s=0.3)
-        assert time.monotonic() - started < 1.0
+        assert time.monotonic() - started < 5.0, "long before the admin's own time-out of 10 s"
         assert not status.healthy
         assert status.problems == (f"group 0: replica {dead}: gives no answer",)
         assert [r.replica for r in status.groups[0].replicas if not r.reachable] == [dead]
@@ -228,7 +228,7 @@ def test_feedback_processes_are_shown_with_what_they_host(admin: Admin, processe
 def test_nobody_waits_for_feedback_processes_that_cannot_be_asked(admin: Admin, processes: Processes) -> None:
     started = time.monotonic()
     status = admin.status(wait_s=0.3)
-    assert time.monotonic() - started < 1.0
+    assert time.monotonic() - started < 5.0, "long before the admin's own time-out of 10 s"
     assert status.feedback is None and status.healthy
     processes.answer.set_exception(RuntimeError("Ray was shut down"))
     assert admin.status().feedback is None

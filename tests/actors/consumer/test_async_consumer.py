@@ -46,7 +46,7 @@ def test_news_wakes_a_waiting_poll_and_the_loop_goes_on(brokers, topic, consumer
             await asyncio.to_thread(brokers.produce, topic, 0, [b"x"])
             started = time.monotonic()
             assert values(await polling) == [b"x"]
-            assert time.monotonic() - started < 1.0
+            assert time.monotonic() - started < 5.0, "before the poll's time ends"
 
     asyncio.run(main())
 

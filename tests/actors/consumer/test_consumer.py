@@ -61,8 +61,8 @@ def test_records_arrive_while_polling(brokers, topic, unique, consumer_of):
     timer = threading.Timer(0.3, brokers.produce, (topic, 0, [b"late"]))
     timer.start()
     started = time.monotonic()
-    assert values(consumer.poll(timeout_s=5.0)) == [b"late"]
-    assert time.monotonic() - started < 1.5
+    assert values(consumer.poll(timeout_s=20.0)) == [b"late"]
+    assert time.monotonic() - started < 10.0, "it does not wait for its time to end"
     timer.join()
 
 

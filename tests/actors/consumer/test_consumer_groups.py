@@ -58,7 +58,7 @@ def test_a_member_that_leaves_hands_over_at_once(brokers, topic, unique, consume
     a.close()
     started = time.monotonic()
     settle([b], lambda: len(b.assignment()) == 4)
-    assert time.monotonic() - started < 2.0
+    assert time.monotonic() - started < 8.0, "before its session of 10 s ends"
 
 
 def test_a_dead_members_partitions_move_on_and_what_it_had_not_committed_comes_again(

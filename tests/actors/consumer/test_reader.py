@@ -131,7 +131,7 @@ def test_runs_need_not_be_the_same_at_all_replicas(brokers, unique):
     brokers.topic(topic)
     for start in range(0, 12, 4):
         brokers.produce(topic, 0, [b"%d" % i for i in range(start, start + 4)])
-    time.sleep(0.5)  # until all replicas have all of it
+    brokers.everywhere(topic, {0: 12})
     reader = PartitionReader(brokers.info, topic, 0, 2, 11, fetch_bytes=1, calls=Joining(brokers))
     found, blocks = rows_of(reader)
     assert found == [(i, b"%d" % i) for i in range(2, 11)]
@@ -178,7 +178,7 @@ def test_replicas_may_die_while_it_reads(tmp_path):
         brokers.topic("t")
         for start in range(0, 1_000, 50):
             brokers.produce("t", 0, [b"%d" % i for i in range(start, start + 50)])
-        time.sleep(0.3)
+        brokers.everywhere("t", {0: 1_000})  # each may be the last one that lives
         found = []
         for at, (base, count, _, blob) in enumerate(reader_of(brokers, "t", 0, 1_000, fetch_bytes=100)):
             found += [(base + i, row[1]) for i, row in enumerate(decode_rows(blob, count))]

@@ -27,7 +27,7 @@ def test_a_restart_moves_nothing(brokers, topic, unique, consumer_of):
     started = time.monotonic()
     again = consumer_of(brokers, group=group, topics=[topic], instance_id="a")
     settle([again, b], lambda: again.assignment() == mine)
-    assert time.monotonic() - started < 4.0, "long before the session of the first ends"
+    assert time.monotonic() - started < 8.0, "long before the session of the first ends"
     assert len(moved) == 1
 
 

@@ -53,10 +53,11 @@ def test_messages_of_a_partition_keep_their_order_and_get_dense_offsets(
 def test_messages_without_a_key_keep_company_and_move_on_together(
     brokers: Brokers, topic: str, producer_of: ProducerOf
 ) -> None:
-    producer = producer_of(brokers, linger_ms=20.0)
+    producer = producer_of(brokers, linger_ms=60_000.0)  # ended by flush, however slow this machine is
     partitions = []
     for _ in range(8):
         batch = [producer.send(Message(topic, b"x")) for _ in range(10)]
+        assert producer.flush(10.0)
         (partition,) = {future.result(5.0).partition for future in batch}
         partitions.append(partition)
     assert set(partitions) == {0, 1, 2, 3}
@@ -65,8 +66,9 @@ def test_messages_without_a_key_keep_company_and_move_on_together(
 def test_a_linger_makes_one_call_of_many_messages(
     brokers: Brokers, topic: str, producer_of: ProducerOf
 ) -> None:
-    producer = producer_of(brokers, linger_ms=50.0)
-    producer.send(Message(topic, b"x", partition=1)).result(5.0)
+    producer = producer_of(brokers, linger_ms=1_000.0)  # a busy machine may take a while for so many sends
+    producer.send(Message(topic, b"x", partition=1))
+    assert producer.flush(5.0)
     before = len(brokers.asked)
     for future in [producer.send(Message(topic, b"x", partition=1)) for _ in range(100)]:
         future.result(5.0)
@@ -76,11 +78,9 @@ def test_a_linger_makes_one_call_of_many_messages(
 def test_a_full_batch_does_not_wait_for_its_linger(
     brokers: Brokers, topic: str, producer_of: ProducerOf
 ) -> None:
-    producer = producer_of(brokers, linger_ms=5_000.0, request_bytes=10_000)
-    start = time.monotonic()
+    producer = producer_of(brokers, linger_ms=60_000.0, request_bytes=10_000)
     futures = [producer.send(Message(topic, b"x" * 1000, partition=0)) for _ in range(10)]
-    futures[0].result(4.0)
-    assert time.monotonic() - start < 4.0
+    futures[0].result(10.0)
 
 
 def test_flush_ends_the_linger(brokers: Brokers, topic: str, producer_of: ProducerOf) -> None:
@@ -205,7 +205,7 @@ def test_a_full_buffer_waits_and_then_says_overloaded(
     start = time.monotonic()
     with pytest.raises(Overloaded, match="buffer of 20000 bytes was full") as refused:
         producer.send(Message(topic, b"x" * 9_000))
-    assert 1.0 <= time.monotonic() - start < 5.0 and refused.value.retry_after_s > 0
+    assert 1.0 <= time.monotonic() - start < 9.0 and refused.value.retry_after_s > 0
     threading.Timer(0.05, gate.open).start()
     futures.append(producer.send(Message(topic, b"x" * 9_000)))
     assert all(future.result(5.0) for future in futures)

@@ -24,6 +24,7 @@ from escrowmq.actors.producer.parcel import Parcel
 from escrowmq.replication.errors import Closed, OutcomeUnknown, Unavailable
 from escrowmq.replication.model import RecordMetadata
 from tests.support.plain import fail, parcel_of, store
+from tests.support.waiting import wait_until
 
 METADATA = RecordMetadata("t", 0, 7, 1)
 
@@ -103,6 +104,7 @@ def test_they_complete_in_the_order_in_which_they_end_and_are_those_that_were_gi
     parcel, futures = parcel_of(b"1", b"2", b"3")
 
     def end() -> None:
+        wait_until(lambda: parcel._asked, what="somebody to wait")  # those that ended before have no order
         for number in (2, 0, 1):
             store(parcel, number, number, number + 1)
             time.sleep(0.02)

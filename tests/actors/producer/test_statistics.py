@@ -77,12 +77,13 @@ def test_callbacks(brokers, topic, unique, consumer_of, producer_of, monkeypatch
     from escrowmq.actors.producer.producer import Producer
     from tests.support.brokers import ClientCalls
 
+    before = set(threading.enumerate())  # tests before this one may have left some
     quick = {"statistics_callback": callback, "statistics_interval_s": 0.1}
     consumer = consumer_of(brokers, group=unique("g"), topics=[topic], **quick)
     with Producer(brokers.info, app="shop", calls=ClientCalls(brokers), **quick) as producer:
         assert enough.wait(10.0)
     consumer.close()
-    names = {thread.name for thread in threading.enumerate()}
+    names = {thread.name for thread in threading.enumerate() if thread not in before}
     assert "escrowmq-statistics" not in names
     assert producer.statistics().messages == 0, "also after close"
     with pytest.raises(ConfigError):

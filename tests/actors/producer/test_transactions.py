@@ -149,8 +149,8 @@ def test_many_threads_share_calls(brokers: Brokers, topic: str, producer_of: Pro
 def test_a_lone_transaction_does_not_wait_for_company(
     brokers: Brokers, topic: str, producer_of: ProducerOf
 ) -> None:
-    producer = producer_of(brokers, transaction_linger_ms=2000.0, linger_ms=2000.0)
+    producer = producer_of(brokers, transaction_linger_ms=20_000.0, linger_ms=20_000.0)
     producer.send_message_in_transaction(Message(topic, b"warm"), lambda: None)
     start = time.monotonic()
     producer.send_message_in_transaction(Message(topic, b"a"), lambda: None)
-    assert time.monotonic() - start < 1.5
+    assert time.monotonic() - start < 10.0

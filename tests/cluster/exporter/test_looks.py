@@ -144,7 +144,7 @@ def test_a_broker_that_hangs_delays_nobody_and_meets_no_queue_of_questions(watch
     for _ in range(2):
         began = time.monotonic()
         series = watched.look()
-        assert time.monotonic() - began < 4.0
+        assert time.monotonic() - began < 10.0
         assert one(series, "escrowmq_replica_up", "0", str(silent)) == 0
         assert ("escrowmq_replica_applied_index", ("0", str(silent))) not in series
         assert one(series, "escrowmq_group_has_leader", "0") == 1

@@ -19,7 +19,7 @@ from escrowmq.feedback.states import TransactionState, TxStatusQuerier
 from tests.support.querier import Calls
 
 COMMITTED, UNKNOWN = TransactionState.COMMITTED, TransactionState.UNKNOWN
-QUICK = AnswererConfig(query_timeout_s=0.15, query_threads=2, stuck_threads_max=3, checks_per_thread=4)
+QUICK = AnswererConfig(query_timeout_s=0.4, query_threads=2, stuck_threads_max=3, checks_per_thread=4)
 
 
 def ask(pool: QueryPool, tx_id: str, start_within_s: float = 2.0, late: Any = lambda state: None) -> Any:
@@ -75,7 +75,7 @@ def test_a_querier_that_hangs_stalls_nobody_else_and_its_late_word_is_heard() ->
         await asyncio.sleep(0.02)
         start = time.monotonic()
         assert await ask(pool, "t") == (COMMITTED, Trouble.NONE)
-        assert time.monotonic() - start < 1.0
+        assert time.monotonic() - start < 5.0, "it does not wait until they end"
         assert await asyncio.gather(*hanging) == [(UNKNOWN, Trouble.TIMED_OUT)] * 2
         assert pool.stuck == 2
         release.set()
@@ -98,13 +98,14 @@ def test_threads_are_bounded_and_no_check_is_taken_when_all_hang() -> None:
         return COMMITTED
 
     async def main() -> None:
-        before = set(threading.enumerate())  # others' threads may end meanwhile
+        before = set(threading.enumerate())  # threads of others may end or start meanwhile
         pool = QueryPool(Calls(hang), QUICK)
         assert pool.room == 8
-        outcomes = await asyncio.gather(*(ask(pool, f"t{i}", start_within_s=1.0) for i in range(12)))
+        outcomes = await asyncio.gather(*(ask(pool, f"t{i}", start_within_s=2.0) for i in range(12)))
         assert outcomes.count((UNKNOWN, Trouble.TIMED_OUT)) == 5
         assert outcomes.count((UNKNOWN, Trouble.BUSY)) == 7, "never called, so never counted"
-        assert pool.room == 0 and len(set(threading.enumerate()) - before) == 5
+        started = [thread.name for thread in threading.enumerate() if thread not in before]
+        assert pool.room == 0 and sum(name.startswith("escrowmq-querier") for name in started) == 5
         release.set()
         for _ in range(200):
             if pool.room == 8:
@@ -137,7 +138,7 @@ def test_answers_wait_neither_for_hanging_queries_nor_for_slow_ones() -> None:
             await asyncio.gather(*(ask(pool, f"r{i}") for i in range(4))) == [(UNKNOWN, Trouble.RAISED)] * 4
         )
         assert await ask(pool, "t") == (COMMITTED, Trouble.NONE)
-        assert time.monotonic() - start < 1.5 and not any(task.done() for task in hanging)
+        assert time.monotonic() - start < 4.0 and not any(task.done() for task in hanging)
         release.set()
         assert await asyncio.gather(*hanging) == [(COMMITTED, Trouble.NONE)] * 8, "slow, and no worse"
         pool.close()

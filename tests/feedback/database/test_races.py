@@ -50,7 +50,7 @@ def test_while_the_local_transaction_runs_the_check_does_not_know(shop: Shop) ->
     local = shop.begin().enter("1").order("1")
     began = time.monotonic()
     assert check(shop) is UNKNOWN
-    assert time.monotonic() - began < 3.0
+    assert time.monotonic() - began < 10.0, "a moment, not the database's own patience"
     local.commit()
     assert check(shop) is COMMITTED
 

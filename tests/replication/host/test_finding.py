@@ -264,6 +264,7 @@ def test_a_thread_reads_the_blocks_and_ends(
     world = SearchWorld(cluster, random.Random(1))
     world.send(10 * BLOCK)
     _, end = world.bounds()
+    before = set(threading.enumerate())
     world.finder = finder = threaded(world)
     try:
         at, found = 0, list[int]()
@@ -273,7 +274,7 @@ def test_a_thread_reads_the_blocks_and_ends(
         assert found == world.scanned(KEY, b"k1", 0, end)
     finally:
         assert finder.stop()
-    assert not any(thread.name == "find" and thread.is_alive() for thread in threading.enumerate())
+    assert not any(thread.name == "find" for thread in set(threading.enumerate()) - before)
 
 
 def test_without_a_budget_an_answer_says_how_far_it_came(
@@ -288,7 +289,7 @@ def test_without_a_budget_an_answer_says_how_far_it_came(
         for kind in (KEY, find_rows.IN_HEADER):
             began = time.monotonic()
             answer = finder.find(Sought(TOPIC, 0, NO_ID, kind, b"1", "h"), 0, 100, 1_000, 0.1)
-            assert answer.reached == 0 and time.monotonic() - began < 2.0
+            assert answer.reached == 0 and time.monotonic() - began < 20.0
     finally:
         assert finder.stop()
 

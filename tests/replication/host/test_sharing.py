@@ -97,20 +97,20 @@ def test_a_large_run_is_divided_among_members(trio: BrokerGroup) -> None:
 def test_what_is_not_acknowledged_comes_again_with_the_number_of_expiries(trio: BrokerGroup) -> None:
     publish(trio, b"a", b"b", b"c")
     sharing = begin(trio)
+    began = time.monotonic()
     assert values(acquired(sharing, lease_s=1.0)) == [(b"a", 0), (b"b", 0), (b"c", 0)]
     assert trio.submit(share_ack("mail", TOPIC, 0, [1, 1], topic_id(trio))) == [[0]]
-    began = time.monotonic()
     assert values(acquired(sharing, OTHER, wait_s=10.0)) == [(b"a", 1), (b"c", 1)]
-    assert 0.7 < time.monotonic() - began < 5.0
+    assert 0.9 < time.monotonic() - began < 9.0
 
 
 def test_an_extended_lease_goes_on_and_one_that_is_lost_is_named(trio: BrokerGroup) -> None:
     publish(trio, b"a", b"b")
     sharing = begin(trio)
-    acquired(sharing, records=1, lease_s=1.0)
+    acquired(sharing, records=1, lease_s=2.0)
     assert sharing.extend("mail", ME, [(TOPIC, 0, [0, 0])], 30.0) == ("ok", [])
     assert sharing.extend("mail", OTHER, [(TOPIC, 0, [0, 1])], 30.0) == ("ok", [(TOPIC, 0, [0, 1])])
-    assert values(acquired(sharing, OTHER, wait_s=2.0)) == [(b"b", 1)]
+    assert values(acquired(sharing, OTHER, wait_s=8.0)) == [(b"b", 1)]
     assert sharing.extend("mail", ME, [(TOPIC, 0, [0, 1])], 30.0) == ("ok", [(TOPIC, 0, [1, 1])])
 
 
@@ -126,14 +126,19 @@ def test_a_call_that_waits_gets_what_arrives_and_what_is_given_back(trio: Broker
 
 def test_callers_without_a_place_are_told_when_to_ask_again(trio: BrokerGroup) -> None:
     sharing = begin(trio)
-    waiting = [threading.Thread(target=acquired, args=(sharing,), kwargs={"wait_s": 1.5}) for _ in range(2)]
+    waiting = [
+        threading.Thread(target=acquired, args=(sharing,), kwargs={"records": 1, "wait_s": 30.0})
+        for _ in range(2)
+    ]
     for thread in waiting:
         thread.start()
     wait_until(lambda: trio.leader().parts.running.replica.share_desk.waiting == 2, what="both to wait")
     began = time.monotonic()
     pauses = [sharing.acquire("mail", OTHER, [TOPIC], 1, MIB, None, 10.0)[3] for _ in range(100)]
-    assert time.monotonic() - began < 1.0, "at once"
+    assert time.monotonic() - began < 9.0, "at once: none of them waited"
     assert pauses[0] == 0.05 and pauses[-1] > 0.1, "the more of them, the later"
+    for value in (b"a", b"b"):
+        publish(trio, value)  # one for each
     for thread in waiting:
         thread.join(10)
 

@@ -34,7 +34,7 @@ def test_a_parked_watch_ends_with_the_news_and_an_idle_one_with_its_time(trio: B
     assert time.monotonic() - began >= 0.2
     threading.Timer(0.2, trio.publish, ("a", "b")).start()
     assert watching.watch([("t", 0, 0)], 10.0)[1].ends in ([1], [2])  # as its two commits become readable
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 9
 
 
 def test_only_the_leader_answers_and_it_knows_what_is_not_there(trio: BrokerGroup) -> None:

@@ -186,11 +186,11 @@ class Events:
 
 
 async def until(condition: object) -> None:
-    for _ in range(500):
+    for _ in range(2_000):
         if condition():  # type: ignore[operator]
             return
         await asyncio.sleep(0.01)
-    raise AssertionError("not within five seconds")
+    raise AssertionError("not within twenty seconds")
 
 
 @asynccontextmanager

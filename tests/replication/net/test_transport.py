@@ -183,13 +183,13 @@ def test_one_who_never_finishes_the_handshake_is_put_out(
         started = time.monotonic()
         with socket.create_connection(leader.driver.address, timeout=5) as sock:
             try:
-                for byte in struct.pack("<II", 200, 190) + b"x" * 50:
+                for byte in struct.pack("<II", 500, 490) + b"x" * 400:  # 20 s
                     sock.sendall(bytes([byte]))
                     time.sleep(0.05)
                 pytest.fail("a slow stranger was kept")
             except OSError:
                 pass
-        assert time.monotonic() - started < 2
+        assert time.monotonic() - started < 10
         assert leader.driver.counters.timed_out == 1
 
 
@@ -298,11 +298,11 @@ class Recorder:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    for _ in range(300):
+    for _ in range(2_000):
         if condition():
             return
         await asyncio.sleep(0.01)
-    raise AssertionError("not within three seconds")
+    raise AssertionError("not within twenty seconds")
 
 
 def test_a_slow_or_failing_lookup_does_not_stop_the_others() -> None:

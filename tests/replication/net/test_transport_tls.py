@@ -265,4 +265,4 @@ def test_files_that_are_of_no_use_are_named(tmp_path: Path, authority: Authority
         started = time.monotonic()
         with pytest.raises(ConfigError, match=said):
             TlsIdentity(replace(good, **change))
-        assert time.monotonic() - started < 2, "it asked for a password"
+        assert time.monotonic() - started < 20, "it asked for a password"
