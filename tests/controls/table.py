@@ -42,7 +42,7 @@ def row(fault: Planted, results: list[Found | None]) -> tuple[str, ...]:
     reported = ", ".join(f"{kind} {count}" for kind, count in kinds.most_common())
     missed = len(results) - len(found)
     if missed:
-        reported += f"; not found from {missed} of {len(results)} starts"
+        reported += f"{'; ' * bool(found)}not found from {missed} of {len(results)} starts"
     elif len(results) != STARTS:
         reported += f" (of {len(results)} start{'s' * (len(results) > 1)})"
     if not found:
