@@ -74,7 +74,7 @@ spark-trials: $(STAMP) ## kill at every step of Spark's sink and count every row
 	$(BIN)/python -m tests.spark_trials --trials $(TRIALS) --seed $(SEED) $(ARGS)
 
 fence-trials: TRIALS = 100
-fence-trials: $(STAMP) ## kill and stop services, leader and database, on PostgreSQL, MariaDB and SQLite: TRIALS=<how many> SEED=<n> (100: 20 minutes; ARGS=--help)
+fence-trials: $(STAMP) ## kill and stop services, handlers with an inbox, leader and database, on PostgreSQL, MariaDB and SQLite: TRIALS=<how many> SEED=<n> (100: 20 minutes; ARGS=--help)
 	$(BIN)/python -m tests.fence_trials --trials $(TRIALS) --seed $(SEED) $(ARGS)
 
 fuzz: $(STAMP) ## feed garbage to every decoder: EXAMPLES=<per target> SEED=<n> (20000: half an hour)

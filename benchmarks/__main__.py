@@ -26,9 +26,10 @@ from benchmarks.page import write_page
 from benchmarks.recovery import measure_recovery
 from benchmarks.report import Report
 from benchmarks.share_groups import measure_shares
+from benchmarks.stable_cuts import measure_cuts
 from escrowmq.actors.producer.config import ProducerConfig
 
-PARTS = ("transactions", "plain", "shares", "open", "across", "recovery")
+PARTS = ("transactions", "plain", "shares", "open", "across", "cuts", "recovery")
 #: Bytes of each of the two calls of a lone transaction: PREPARE with its message, then COMMIT.
 LONE_CALL_BYTES = 256
 RECOVERY_LOG_MB = (128, 256)
@@ -61,7 +62,9 @@ def main(
             report.recovery([measure_recovery(folder / "recovery", size) for size in RECOVERY_LOG_MB])
         if "across" in parts:
             report.across_groups(measure_across(folder / "across", seconds, repeat))
-        if set(parts) - {"recovery", "across"}:
+        if "cuts" in parts:
+            report.stable_cuts(measure_cuts(folder / "cuts", 3 * seconds))
+        if set(parts) - {"recovery", "across", "cuts"}:
             with escrowmq.start_local(groups=1, replicas=3, data_dir=folder / "cluster") as cluster:
                 _against_the_cluster(GroupUnderTest(cluster), parts, folder, report, seconds, repeat)
                 if "shares" in parts:

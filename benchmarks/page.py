@@ -42,6 +42,8 @@ def render(figures: dict[str, Any]) -> str:
         parts.append(_open(figures["open_transactions"]))
     if "across_groups" in figures:
         parts.append(_across(figures["across_groups"]))
+    if "stable_cuts" in figures:
+        parts.append(_stable_cuts(figures["stable_cuts"]))
     if "recovery" in figures:
         parts.append(_recovery(figures["recovery"]))
     return "\n".join(parts)
@@ -144,6 +146,16 @@ def _across(row: dict[str, Any]) -> str:
         f"{row['ratio']:.2f}. A lone one takes {row['two_groups_p50_ms']:.2f} ms and "
         f"{row['one_group_p50_ms']:.2f} ms (p50).\n"
     )
+
+
+def _stable_cuts(row: dict[str, Any]) -> str:
+    busy = f"beside {row['commits_per_s']:,.0f} commits a second over both"
+    body = [
+        (name, *(f"{times[which]:.0f}" for which in ("p50_ms", "p99_ms", "max_ms", "samples")))
+        for name, times in (("idle", row["idle"]), (busy, row["busy"]))
+    ]
+    head = ("through two broker groups", "p50 ms", "p99 ms", "max ms", "cuts")
+    return "### Stable cuts\n\n" + table(head, body)
 
 
 def _recovery(rows: list[dict[str, Any]]) -> str:

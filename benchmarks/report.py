@@ -15,6 +15,7 @@ from benchmarks.group import Traffic
 from benchmarks.open_transactions import OpenFigure
 from benchmarks.recovery import RecoveryFigure
 from benchmarks.share_groups import ShareFigure
+from benchmarks.stable_cuts import CutFigure
 from benchmarks.workload import Timed
 
 
@@ -106,6 +107,17 @@ class Report:
             f"{row.two_groups_p50_ms:.2f} ms, in one group {row.one_group_p50_ms:.2f} ms (p50)."
         )
         self.figures["across_groups"] = {**vars(row), "ratio": row.ratio}
+
+    def stable_cuts(self, row: CutFigure) -> None:
+        idle, busy = (
+            f"{times['p50_ms']:.0f} ms (p50), {times['p99_ms']:.0f} ms (p99)"
+            for times in (row.idle, row.busy)
+        )
+        self._console.print(
+            f"\n[bold]A stable cut through two broker groups:[/bold] {idle} idle; {busy} beside "
+            f"{row.commits_per_s:,.0f} commits/s over both."
+        )
+        self.figures["stable_cuts"] = vars(row)
 
     def shares(self, row: ShareFigure) -> None:
         beside = ", ".join(

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Self
 
 from escrowmq.actors.client.closing import AsyncClosing
 from escrowmq.actors.client.consumer_groups import TopicPartition
+from escrowmq.actors.client.loop_news import LoopNews
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.client.values import Deserializer
 from escrowmq.actors.consumer import arguments as args
@@ -36,9 +37,7 @@ class AsyncConsumer(AsyncClosing):
     """
 
     def __init__(self, core: ConsumerCore) -> None:
-        self._core = core
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._news = asyncio.Event()
+        self._core, self._news = core, LoopNews(core.condition, core.background)
 
     @classmethod
     async def create(
@@ -87,12 +86,9 @@ class AsyncConsumer(AsyncClosing):
 
     async def _poll(self, take: Take[T], max_records: int, timeout_s: float) -> list[T]:
         core = self._core
-        if self._loop is None:
-            self._loop = asyncio.get_running_loop()
-            core.condition.listeners.append(self._on_news)
         deadline, me = core.clock() + timeout_s, asyncio.current_task()
         while True:
-            self._news.clear()
+            self._news.looking()
             found, look_again, call = core.take(take, max_records, me)
             if found:
                 return found
@@ -108,11 +104,7 @@ class AsyncConsumer(AsyncClosing):
             if until <= now:
                 await asyncio.sleep(0)
                 continue
-            try:
-                async with asyncio.timeout(until - now):
-                    await self._news.wait()
-            except TimeoutError:
-                core.background.passed(until)
+            await self._news.wait(until)
 
     async def __aiter__(self) -> AsyncIterator[ConsumerRecord]:
         while True:
@@ -212,11 +204,3 @@ class AsyncConsumer(AsyncClosing):
                 await telling.call_async(call)
             finally:
                 await self._say_goodbye()
-
-    def _on_news(self) -> None:
-        """Called in any thread, under the core's condition."""
-        assert self._loop is not None
-        try:
-            self._loop.call_soon_threadsafe(self._news.set)
-        except RuntimeError:  # the loop was closed before this consumer
-            self._core.condition.listeners.remove(self._on_news)

@@ -8,11 +8,11 @@ still takes effect.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Self
 
 from escrowmq.actors.client.closing import AsyncClosing
+from escrowmq.actors.client.loop_news import LoopNews
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.client.values import Deserializer
 from escrowmq.actors.consumer.arguments import check_poll
@@ -33,9 +33,7 @@ class AsyncShareConsumer(AsyncClosing):
     """
 
     def __init__(self, core: ShareConsumerCore) -> None:
-        self._core = core
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._news = asyncio.Event()
+        self._core, self._news = core, LoopNews(core.condition, core.background)
         self._settling: set[asyncio.Future[None]] = set()
 
     @classmethod
@@ -63,12 +61,9 @@ class AsyncShareConsumer(AsyncClosing):
         """As :meth:`ShareConsumer.poll`; safe to cancel."""
         check_poll(max_records, timeout_s)
         core = self._core
-        if self._loop is None:
-            self._loop = asyncio.get_running_loop()
-            core.condition.listeners.append(self._on_news)
         deadline = core.clock() + timeout_s
         while True:
-            self._news.clear()
+            self._news.looking()
             records, unreadable = core.take(max_records)
             if unreadable:  # without waiting: a cancelled poll must not lose what was taken together with it
                 task = asyncio.ensure_future(asyncio.to_thread(core.done_with, unreadable))
@@ -76,14 +71,10 @@ class AsyncShareConsumer(AsyncClosing):
                 task.add_done_callback(self._settling.discard)
             if records:
                 return records
-            if (now := core.clock()) >= deadline:
+            if core.clock() >= deadline:
                 core.raise_trouble()
                 return []
-            try:
-                async with asyncio.timeout(deadline - now):
-                    await self._news.wait()
-            except TimeoutError:
-                core.background.passed(deadline)
+            await self._news.wait(deadline)
 
     async def __aiter__(self) -> AsyncIterator[ShareRecord]:
         while True:
@@ -145,12 +136,3 @@ class AsyncShareConsumer(AsyncClosing):
     async def close(self) -> None:
         """As :meth:`ShareConsumer.close`."""
         await asyncio.to_thread(self._core.close)
-
-    def _on_news(self) -> None:
-        """Called in any thread, under the core's condition."""
-        assert self._loop is not None
-        try:
-            self._loop.call_soon_threadsafe(self._news.set)
-        except RuntimeError:  # the loop was closed before this consumer
-            with contextlib.suppress(ValueError):
-                self._core.condition.listeners.remove(self._on_news)

@@ -13,16 +13,17 @@ from escrowmq.actors.client.failures import Failure
 from escrowmq.actors.client.replica_calls import OnAnswer
 from escrowmq.actors.producer import batcher
 from escrowmq.actors.producer.across_groups import StagedPrepare
+from escrowmq.actors.producer.batcher import BuiltRequest, GroupBatcher
 from escrowmq.actors.producer.blocks import PrepareBlock
 from escrowmq.actors.producer.partition_stream import Batch, PartitionStream
 from escrowmq.actors.producer.value_packer import ValuePacker
 from escrowmq.replication.format.codec import OpType, decode_ops
 from escrowmq.replication.model import ResultCode
 from tests.controls.planting import plant
-from tests.controls.scenes import ALL_ACROSS, FORGETFUL, world
+from tests.controls.scenes import ALL_ACROSS, FORGETFUL, FORGETFUL_OF_PRODUCERS, world
 from tests.sim.across import producers
 from tests.sim.across.simulation import Part
-from tests.sim.across.wire import Wire
+from tests.sim.across.wire import WAY_S, Wire, may_repeat
 from tests.sim.across.workload import AcrossWorkload
 
 #: Answers to a batch after which the stream continues its numbers, or starts a new epoch by itself.
@@ -68,6 +69,62 @@ def refused_number_used_again(patch: pytest.MonkeyPatch) -> None:
             self.epoch, self.next_seq = epoch, number
 
     patch.setattr(PartitionStream, "finished", same_epoch)
+
+
+# ------------------------------------------------------------------ batches that are refused and come late
+REFUSED = 0.4  # share of requests of plain messages that are refused at first
+REFUSED_S = (0.5, 3.0)  # for so long, each time
+PAUSE_S = 0.05  # that the refusals ask for
+
+
+def refused_batches(patch: pytest.MonkeyPatch) -> None:
+    """Leaders refuse many batches for seconds, and take a copy of a refused one meanwhile. The many producers
+    that there are make them forget that soon."""
+    scene = {"delivery_timeout_s": 8.0, "late_copies": 0.0, "act_every_s": 0.02, "crowd": False}
+    world(FORGETFUL_OF_PRODUCERS | scene)(patch)
+    call, taken_at = Wire.call, dict[bytes, float]()  # by request
+
+    def refusing(self: Wire, gid: int, rid: int, method: str, args: tuple[Any, ...], done: OnAnswer) -> None:
+        part, now, rng = self._parts[gid], self._world.now, self._of_members
+        if method != "submit" or part.calm or part.clients_cut or not _is_refused(args[0]):
+            call(self, gid, rid, method, args, done)
+            return
+        if args[0] not in taken_at:
+            refused_s = rng.uniform(*REFUSED_S)
+            taken_at[args[0]] = now + refused_s
+            self._world.later(refused_s * rng.random(), self._copy_arrives, part, args)
+        if now < taken_at[args[0]]:
+            self._world.later(2 * WAY_S, done, ("overloaded", PAUSE_S), None)
+        else:
+            call(self, gid, rid, method, args, done)
+
+    patch.setattr(Wire, "call", refusing)
+
+
+def _is_refused(request: bytes) -> bool:
+    """Whether it is a request of the refused share: plain messages only, of which a copy may come late."""
+    plain = all(op.type == OpType.MESSAGE for op in decode_ops(request))
+    return plain and may_repeat(request) and zlib.crc32(request) % 100 < 100 * REFUSED
+
+
+@plant(
+    *("refused-sending-not-counted", "duplicate", "wrong-place"),
+    groups=2,
+    start=4,
+    chaos_s=10.0,
+    conditions=refused_batches,
+)
+def refused_sending_not_counted(patch: pytest.MonkeyPatch) -> None:
+    """A batch that was refused and is sent again counts as sent once, although a copy of the refused one may
+    have been stored and forgotten."""
+    answered = GroupBatcher.answered
+
+    def as_sent_once(
+        self: GroupBatcher, request: BuiltRequest, outcome: Any, repeated: bool, sendings: int = 1
+    ) -> None:
+        answered(self, request, outcome, repeated)
+
+    patch.setattr(GroupBatcher, "answered", as_sent_once)
 
 
 # ------------------------------------------------------------------ PREPAREs that are sent again

@@ -163,7 +163,7 @@ def late_branches_open(patch: pytest.MonkeyPatch) -> None:
     opens the branch again; only home's answer closes it."""
     world(FORGETFUL | {"across": 1.0, "late_copies": 1.0, "crowd": False})(patch)
     patch.setattr(wire, "COPY_LATER_S", (1.5, 3.0))
-    patch.setattr(wire, "_may_repeat", _prepares_a_branch)
+    patch.setattr(wire, "may_repeat", _prepares_a_branch)
     patch.setattr(Scene, "tables_of", lambda scene, gid: scene.tables if gid else Settings())
     refusal = StateMachine._refusal_of_new
 

@@ -26,6 +26,7 @@ from tests.controls.page import COLUMNS, renew
 from tests.support.faults.tables import Sheet
 
 STRIDE = 1000  # between starting points
+STARTS = 10  # of each row, unless it says otherwise
 
 
 def _hunt(job: tuple[str, int, int]) -> tuple[str, Found | None]:
@@ -41,7 +42,9 @@ def row(fault: Planted, results: list[Found | None]) -> tuple[str, ...]:
     reported = ", ".join(f"{kind} {count}" for kind, count in kinds.most_common())
     missed = len(results) - len(found)
     if missed:
-        reported += f"; not found from {missed} of {len(results)} starts"
+        reported += f"{'; ' * bool(found)}not found from {missed} of {len(results)} starts"
+    elif len(results) != STARTS:
+        reported += f" (of {len(results)} start{'s' * (len(results) > 1)})"
     if not found:
         return fault.name, fault.breaks, reported, "-", "-", "-"
     seeds = [result.seeds for result in found]
@@ -58,7 +61,7 @@ def markdown(rows: list[tuple[str, ...]]) -> str:
 
 
 def main(
-    starts: Annotated[int, typer.Option(help="Starting points per fault.")] = 10,
+    starts: Annotated[int, typer.Option(help="Starting points per fault.")] = STARTS,
     most: Annotated[
         int | None, typer.Option(help="Seeds that are tried from each.", show_default="the fault's bound")
     ] = None,

@@ -1,4 +1,4 @@
-"""``python -m tests.fence_trials``: kill trials of the fence from a seed; exit code 0 if nothing is split."""
+"""``python -m tests.fence_trials``: kill trials of fence and inbox; exit code 0 if nothing is wrong."""
 
 from __future__ import annotations
 
@@ -19,14 +19,18 @@ def main(
     only: Annotated[int, typer.Option(help="Only the trial of this number.")] = -1,
     kind: Annotated[str, typer.Option(help="Only those on postgresql, mariadb or sqlite.")] = "",
 ) -> None:
-    """Kill services, leaders and databases, and compare orders with messages."""
+    """Kill services, handlers, leaders and databases; compare orders with messages and bills."""
     planned = [t for t in plan(seed, trials) if only in (-1, t.number) and kind in ("", t.kind)]
     with escrowmq.start_local(groups=1, replicas=3, namespace="fence-trials") as cluster:
         run = Run(cluster, planned, lambda line: print(line, flush=True))
         outcome = run.run()
-    strikes = ", ".join(f"{name} {count}" for name, count in sorted(outcome.strikes.items()))
+    strikes, steps = (
+        ", ".join(f"{name} {count}" for name, count in sorted(counted.items()))
+        for counted in (outcome.strikes, outcome.died_before)
+    )
     print(
-        f"{outcome.trials} trials, kills: {strikes}; {outcome.orders} orders, "
+        f"{outcome.trials} trials, kills: {strikes}; handlers died before: {steps or 'none'}; "
+        f"{outcome.orders} orders, "
         f"{outcome.checks_first} kept out by a check, {outcome.purged} rows purged; "
         f"{len(outcome.problems)} problems, "
         f"{outcome.seconds:.0f} s"

@@ -18,7 +18,7 @@ import sqlalchemy as sa
 
 from escrowmq import Cluster, EscrowMQError
 from escrowmq.feedback.database import rows
-from escrowmq.integrations import Fence
+from escrowmq.integrations import Fence, Inbox
 
 KEPT_S, CLOCKS_DIFFER_S = 30.0, 15.0
 HOUR_S = 3600.0
@@ -27,22 +27,24 @@ END_S = 60.0
 
 
 class Purging:
-    """Purges one app's rows. ``removed``: their number so far; ``failed``: passes that a kill cut short."""
+    """Purges one app's rows of the fence, and one group's of the inbox. ``removed``: their number
+    so far; ``failed``: passes that a kill cut short."""
 
-    def __init__(self, cluster: Cluster, engine: sa.Engine, app: str) -> None:
+    def __init__(self, cluster: Cluster, engine: sa.Engine, app: str, group: str) -> None:
         self._admin = cluster.admin
-        self._fence = Fence(engine, app=app, clock=lambda: time.time() + HOUR_S - KEPT_S)
+        self._tables = Fence(engine, app=app, clock=_ahead), Inbox(engine, group=group, clock=_ahead)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="purging", daemon=True)
         self.removed = self.failed = 0
 
     def _run(self) -> None:
         while not self._stop.wait(PAUSE_S):
-            try:
-                purged = self._fence.purge(self._admin, keep_s=HOUR_S, slice_rows=50, pause_s=0.01)
-                self.removed += purged.removed
-            except (EscrowMQError, sa.exc.SQLAlchemyError):  # no leader, or no database, just now
-                self.failed += 1
+            for table in self._tables:
+                try:
+                    purged = table.purge(self._admin, keep_s=HOUR_S, slice_rows=50, pause_s=0.01)
+                    self.removed += purged.removed
+                except (EscrowMQError, sa.exc.SQLAlchemyError):  # no leader, or no database, just now
+                    self.failed += 1
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -55,3 +57,8 @@ class Purging:
             finally:
                 self._stop.set()
                 self._thread.join(END_S)
+
+
+def _ahead() -> float:
+    """The purge's own clock."""
+    return time.time() + HOUR_S - KEPT_S

@@ -1,14 +1,16 @@
-"""Kill trials of the fence: what is killed when, from a seed; then both sides are compared.
+"""Kill trials of fence and inbox: what is killed when, from a seed; then all sides are compared.
 
-Services, brokers and database go on through all trials of one kind of database, and old rows of the fence are
-purged all the time. A trial strikes some of them, brings back what does not come back by itself, and waits
-until orders are taken again. Then, without stopping
-anybody: what is readable must be in the database, and what was in the database must be readable once all that
-was open by then is settled. Nothing may be there twice.
+Services, brokers and database go on through all trials of one kind of database, and old rows of fence and
+inbox are purged all the time. Handlers bill every readable order, with an inbox in the same database. A trial
+strikes some of them, brings back what does not come back by itself, and waits until orders are taken again.
+Then, without stopping anybody: what is readable must be in the database, and what was in the database must be
+readable once all that was open by then is settled. Nothing may be there twice, and each order must have one
+bill.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import signal
@@ -28,6 +30,7 @@ import sqlalchemy as sa
 
 from escrowmq import Cluster, Consumer
 from escrowmq.integrations import Fence
+from tests.fence_trials.billing import Billing
 from tests.fence_trials.purging import CLOCKS_DIFFER_S, Purging
 from tests.fence_trials.service import SETTINGS, Service
 from tests.support.database_servers import Server, running
@@ -36,6 +39,8 @@ from tests.support.waiting import wait_until
 
 #: Killed; ``SLOW``: the database is killed and takes long to come back; ``STOPPED``: a service stands still.
 SERVICE, LEADER, DATABASE, SLOW, STOPPED = "service", "leader", "database", "slow database", "stopped service"
+#: A handler kills itself before a drawn step, or stands still until it is no member of its group any more.
+BILLER, STOPPED_BILLER = "biller", "stopped biller"
 #: What is struck together, and the weight of such trials.
 DECK = {
     (SERVICE,): 2,
@@ -53,6 +58,13 @@ DECK = {
     (STOPPED, SLOW): 1,
     (SERVICE, LEADER, DATABASE): 2,
     (SERVICE, STOPPED, LEADER, SLOW): 1,
+    (BILLER,): 2,
+    (STOPPED_BILLER,): 1,
+    (BILLER, LEADER): 1,
+    (BILLER, DATABASE): 1,
+    (BILLER, SERVICE, STOPPED_BILLER): 1,
+    (STOPPED_BILLER, SLOW): 1,
+    (BILLER, STOPPED_BILLER, LEADER, DATABASE): 1,
 }
 #: Of the trials, by kind of database.
 SHARES = {"postgresql": 0.4, "mariadb": 0.4, "sqlite": 0.2}
@@ -85,7 +97,8 @@ class Outcome:
     strikes: Counter[str] = field(default_factory=Counter)
     orders: int = 0
     checks_first: int = 0  # rows of checks that kept a local transaction out
-    purged: int = 0  # rows of the fence that were removed meanwhile
+    purged: int = 0  # rows of fence and inbox that were removed meanwhile
+    died_before: Counter[str] = field(default_factory=Counter)  # handlers, by step
     problems: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
@@ -124,6 +137,7 @@ class Place:
         cluster.admin.create_topic(self.topic, partitions=2)
         self.services: list[subprocess.Popen[bytes]] = []
         self._log_file = folder / "services.log"
+        self.billing = Billing(cluster, self.engine, url, self.topic, self._log_file)
         self._log = self._log_file.open("ab")
         self._started = 0
         self._checks_first: set[bytes] = set()
@@ -147,12 +161,13 @@ class Place:
         for service in self.services:
             service.kill()
             service.communicate()
+        self.billing.end()
         self._log.close()
         self.engine.dispose()
 
     def said(self) -> str:
         """The end of the services' log, and which of them are alive."""
-        alive = [service.poll() for service in self.services]
+        alive = [process.poll() for process in (*self.services, *self.billing.billers)]
         return f"exit codes {alive}\n{self._log_file.read_text(errors='replace')[-4000:]}"
 
     def stored(self) -> set[str]:
@@ -169,6 +184,11 @@ class Place:
     def oldest_open_ms(self) -> int:
         opened = self.cluster.admin.list_transactions(topic=self.topic)
         return min((tx.prepared_ms for tx in opened), default=1 << 62)
+
+    @property
+    def ends(self) -> dict[int, int]:
+        """Up to where each partition has been read."""
+        return dict(self._next)
 
     def read(self, consumer: Consumer) -> list[str]:
         """All that is readable now: up to the ends of this moment, as services go on meanwhile."""
@@ -196,7 +216,7 @@ class Run:
         for kind in SHARES:
             if mine := [trial for trial in self._trials if trial.kind == kind]:
                 with self._place(kind, f"{kind}-{mine[0].seed}-{os.getpid()}") as place:
-                    purging = Purging(self._cluster, place.engine, place.app)
+                    purging = Purging(self._cluster, place.engine, place.app, place.billing.group)
                     with purging.running():
                         self._on(place, mine)
                     self.outcome.purged += purging.removed
@@ -235,6 +255,7 @@ class Run:
                 self._say(f"{where}: {len(found) or 'no'} problems, {time.monotonic() - at:.1f} s")
         self.outcome.orders += len(place.stored())
         self.outcome.checks_first += place.checks_first()
+        self.outcome.died_before += place.billing.died
 
     def _strike(self, place: Place, trial: Trial) -> None:
         rng = random.Random(f"fence-trial-{trial.seed}-{trial.number}")
@@ -249,11 +270,14 @@ class Run:
                 service.kill()
                 service.communicate()
                 place.hire()
-            elif victim == STOPPED:
-                service = rng.choice(place.services)
-                service.send_signal(signal.SIGSTOP)
-                go_on = partial(service.send_signal, signal.SIGCONT)
+            elif victim in (STOPPED, STOPPED_BILLER):
+                stopped = rng.choice(place.services if victim == STOPPED else place.billing.billers)
+                stopped.send_signal(signal.SIGSTOP)
+                go_on = partial(stopped.send_signal, signal.SIGCONT)
                 later.append((time.monotonic() + rng.uniform(*STOPPED_S), go_on))
+            elif victim == BILLER:
+                # It dies at its next record, and there are none while the database is away.
+                later.append((math.inf, place.billing.replace(rng)))
             elif victim == LEADER:
                 self._kill_leader()
             else:
@@ -263,7 +287,8 @@ class Run:
                 later.append((time.monotonic() + rng.uniform(*AWAY_S[victim]), place.server.start))
             time.sleep(BETWEEN_S * rng.random())
         for at, undo in sorted(later, key=itemgetter(0)):
-            time.sleep(max(at - time.monotonic(), 0.0))
+            if at < math.inf:
+                time.sleep(max(at - time.monotonic(), 0.0))
             undo()
         before = len(place.stored())
         wait_until(lambda: len(place.stored()) > before + 3, PATIENCE_S, "orders after the strike", 0.1)
@@ -286,4 +311,5 @@ class Run:
         problems += [
             f"fence-split: {order} is in the database, and not readable" for order in stored - {*readable}
         ]
-        return problems + [f"{order} is there {n} times" for order, n in Counter(readable).items() if n > 1]
+        problems += [f"{order} is there {n} times" for order, n in Counter(readable).items() if n > 1]
+        return problems + place.billing.problems(readable, place.ends)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.integration.spark_modes import make_room
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from escrowmq import Cluster
@@ -76,3 +77,19 @@ def room(request: pytest.FixtureRequest) -> None:
 def unique() -> Callable[[str], str]:
     """``unique("orders")``: a name that no other test uses."""
     return lambda name: f"{name}-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def healthy_again(cluster: Cluster) -> Iterator[None]:
+    """The test leaves all replicas of the shared cluster healthy: a busy one may say so late, and a damaged
+    one stays away."""
+    yield
+    wait_until(lambda: cluster.status().healthy, 20.0, "the shared cluster's health after the test")
+
+
+@pytest.fixture
+def topic(cluster: Cluster, unique: Callable[[str], str]) -> str:
+    """A new topic with two partitions."""
+    name = unique("topic")
+    cluster.admin.create_topic(name, partitions=2)
+    return name

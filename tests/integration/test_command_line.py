@@ -2,70 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from sqlalchemy import create_engine
-from typer.testing import CliRunner, Result
 
-from escrowmq import Cluster, Message, TransactionState, TxStatusQuerier
+from escrowmq import Cluster, TransactionState, TxStatusQuerier
 from escrowmq.cluster import reading_client
-from escrowmq.cluster.cli.app import app
 from escrowmq.cluster.cli.options import ConnectionOptions
 from escrowmq.cluster.reading_server import ReadingServer
 from escrowmq.feedback.asking.shard_report import ShardReport
-from escrowmq.integrations import Fence, Inbox
+from tests.support.command_line import as_json, good, left_open, lines_of, run
 from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("healthy_again")]
 
 Unique = Callable[[str], str]
-
-
-@pytest.fixture(autouse=True)
-def running(cluster: Cluster) -> Iterator[Cluster]:
-    yield cluster
-    # A busy replica may answer status late; a damaged one stays away, and this wait fails.
-    wait_until(lambda: cluster.status().healthy, 20.0, "the shared cluster's health after a command")
-
-
-def run(*arguments: str, stdin: str | None = None) -> Result:
-    return CliRunner().invoke(app, list(arguments), input=stdin)
-
-
-def good(*arguments: str, stdin: str | None = None) -> str:
-    """Standard output of a command that must succeed."""
-    done = run(*arguments, stdin=stdin)
-    assert done.exit_code == 0, f"{arguments}: {done.output}"
-    return done.stdout
-
-
-def as_json(*arguments: str) -> Any:
-    return json.loads(good(*arguments, "--format", "json"))
-
-
-def lines_of(*arguments: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in good(*arguments, "--format", "json").splitlines()]
-
-
-@pytest.fixture
-def topic(cluster: Cluster, unique: Unique) -> str:
-    name = unique("cli")
-    cluster.admin.create_topic(name, partitions=2)
-    return name
-
-
-def left_open(cluster: Cluster, topic: str, tx_id: str, app_name: str) -> None:
-    """A prepared transaction whose producer does not decide it."""
-    with cluster.producer(app=app_name) as producer, producer.transaction(tx_id=tx_id, query_id="q-7") as tx:
-        tx.send(Message(topic, b"held back", partition=0))
-        tx.prepare()
-        tx.unknown()
 
 
 class Undecided(TxStatusQuerier):
@@ -214,101 +167,6 @@ def test_another_address_or_namespace_is_said_plainly(tmp_path: Path) -> None:
     assert refused.exit_code == 2 and "did you mean 'cluster'" in refused.stderr
 
 
-# ------------------------------------------------------------ produce and consume
-
-
-def test_messages_go_in_as_arguments_and_come_out_in_order(topic: str) -> None:
-    assert "2" in good("produce", topic, "one", "two", "--key", "k", "--header", "from=cli")
-    found = lines_of("consume", topic)
-    assert [record["value"] for record in found] == ["one", "two"]
-    assert found[0]["key"] == "k" and found[0]["headers"] == {"from": "cli"} and found[0]["tx_id"] is None
-    assert [record["offset"] for record in found] == [0, 1]
-    assert "one" in good("consume", topic).splitlines()[0]
-    assert set(good("consume", topic, "-f", "%v;").split(";")) > {record["value"] for record in found}
-
-
-def test_messages_come_from_the_standard_input_a_file_and_json_lines(topic: str, tmp_path: Path) -> None:
-    good("produce", topic, stdin="a\nb\n")
-    file = tmp_path / "lines"
-    file.write_text("k1:v1\nk2:v:2\n")
-    good("produce", topic, "--file", str(file), "--key-separator", ":")
-    entries = [{"value": "ü", "key": "j", "headers": {"h": "x"}}, {"value": "", "partition": 1}]
-    good("produce", topic, "--json", stdin="".join(json.dumps(entry) + "\n" for entry in entries))
-    found = {(record["key"], record["value"]) for record in lines_of("consume", topic)}
-    assert found == {(None, "a"), (None, "b"), ("k1", "v1"), ("k2", "v:2"), ("j", "ü"), (None, "")}
-
-
-def test_ten_thousand_lines_go_in_and_come_out(topic: str, tmp_path: Path) -> None:
-    file = tmp_path / "many"
-    file.write_text("".join(f"{n}\n" for n in range(10_000)))
-    assert "10000" in good("produce", topic, "--file", str(file))
-    assert sorted(int(record["value"]) for record in lines_of("consume", topic)) == list(range(10_000))
-
-
-def test_a_topic_is_copied(cluster: Cluster, topic: str, unique: Unique) -> None:
-    cluster.admin.create_topic(copy := unique("copy"), partitions=2)
-    with cluster.producer(app="bytes") as producer, producer.transaction() as tx:
-        tx.send(Message(topic, b"\xff\x00", key=b"\xfe", headers={"h": b"\x80"}, partition=1))
-        tx.send(Message(topic, "ü\n".encode(), partition=0))
-    good("produce", copy, "--json", stdin=good("consume", topic, "--format", "json"))
-    told = ("partition", "offset", "key", "value", "headers")
-    source, copied = (
-        sorted(json.dumps([record[name] for name in told]) for record in lines_of("consume", of))
-        for of in (topic, copy)
-    )
-    assert len(source) == 2 and source == copied
-
-
-def test_a_transaction_goes_in_whole_and_shows_its_id(topic: str) -> None:
-    sent = json.loads(good("produce", topic, "x", "y", "--transaction", "--format", "json"))
-    found = lines_of("consume", topic)
-    assert sorted(record["value"] for record in found) == ["x", "y"]
-    assert {record["tx_id"] for record in found} == {sent["tx_id"]}
-
-
-def test_bytes_that_are_no_text_come_out_as_base64(cluster: Cluster, topic: str) -> None:
-    with cluster.producer(app="bytes") as producer:
-        producer.send(Message(topic, b"\xff\x00")).result(20)
-    assert lines_of("consume", topic)[0]["value"] == {"base64": "/wA="}
-
-
-def test_where_to_begin_and_where_to_end_can_be_said(cluster: Cluster, topic: str) -> None:
-    with cluster.producer(app="bounds", linger_ms=0) as producer:
-        stored = [producer.send(Message(topic, b"%d" % n, partition=0)).result(20) for n in range(4)]
-    assert [r["value"] for r in lines_of("consume", topic, "--max", "2")] == ["0", "1"]
-    assert lines_of("consume", topic, "--from", "latest") == []
-    since = lines_of("consume", topic, "--from", str(stored[2].timestamp))
-    assert [r["value"] for r in since][-2:] == ["2", "3"]
-    assert lines_of("consume", topic, "--partition", "1") == []
-    followed = lines_of("consume", topic, "--follow", "--from", "earliest", "--max", "4")
-    assert [r["value"] for r in followed] == ["0", "1", "2", "3"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        (("produce", "t", "x", "--file", "f"), "give only one of them"),
-        (("produce", "t", "--file", "/no/such/file"), "cannot read"),
-        (("produce", "t", "x", "--header", "novalue"), "a header must be name=value"),
-        (("produce", "t", "x", "--json", "--key", "k"), "with --json, each line"),
-        (("consume", "t", "--from", "yesterday"), "--from must be"),
-        (("consume", "t", "--group", "g", "--partition", "0"), "with --group"),
-    ],
-)
-def test_a_wrong_argument_is_refused_by_name(arguments: tuple[str, ...], complaint: str) -> None:
-    done = run(*arguments)
-    assert done.exit_code in (2, 4) and complaint in done.stderr
-
-
-@pytest.mark.parametrize(
-    "line",
-    ["{", '{"key": "k"}', '{"value": 3}', '{"value": "v", "topic": "t"}', '{"value": "v", "headers": 1}'],
-)
-def test_a_json_line_that_does_not_fit_is_refused_with_its_number(topic: str, line: str) -> None:
-    done = run("produce", topic, "--json", stdin='{"value": "fine"}\n' + line + "\n")
-    assert done.exit_code == 2 and "line 2" in done.stderr
-
-
 # ------------------------------------------------------------ groups
 
 
@@ -328,121 +186,6 @@ def test_a_group_reads_once_commits_and_shows_its_lag(topic: str, unique: Unique
     assert run("group", "reset", group, "--to", "soon", "--yes").exit_code == 2
     assert "is deleted" in run("group", "delete", group, "--yes").stderr
     assert group not in good("group", "list") and run("group", "delete", group, "--yes").exit_code == 4
-
-
-# ------------------------------------------------------------ transactions
-
-
-def test_a_fence_is_audited_and_purged(cluster: Cluster, topic: str, unique: Unique, tmp_path: Path) -> None:
-    app_name, url = unique("shop"), f"sqlite:///{tmp_path / 'shop.db'}"
-    now = [time.time() - 30 * 86_400]
-    fence = Fence(create_engine(url), app=app_name, clock=lambda: now[0])
-    fence.create_table()
-    with cluster.producer(app=app_name, tx_status_querier=fence) as producer:
-        with fence.transaction(producer, Message(topic, b"old")):
-            pass
-        now[0] = time.time()
-        with fence.transaction(producer, Message(topic, b"new")) as (tx, _):
-            pass
-    assert as_json("db", "audit", url, "--app", app_name, "--days", "90") == []
-    left_open(cluster, topic, by_hand := unique("tx"), app_name)
-    good("txn", "commit", by_hand)
-    assert fence.query_status(by_hand, "q-7") is TransactionState.ROLLBACK  # the query came too late
-    audited = run("db", "audit", url, "--app", app_name, "--format", "json")
-    assert audited.exit_code == 1 and "2 rows read" in audited.stderr
-    assert json.loads(audited.stdout) == [{"tx_id": by_hand, "database": "ROLLBACK", "broker": "COMMITTED"}]
-    assert "1 rows removed of 3 read" in run("db", "purge", url, "--app", app_name).stderr
-    assert fence.query_status(tx.tx_id, "") is TransactionState.COMMITTED
-    assert run("db", "purge", "nosuch://x", "--app", app_name).exit_code == 2
-
-
-def test_an_inbox_is_purged(cluster: Cluster, topic: str, unique: Unique, tmp_path: Path) -> None:
-    group, url = unique("billing"), f"sqlite:///{tmp_path / 'accounts.db'}"
-    engine = create_engine(url)
-    inbox = Inbox(engine, group=group, clock=lambda: time.time() - 30 * 86_400)
-    inbox.create_table()
-    with cluster.producer(app=unique("shop")) as producer:
-        for number in range(2):
-            producer.send(Message(topic, b"%d" % number, partition=0)).result(20)
-    consuming = cluster.consumer(group=group, topics=[topic], auto_offset_reset="earliest")
-    with consuming as consumer, engine.begin() as db:
-        seen = 0
-        while seen < 2:
-            for record in consumer.poll(max_records=1, timeout_s=10):
-                with inbox.once(db, record) as first:
-                    assert first
-                seen += 1
-                if seen == 1:
-                    consumer.commit()  # the second one may be delivered again
-    purged = run("db", "purge", url, "--group", group)
-    assert "1 rows removed of 2 read" in purged.stderr, purged.output
-    assert run("db", "purge", url, "--group", group, "--app", "x").exit_code == 2
-    assert run("db", "purge", url, "--app", "x", "--by-age").exit_code == 2
-    assert "1 rows removed of 1 read" in run("db", "purge", url, "--group", group, "--by-age").stderr
-    assert run("db", "purge", url).exit_code == 2
-
-
-def test_an_open_transaction_is_listed_shown_and_committed_by_hand(
-    cluster: Cluster, topic: str, unique: Unique
-) -> None:
-    tx_id, app_name = unique("tx"), unique("app")
-    left_open(cluster, topic, tx_id, app_name)
-    (entry,) = as_json("txn", "list", "--app", app_name)
-    assert (entry["tx_id"], entry["query_id"], entry["parked"]) == (tx_id, "q-7", False)
-    assert tx_id in good("txn", "list", "--topic", topic)
-    assert as_json("txn", "list", "--app", app_name, "--state", "parked") == []
-    assert as_json("txn", "show", tx_id)["state"] == "PREPARE"
-    assert tx_id in good("txn", "show", tx_id)
-    assert lines_of("consume", topic) == []
-
-    assert as_json("txn", "commit", tx_id, "--by", "ops")["state"] == "COMMITTED"
-    assert as_json("txn", "show", tx_id)["decided_by"] == "operator:ops"
-    assert "operator:ops" in good("txn", "show", tx_id)
-    assert [record["value"] for record in lines_of("consume", topic)] == ["held back"]
-    assert as_json("txn", "commit", tx_id)["state"] == "COMMITTED"  # repeating it is harmless
-
-    refused = run("txn", "rollback", tx_id)
-    assert refused.exit_code == 5 and "already recorded as COMMITTED" in refused.stderr
-
-
-def test_a_transaction_rolled_back_by_hand_is_never_read(
-    cluster: Cluster, topic: str, unique: Unique
-) -> None:
-    tx_id, app_name = unique("tx"), unique("app")
-    left_open(cluster, topic, tx_id, app_name)
-    assert as_json("txn", "rollback", tx_id, "--app", app_name)["state"] == "ROLLBACK"
-    assert lines_of("consume", topic) == []
-    assert as_json("txn", "list", "--app", app_name) == []
-
-
-def test_a_parked_transaction_is_checked_once_more(cluster: Cluster, unique: Unique) -> None:
-    class Database(TxStatusQuerier):
-        knows = TransactionState.UNKNOWN
-
-        def query_status(self, tx_id: str, query_id: str) -> TransactionState:
-            return self.knows
-
-    name, app_name, tx_id, database = unique("cli"), unique("app"), unique("tx"), Database()
-    cluster.admin.create_topic(name, check_max=1, transaction_timeout_ms=100)
-
-    def state() -> tuple[str, bool]:
-        shown = as_json("txn", "show", tx_id)
-        return shown["state"], any(entry["parked"] for entry in shown["open"].values())
-
-    with cluster.producer(app_name, tx_status_querier=database) as producer:
-        with producer.transaction(tx_id=tx_id) as tx:
-            tx.send(Message(name, b"held back"))
-            tx.prepare()
-            tx.unknown()
-        wait_until(lambda: state() == ("PREPARE", True), 20.0, "the transaction is parked")
-        database.knows = TransactionState.COMMITTED
-        assert as_json("txn", "recheck", tx_id)["state"] == "PREPARE"
-        wait_until(lambda: state() == ("COMMITTED", False), 20.0, "its check is answered")
-    settled = run("txn", "recheck", tx_id)
-    assert settled.exit_code == 5 and "already recorded as COMMITTED" in settled.stderr
-    left_open(cluster, name, f"{tx_id}-2", app_name)
-    assert "is not parked" in run("txn", "recheck", f"{tx_id}-2").stderr
-    good("txn", "rollback", f"{tx_id}-2")
 
 
 # ------------------------------------------------------------ the cluster

@@ -1,5 +1,5 @@
-"""A part of ``make fence-trials`` for make test-long: a service, the leader and PostgreSQL are killed,
-and the other service is stopped.
+"""A part of ``make fence-trials`` for make test-long: a service, a handler, the leader and PostgreSQL are
+killed, and the other service is stopped.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.fence_trials.running import (
+    BILLER,
     DATABASE,
     DECK,
     LEADER,
@@ -30,8 +31,8 @@ SEED = 5
 @pytest.mark.ray
 @pytest.mark.long
 @pytest.mark.timeout(300)
-def test_every_order_has_its_message_whatever_is_killed(cluster: Cluster) -> None:
-    outcome = Run(cluster, [Trial(SEED, 0, "postgresql", (SERVICE, STOPPED, LEADER, DATABASE))]).run()
+def test_every_order_has_its_message_and_its_bill_whatever_is_killed(cluster: Cluster) -> None:
+    outcome = Run(cluster, [Trial(SEED, 0, "postgresql", (SERVICE, STOPPED, BILLER, LEADER, DATABASE))]).run()
     assert outcome.problems == [] and outcome.trials == 1 and outcome.orders > 5
     assert cluster.admin.list_transactions(state="PARKED") == []
 

@@ -85,7 +85,7 @@ class Wire:
             self._world.later(WAY_S, self._ask_supervisor, part, method, done)
             return
         self._world.later(WAY_S, self._arrive, part, rid, method, args, done)
-        if method == "submit" and not calm and self._rng.random() < self._late and _may_repeat(args[0]):
+        if method == "submit" and not calm and self._rng.random() < self._late and may_repeat(args[0]):
             pause = self._rng.choice(COPY_LATER_S) * (0.5 + self._rng.random())
             self._world.later(pause, self._copy_arrives, part, args)
 
@@ -217,7 +217,7 @@ class Wire:
             replica.later(LONG_POLL_STEP_S, lambda: self._due_pairs(replica, due, args, answer, until))
 
 
-def _may_repeat(request: bytes) -> bool:
+def may_repeat(request: bytes) -> bool:
     """Whether a request may be repeated much later.
 
     A first batch in version 1 does not say what its client has heard, so it is stored again if its producer
