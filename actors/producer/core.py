@@ -126,7 +126,10 @@ class ProducerCore:
     def claim(self, name: str) -> None:
         """Becomes the only producer of ``name``; see ``claiming.claim``. Must be called before anything is
         sent."""
-        claimed = claim(self.router, name, self.instance, self.config.delivery_timeout_s, self.clock)
+        self.take(claim(self.router, name, self.instance, self.config.delivery_timeout_s, self.clock))
+
+    def take(self, claimed: Claimed) -> None:
+        """What is sent from now on is sent under this claim, which all groups have."""
         self.claimed = claimed
         for batcher in self._batchers:
             batcher.send_under(claimed.name, claimed.epoch)

@@ -32,7 +32,7 @@ from escrowmq.replication.replica.claim_validation import NUMBER_MAX
 _encode = msgspec.msgpack.Encoder().encode
 
 
-class _LeftOpen(Exception):
+class LeftOpen(Exception):
     """Another numbered transaction of the claim is open."""
 
     def __init__(self, app: str, tx_id: str) -> None:
@@ -40,7 +40,7 @@ class _LeftOpen(Exception):
         self.app, self.tx_id = app, tx_id
 
 
-class _Numbered(Transaction):
+class Numbered(Transaction):
     """One attempt at a number. Its home is the claim's group, also if none of its messages goes there."""
 
     __slots__ = ("_claimed", "_digest", "_number")
@@ -65,7 +65,7 @@ class _Numbered(Transaction):
                 raise OutOfStep(self._claimed.name, self._number, info)
             if code == ResultCode.CLAIM_OPEN:
                 self._not_prepared()
-                raise _LeftOpen(*info)
+                raise LeftOpen(*info)
         return super()._after_prepare(plan, outcome)
 
     def commits_now(self) -> bool:
@@ -89,11 +89,11 @@ def send(core: ProducerCore, number: int, messages: Sequence[Message], digest: b
         raise InvalidMessage(f"digest must be {DIGEST_BYTES} bytes, not {digest!r:.80}")
     deadline = core.clock() + core.config.delivery_timeout_s
     while True:
-        attempt = _Numbered(core, claimed, number, digest)
+        attempt = Numbered(core, claimed, number, digest)
         attempt.send(*messages)
         try:
             is_new = attempt.commits_now()
-        except _LeftOpen as left:
+        except LeftOpen as left:
             _roll_back(core, claimed, left)
         except TransactionSettled:
             pass  # somebody rolled it back: if that was the next producer of the name, this one is fenced
@@ -104,7 +104,7 @@ def send(core: ProducerCore, number: int, messages: Sequence[Message], digest: b
             raise OutcomeUnknown(attempt.query_id)
 
 
-def _roll_back(core: ProducerCore, claimed: Claimed, left: _LeftOpen) -> None:
+def _roll_back(core: ProducerCore, claimed: Claimed, left: LeftOpen) -> None:
     """Whatever is answered: the next attempt finds out whether it is still open, or was committed."""
     timeout_s = core.config.delivery_timeout_s
     home = claim_group(claimed.name, core.info.groups)
