@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.controls import (
     branch_faults,
+    claim_faults,
     client_faults,
     cut_faults,
     disk_faults,
@@ -39,6 +40,7 @@ MODULES = (
     timer_faults,
     share_faults,
     finding_faults,
+    claim_faults,
 )
 
 __all__ = ["MODULES", "PLANTED", "Planted"]

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from tests.sim import aiming, broker_workload, delayed, purging, supervisor, topic_changes
-from tests.sim.across import later, producers, scene
+from tests.sim.across import later, named, producers, scene
 from tests.sim.checks import Checker
 from tests.sim.faultplan import ADDED, CHANGES, GROUP_WEIGHTS, WEIGHTS
 from tests.sim.members import LATE_S
@@ -135,6 +135,7 @@ def planted(fault: Planted | str | None) -> Iterator[None]:
         patch.setattr(delayed, "SHARE", 0.0)
         patch.setattr(share_groups, "SHARE", 0.0)
         patch.setitem(later.SHARE, "worlds", 0.0)
+        patch.setitem(named.SHARE, "worlds", 0.0)
         patch.setitem(CHANGES, "per_group", (0,))
         patch.setitem(LATE_S, "operators", (0.0,))
         patch.setattr(purging, "SHARE", 0.0)

@@ -46,7 +46,7 @@ _WITHOUT_RESULT = frozenset(
     {OpType.PRE_MESSAGE, OpType.PRE_SCHEDULED, OpType.REF_MESSAGE, OpType.TX_MESSAGE}
     | {OpType.TIMER, OpType.RELEASE, OpType.FORWARD, OpType.CARRY}
 )
-APART = frozenset({DELAYED, RECREATED})
+APART = frozenset({DELAYED, RECREATED, "named"})
 OF_TRANSACTIONS = frozenset({OpType.PREPARE, OpType.COMMIT, OpType.ROLLBACK})
 #: Topic, and rows by part: (part, (topic, partition), row).
 Content = tuple[str, list[tuple[int, tuple[str, int], bytes]]]

@@ -16,7 +16,6 @@ from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.producer.blocks import Block, DecisionBlock, Outcome
 from escrowmq.actors.producer.compression import Compression
 from escrowmq.actors.producer.config import ProducerConfig
-from escrowmq.actors.producer.core import ProducerCore
 from escrowmq.actors.producer.encoder import Encoder, TxPlan
 from escrowmq.actors.producer.transaction_base import Phase as Stands
 from escrowmq.actors.producer.transaction_base import TransactionBase
@@ -27,6 +26,7 @@ from escrowmq.replication.format.packing import METHODS
 from escrowmq.replication.model import Message, RecordMetadata
 from tests.history.events import Sent, body
 from tests.sim.across.bulk import BulkCall, Wanted
+from tests.sim.across.cores import VirtualCore
 from tests.sim.across.ledger import AcrossTx
 from tests.sim.across.turns import WorldTurns
 from tests.sim.coverage import AcrossPhase, Phase
@@ -47,9 +47,8 @@ COMPRESSING = 0.3  # share of the processes that compress values
 TRIES = 3  # with one id
 
 
-class _Core(ProducerCore):
-    """A core that never blocks for room, since there are no threads in virtual time. ``rolling_back``: ids of
-    which it has sent, or wanted to send, a rollback."""
+class _Core(VirtualCore):
+    """``rolling_back``: ids of which it has sent, or wanted to send, a rollback."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -59,10 +58,6 @@ class _Core(ProducerCore):
         if isinstance(block, DecisionBlock) and not block.commit:
             self.rolling_back.update(block.tx_ids)
         super().enqueue(gid, block)
-
-    def reserve(self, size: int) -> None:
-        if not self.try_reserve(size):
-            raise self.overloaded()
 
 
 class _Packer(ValuePacker):
@@ -103,6 +98,8 @@ class AcrossProducer:
         #: Operations that wait for their answer.
         self.preparing: dict[int, AcrossTx] = {}
         self.deciding: set[int] = set()
+        #: How often its caller is about to come back with an id.
+        self.returning = 0
 
     def _encoder(self, config: ProducerConfig) -> Encoder:
         """Some producers compress values, each in its own way, so that an id that two of them use has rows of
@@ -169,7 +166,8 @@ class AcrossProducer:
         """The content of a transaction, and the number of its partitions."""
         rng, scene = self.rng, self._clients.scene
         if rng.random() < self._clients.share_across(self.app):
-            places = rng.sample(scene.places(), rng.choice((2, 2, 3, 4)))
+            every = scene.places()
+            places = rng.sample(every, min(rng.choice((2, 2, 3, 4)), len(every)))
         else:
             mine = scene.places(rng.randrange(scene.groups))
             places = rng.sample(mine, min(rng.choice((1, 1, 2)), len(mine)))
@@ -253,7 +251,8 @@ class AcrossProducer:
             if record.wire in self.core.rolling_back:  # a branch refused it, and the rollback has no answer
                 self.recall(record)
             if again is not None and self.rng.random() < 0.7:
-                self.later(COMES_BACK_S * self.rng.random(), again)
+                self.returning += 1
+                self.later(COMES_BACK_S * self.rng.random(), self._come_back, again)
             else:
                 self.leave(record)
             return
@@ -273,6 +272,10 @@ class AcrossProducer:
         self.ledger.leave(record, AcrossPhase.HOME_ONLY, AcrossPhase.SOME_BRANCHES)
         if not self.may_die():
             self._run_locally(tx, record)
+
+    def _come_back(self, again: Callable[[], None]) -> None:
+        self.returning -= 1
+        again()
 
     def _rolled_back_by_client(self, record: AcrossTx) -> None:
         """Refused or without answer: the flow itself rolls back what was prepared."""

@@ -82,3 +82,15 @@ class WorldTurns(Turns):
             if at < self._wake_at:
                 self._wake_at = at
                 self._world.later(at - self._world.now, self._woken, at)
+
+
+class StoppableTurns(WorldTurns):
+    """Those of a process that may be stopped for a while."""
+
+    stopped_until = 0.0
+
+    def _run(self) -> None:
+        if self._world.now < self.stopped_until:
+            self._world.later(self.stopped_until - self._world.now, self._run)
+        else:
+            super()._run()

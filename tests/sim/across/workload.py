@@ -27,6 +27,7 @@ from tests.sim.across.feedback import ASKING, FeedbackProcess, Links
 from tests.sim.across.later import LaterAcross
 from tests.sim.across.ledger import AcrossLedger, AcrossTx
 from tests.sim.across.loop import WorldLoop
+from tests.sim.across.named import NamedProducers
 from tests.sim.across.operator import Operator
 from tests.sim.across.producers import AcrossProducer
 from tests.sim.across.scene import Scene
@@ -125,6 +126,7 @@ class AcrossWorkload(Acting):
         remembers = self.scene.tables is None
         self.delayed = [DelayedMessages(part, part.gid, self.scene.groups) for part in many.parts * remembers]
         self.later_across = LaterAcross(self)
+        self.named = NamedProducers(self)
         self.ledger.listener = self._hear
         self.processes: list[FeedbackProcess] = []
         self._keep = self._rng.choice(({}, {}, {"retention_ms": 3_000}, {"retention_bytes": 2_000}))
@@ -136,6 +138,7 @@ class AcrossWorkload(Acting):
     def _hear(self, gid: int, index: int, now_ms: int, found: Sequence[Op]) -> None:
         self.recreated.heard(gid, index, now_ms, found)
         self.later_across.heard(gid, now_ms, found)
+        self.named.heard(gid, index, found)
         for clients in self.delayed:
             clients.heard(gid, index, now_ms, found)
 
@@ -277,6 +280,7 @@ class AcrossWorkload(Acting):
             if not producer.alive:
                 self.bury(producer)
                 self.producers[number] = self._hire(producer.app)
+        self.named.act()
         if self.many.calm:
             self._rng.choice(self.producers).send()
             self._touch_every_group()
@@ -400,9 +404,15 @@ class AcrossWorkload(Acting):
 
     def _waiting(self) -> int:
         alive = [producer for producer in self.producers if producer.alive]
-        own = sum(len(producer.preparing) + len(producer.deciding) for producer in alive)
+        own = sum(len(one.preparing) + len(one.deciding) + one.returning for one in alive)
         asked = sum(desk.waiting for desk in self.desks) + self.changes.waiting + self.recreated.waiting
-        return own + self.operator.waiting + asked + sum(clients.waiting for clients in self.delayed)
+        return (
+            own
+            + self.named.waiting
+            + self.operator.waiting
+            + asked
+            + sum(clients.waiting for clients in self.delayed)
+        )
 
     def _mute_stay_open(self) -> None:
         """Check that transactions of the mute app that were not decided are still open at home."""
@@ -424,12 +434,14 @@ class AcrossWorkload(Acting):
                 for gid, clients in enumerate(self.delayed)
             ]
             read += [self.later_across.check(gid, leader) for gid, leader in enumerate(leaders)]
+            read += [self.named.read(gid, leader) for gid, leader in enumerate(leaders)]
             if all(read):
                 break
         else:
             raise Violation(f"of {READS} tries to read everything none could be ended", "stuck")
         self.changes.check(leaders)
         self.recreated.check()
+        self.named.judge()
         for consumer, leader in zip(self.consumers, leaders, strict=True):
             if self.scene.tables is None or len(self.consumers) <= self.scene.tables.groups_kept:
                 consumer.check_offsets(leader)

@@ -1,0 +1,29 @@
+"""Named producers in worlds of one to three groups: nothing breaks, and there are zombies among them."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from escrowmq.replication.state.machine import LEVEL_MAX
+from tests.sim.across import named, scene
+from tests.sim.across.scene import Scene
+from tests.sim.across.simulation import ManyGroups
+from tests.sim.world import Violation
+
+
+@pytest.mark.timeout(600)
+def test_only_the_newest_instance_of_a_name_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(named.SHARE, "worlds", 1.0)
+    monkeypatch.setattr(scene, "draw_level", lambda rng, lowest: (LEVEL_MAX, None))
+    done = Counter[str]()
+    for seed, groups in ((0, 1), (2, 1), (0, 2), (1, 2), (6, 2), (6, 3)):
+        simulation = ManyGroups(seed, Scene.of(seed, groups), chaos_s=8.0)
+        try:
+            simulation.run()
+        except Violation as error:
+            raise AssertionError(f"seed {seed}, {groups} groups: {error.kind}: {error}") from error
+        done += simulation.workload.named.done
+    assert done["claimed"] > 20 and done["numbers"] > 10 and done["read"] > 60, done
+    assert done["sent when fenced"] > 5, done
