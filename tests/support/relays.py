@@ -33,13 +33,14 @@ class Broker:
         self.last: dict[int, tuple[int, bytes]] = {}
         self.refuses: Callable[[Sequence[Message]], str] = lambda messages: ""
         self.away = False
+        self.known: set[str] = {"t"}
 
     def claim(self, shard: int) -> int:
         self.epochs[shard] = self.epochs.get(shard, 0) + 1
         return self.epochs[shard]
 
     def place(self, message: Message, turn: int) -> int | str:
-        if message.topic == "unknown":
+        if message.topic not in self.known:
             return "unknown topic"
         if message.partition is not None:
             return message.partition
