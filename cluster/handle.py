@@ -70,11 +70,13 @@ class Cluster(Closing):
         config: ProducerConfig | None = None,
         statistics_callback: Callable[[ProducerStatistics], object] | None = None,
         statistics_interval_s: float = 60.0,
+        transactional_id: str | None = None,
         **options: Any,
     ) -> Producer:
-        """A producer of ``app``. ``options``: settings of ``ProducerConfig``, such as ``linger_ms=0`` or
-        ``compression="zstd"``. ``value_serializer``: "json", "msgpack", "arrow" or a function, see
-        :class:`Producer`."""
+        """A producer of ``app``. ``transactional_id``: a name that only one producer at a time may have; from
+        now on, what earlier ones with it send raises ProducerFenced, see :class:`Producer`. ``options``:
+        settings of ``ProducerConfig``, such as ``linger_ms=0`` or ``compression="zstd"``.
+        ``value_serializer``: "json", "msgpack", "arrow" or a function, see :class:`Producer`."""
         settings = self._settings("producer", config, options)
         return self._made(
             self._new_producer(
@@ -87,6 +89,7 @@ class Cluster(Closing):
                 feedback=self.config.feedback,
                 statistics_callback=statistics_callback,
                 statistics_interval_s=statistics_interval_s,
+                transactional_id=transactional_id,
             )
         )
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from escrowmq.cluster.handle import Cluster, LocalCluster
     from escrowmq.cluster.local import start_local
     from escrowmq.feedback.states import TxStatusQuerier
+    from escrowmq.replication.claim_errors import OutOfStep
     from escrowmq.replication.errors import (
         Closed,
         ClusterNotFound,
@@ -136,6 +137,7 @@ __all__ = [
     "NotSupported",
     "OffsetOutOfRange",
     "OpenTransaction",
+    "OutOfStep",
     "OutcomeUnknown",
     "Overloaded",
     "PreparedTransaction",
@@ -222,6 +224,7 @@ _SOURCES = {
     "cluster.handle": "Cluster LocalCluster",
     "cluster.local": "start_local",
     "feedback.states": "TxStatusQuerier",
+    "replication.claim_errors": "OutOfStep",
     "replication.errors": _ERRORS,
     "replication.model": _VALUES,
     "spark_integration.session.spark_session": "spark_session stop_session",

@@ -271,7 +271,8 @@ class OutcomeUnknown(EscrowMQError):
 
 
 class ProducerFenced(EscrowMQError):
-    """Another producer with this id and a newer epoch is alive; this one must stop."""
+    """Another producer has claimed this one's ``transactional_id`` since; this one must stop. What was sent
+    only once is not stored; what was sent again, because the first sending got no answer, may be."""
 
 
 class OffsetOutOfRange(EscrowMQError):

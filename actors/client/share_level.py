@@ -1,4 +1,4 @@
-"""Whether a cluster has share groups and retries yet: a new one has them after some seconds.
+"""Whether a cluster has something yet, such as share groups and retries: a new one has it after some seconds.
 
 A broker group below the format level refuses what it does not know, and the error of that tells the user to
 upgrade. A cluster that was started a moment ago needs only patience. Group 0 is asked, which reaches a level
@@ -20,18 +20,25 @@ from escrowmq.replication.format.share_ops import LEVEL_OF_SHARES
 LEVEL_WAIT_S, LEVEL_PAUSE_S = 15.0, 0.1
 
 
-def await_level(router: Turns, timeout_s: float, pause: Callable[[float], None] = time.sleep) -> None:
-    """Returns when the cluster has share groups. Raises NotSupported if a replica runs older software, or if
-    an upgrade takes longer; Unavailable, Closed."""
+def await_level(
+    router: Turns,
+    timeout_s: float,
+    pause: Callable[[float], None] = time.sleep,
+    *,
+    level: int = LEVEL_OF_SHARES,
+    what: str = "share groups and retries",
+) -> None:
+    """Returns when the cluster has ``what``, which needs ``level``. Raises NotSupported if a replica runs
+    older software, or if an upgrade takes longer; Unavailable, Closed."""
     until = time.monotonic() + LEVEL_WAIT_S
     while True:
         report = result_of(router.leader_call(0, "levels", timeout_s=timeout_s), timeout_s)
         known, applied = report if isinstance(report, LevelReport) else (0, 0)
-        if applied >= LEVEL_OF_SHARES:
+        if applied >= level:
             return
-        if known < LEVEL_OF_SHARES or time.monotonic() >= until:
+        if known < level or time.monotonic() >= until:
             raise NotSupported(
-                f"share groups and retries need format level {LEVEL_OF_SHARES}, and the cluster is at "
-                f"{applied}; upgrade every replica first"
+                f"{what} need format level {level}, and the cluster is at {applied}; upgrade every replica "
+                "first"
             )
         pause(LEVEL_PAUSE_S)

@@ -94,8 +94,10 @@ class _Whole:
         self._sender, self._gid, self._tx_id, self._done = sender, gid, tx_id, done
 
     def answered(self, outcome: Outcome) -> None:
-        """Rolls back if there was no answer: the transaction may be open."""
-        if isinstance(outcome, Failure) and not outcome.nothing_done:
+        """Rolls back if there was no answer: the transaction may be open. So it may be if another producer
+        claimed the name before it was sent again."""
+        fenced = not isinstance(outcome, Failure) and outcome and outcome[0][0] == ResultCode.FENCED
+        if fenced or (isinstance(outcome, Failure) and not outcome.nothing_done):
             self._sender.enqueue(self._gid, DecisionBlock(False, (self._tx_id,)))
         self._done(outcome)
 

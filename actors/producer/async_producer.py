@@ -22,7 +22,7 @@ from escrowmq.actors.client.cancelling import TOPICS_MAX, Cancellation
 from escrowmq.actors.client.closing import AsyncClosing
 from escrowmq.actors.client.loop_bridge import LoopBridge
 from escrowmq.actors.client.schedule_ids import ScheduleId
-from escrowmq.actors.producer import bulk, handing_over
+from escrowmq.actors.producer import bulk, cancelling, handing_over
 from escrowmq.actors.producer.bulk_requests import LocalBatch, Requested, TransactionColumns
 from escrowmq.actors.producer.callback_check import check_callable
 from escrowmq.actors.producer.core import ProducerCore
@@ -112,8 +112,8 @@ class AsyncProducer(AsyncClosing):
         await self._may_delay()
         for _ in range(TOPICS_MAX):
             await self._learn_topics({wanted.message.topic})
-            answer = await asyncio.wrap_future(core.cancel(wanted))
-            if (done := core.is_cancelled(wanted, answer)) is not None:
+            answer = await asyncio.wrap_future(cancelling.cancel(core, wanted))
+            if (done := cancelling.is_cancelled(core, wanted, answer)) is not None:
                 return done
         return False
 

@@ -37,6 +37,7 @@ from escrowmq.actors.producer.blocks import (
     encode_done,
     encode_prepare,
 )
+from escrowmq.actors.producer.built_request import BuiltRequest as BuiltRequest
 from escrowmq.actors.producer.config import ProducerConfig
 from escrowmq.actors.producer.group_speech import GroupSpeech
 from escrowmq.actors.producer.partition_stream import Batch, PartitionStream
@@ -44,9 +45,6 @@ from escrowmq.actors.producer.statistics import Counted
 from escrowmq.replication.format import ops
 from escrowmq.replication.model import ResultCode
 
-#: Called with one operation's result, or how the request ended, and whether an earlier sending of it may have
-#: been carried out.
-Handler = Callable[["Sequence[Any] | Failure", bool], None]
 #: Called with the batcher, a request that it sent, the outcome, whether an earlier sending of it may have
 #: been carried out, and how often it was sent.
 OnRequestDone = Callable[["GroupBatcher", "BuiltRequest", Any, bool, int], None]
@@ -55,27 +53,6 @@ TX_OVERHEAD, ID_OVERHEAD = 64, 8
 #: How long reports of finished branches wait for a request that goes out anyway; only after 100 ms does home
 #: tell the branches itself.
 DONE_LINGER_S = 0.02
-
-
-class BuiltRequest:
-    """The frames of one call, and the handler of each operation's result."""
-
-    __slots__ = ("blocks", "deadline", "frames", "handlers", "sendings", "size")
-
-    def __init__(self) -> None:
-        self.blocks = 0  # blocks of transactions
-        self.sendings = 1  # how often it was sent; known with its outcome
-        self.frames: list[bytes] = []
-        self.handlers: list[Handler] = []
-        self.deadline = float("inf")
-        self.size = 0
-
-    def add(self, frame: bytes, handler: Handler, deadline: float) -> None:
-        """Adds one operation."""
-        self.frames.append(frame)
-        self.handlers.append(handler)
-        self.size += len(frame)
-        self.deadline = min(self.deadline, deadline)
 
 
 class GroupBatcher:
@@ -94,6 +71,7 @@ class GroupBatcher:
         self._counted, self._places = counted or Counted(), places or TopicPlaces(1)
         self._speech = GroupSpeech()
         self._speech_of_messages = GroupSpeech()
+        self._claim: tuple[str, int] | None = None
         self.heard = self._speech.heard  # called with the group's time from an answer
         self._prepares: deque[PrepareBlock] = deque()
         self._decisions: deque[DecisionBlock] = deque()
@@ -112,6 +90,12 @@ class GroupBatcher:
         self._back_by = float("-inf")  # until then they are waited for, if nothing is under way
         self._linger_s = config.linger_ms / 1000
         self._tx_linger_s = config.transaction_linger_ms / 1000
+
+    def send_under(self, name: str, epoch: int) -> None:
+        """From now on, transactions are prepared under this claim, which the group has taken. So it knows
+        version 2, and none must ever be sent in version 1: that says nothing of a claim."""
+        self._claim = name, epoch
+        self._speech.taken()
 
     # ------------------------------------------------------------ queues
 
@@ -334,9 +318,7 @@ class GroupBatcher:
             version_2 = bool(first.home_index) or (speech.version == 2 and first.home_group < 0)
             instance = self._instance if version_2 else None
             heard_ms = speech.heard_ms if first.heard_ms < 0 else first.heard_ms
-            frame = encode_prepare(
-                self._app, blocks, self._places.id_of, instance=instance, heard_ms=heard_ms
-            )
+            frame = encode_prepare(self._app, blocks, self._places.id_of, instance, heard_ms, self._claim)
             request.add(frame, partial(self._prepared, blocks, instance is not None), deadline)
             request.blocks += len(blocks)
 

@@ -19,6 +19,7 @@ from escrowmq.actors.producer.delayed_blocks import (
     select_later,
 )
 from escrowmq.replication.format import ops
+from escrowmq.replication.format.claim_ops import UNNUMBERED
 from escrowmq.replication.format.codec import PrepareExtra
 
 #: Position of a transaction in its block -> (code, info), for refused transactions.
@@ -29,6 +30,9 @@ Placed = tuple[str, int, bytes]
 #: Messages of one partition: the position of each one's transaction in the block, its size in bytes, its row;
 #: from a table, one row for all of them together (see ``single_rows``).
 Column = tuple[list[int], list[int], list[bytes]]
+
+#: Of a transaction without a number: number and digest.
+NO_NUMBER: tuple[int, bytes] = (UNNUMBERED, b"")
 
 #: Operations with more ids than this are split (brokers accept 20,000; a request has room for far fewer).
 IDS_PER_OPERATION = 5_000
@@ -45,8 +49,8 @@ class PrepareBlock:
 
     __slots__ = (
         "_columns", "alone", "deadline", "digests", "done", "given", "heard_ms", "home_group", "home_index",
-        "home_topic", "later", "newest_at", "opened_at", "part", "participants", "parts", "perhaps_open",
-        "query_ids", "single", "size", "timeout_ms", "tx_ids",
+        "home_topic", "later", "newest_at", "numbered", "opened_at", "part", "participants", "parts",
+        "perhaps_open", "query_ids", "single", "size", "timeout_ms", "tx_ids",
     )  # fmt: skip
 
     def __init__(
@@ -89,6 +93,8 @@ class PrepareBlock:
         self.opened_at: Sequence[int] = ()
         #: From home's answer: each transaction's newest PREPARE, which is this one.
         self.newest_at: Sequence[int] = ()
+        #: Number and digest, under the producer's claim. With a number it is one transaction, at home.
+        self.numbered = NO_NUMBER
         #: Sent instead of the time last heard from the group; -1: send that time.
         self.heard_ms = -1
 
@@ -111,7 +117,7 @@ class PrepareBlock:
         tracked = bool(self.home_index)
         return (
             self.home_topic, self.home_group, self.timeout_ms, self.part, self.given, self.participants,
-            self.parts, tracked, self.heard_ms,
+            self.parts, tracked, self.heard_ms, self.numbered,
         )  # fmt: skip
 
     def take_opened(self, piece: PrepareBlock, places: Sequence[int]) -> None:
@@ -156,7 +162,7 @@ class PrepareBlock:
         )
         block.later = later
         block.deadline, block.heard_ms = self.deadline, self.heard_ms
-        block.perhaps_open = self.perhaps_open
+        block.perhaps_open, block.numbered = self.perhaps_open, self.numbered
         block.participants, block.parts = self.participants, self.parts
         if self.home_index:
             block.home_index = [self.home_index[i] for i in positions]
@@ -245,16 +251,17 @@ def encode_prepare(
     app: str,
     blocks: Sequence[PrepareBlock],
     id_of: Callable[[str], int],
-    *,
     instance: str | None = None,
     heard_ms: int = -1,
+    claim: tuple[str, int] | None = None,
 ) -> bytes:
     """PREPARE and its PRE_MESSAGEs for all transactions of ``blocks``, which have the same key.
 
     ``id_of(topic)``: the id that the PREPARE names, so that nothing is prepared in another topic of that
     name. ``instance``: the producer, named in version 2; None: version 1. ``heard_ms``: the newest time that
     the client has heard from the group. It must be from before: after a broker has reported one of its
-    transactions as prepared, a PREPARE is never encoded again with a later time.
+    transactions as prepared, a PREPARE is never encoded again with a later time. ``claim``: name and epoch
+    of a named producer.
     """
     first = blocks[0]
     tx_ids, query_ids, digests = first.tx_ids, first.query_ids, first.digests
@@ -272,7 +279,7 @@ def encode_prepare(
             digests,
             first.home_group,
             len(columns) + len(later),
-            None if instance is None else _extra(blocks, instance, heard_ms),
+            None if instance is None else _extra(blocks, instance, heard_ms, claim),
         )
     ]
     for (topic, partition), (txs, sizes, rows) in columns.items():
@@ -282,12 +289,16 @@ def encode_prepare(
     return b"".join(frames)
 
 
-def _extra(blocks: Sequence[PrepareBlock], instance: str, heard_ms: int) -> PrepareExtra:
+def _extra(
+    blocks: Sequence[PrepareBlock], instance: str, heard_ms: int, claim: tuple[str, int] | None
+) -> PrepareExtra:
     first = blocks[0]
+    claimed = None if claim is None else (*claim, *first.numbered)
     if not (first.participants or first.home_index or first.parts):  # by far the most frequent case
-        return PrepareExtra(instance, given=first.given, heard_ms=heard_ms)
+        return PrepareExtra(instance, given=first.given, heard_ms=heard_ms, claim=claimed)
     home_index = [index for block in blocks for index in block.home_index]
-    return PrepareExtra(instance, list(first.participants), first.parts, home_index, first.given, heard_ms)
+    participants = list(first.participants)
+    return PrepareExtra(instance, participants, first.parts, home_index, first.given, heard_ms, claimed)
 
 
 def _merge(

@@ -11,13 +11,11 @@ import heapq
 import itertools
 import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from escrowmq.actors.client.background import Background, Threads
-from escrowmq.actors.client.cancelling import Cancellation, OtherTopic
 from escrowmq.actors.client.catalog import TopicCatalog
 from escrowmq.actors.client.failures import Failure, FailureKind
 from escrowmq.actors.client.forking import FORKED, tell_after_fork
@@ -30,6 +28,7 @@ from escrowmq.actors.client.wakeup import Waiter
 from escrowmq.actors.producer.batcher import BuiltRequest, GroupBatcher
 from escrowmq.actors.producer.blocks import Block, DecisionBlock, DoneBlock, PrepareBlock
 from escrowmq.actors.producer.buffer_bound import BufferBound
+from escrowmq.actors.producer.claiming import Claimed, claim
 from escrowmq.actors.producer.config import ProducerConfig
 from escrowmq.actors.producer.delay_gate import DelayGate
 from escrowmq.actors.producer.encoder import Encoder, check_app
@@ -43,7 +42,8 @@ from escrowmq.actors.producer.send_future import SendFuture
 from escrowmq.actors.producer.statistics import Counted, ProducerStatistics
 from escrowmq.actors.producer.value_encoder import ValueEncoder
 from escrowmq.actors.producer.value_packer import ValuePacker
-from escrowmq.replication.errors import Closed, Overloaded, UnknownTopic
+from escrowmq.replication.errors import Closed, Overloaded
+from escrowmq.replication.format.timer_ops import owner_of
 
 _CLOSED = "this producer was closed; create a new one"
 
@@ -96,6 +96,8 @@ class ProducerCore:
             GroupBatcher(self.app, config, owner, self._counted, self.router.places)
             for _ in range(info.groups)
         ]
+        #: The name that this producer has claimed; None: it has none.
+        self.claimed: Claimed | None = None
         self._lock = threading.Lock()
         self._room: threading.Condition = background.condition(self._lock)
         self._blocked = 0
@@ -120,6 +122,14 @@ class ProducerCore:
         self._timer_numbers = itertools.count()
         self.router.attach(self)
         tell_after_fork(self)
+
+    def claim(self, name: str) -> None:
+        """Becomes the only producer of ``name``; see ``claiming.claim``. Must be called before anything is
+        sent."""
+        claimed = claim(self.router, name, self.instance, self.config.delivery_timeout_s, self.clock)
+        self.claimed = claimed
+        for batcher in self._batchers:
+            batcher.send_under(claimed.name, claimed.epoch)
 
     # ------------------------------------------------------------ callers' side
 
@@ -320,33 +330,6 @@ class ProducerCore:
             bytes_saved=0 if self.packer is None else self.packer.bytes_saved,
         )
 
-    # ------------------------------------------------------------ cancelling
-
-    def cancel(self, wanted: Cancellation) -> Future[Any]:
-        """Asks the broker to cancel a delayed message; see ``is_cancelled`` for the answer. Its topic may be
-        looked up first. Raises UnknownTopic."""
-        topic, partition = wanted.message.topic, wanted.message.partition
-        count = self.encoder.partitions(topic)
-        if partition >= count:
-            raise UnknownTopic(topic, partition, count)
-        request = wanted.request(self.router.places.id_of(topic))
-        gid = self.encoder.group_of(topic, partition)
-        timeout_s, again = self.config.delivery_timeout_s, wanted.note_repeated
-        return self.router.leader_call(gid, "submit", request, timeout_s=timeout_s, repeated=again)
-
-    def is_cancelled(self, wanted: Cancellation, results: Sequence[Any]) -> bool | None:
-        """What was answered; None: nothing was done, ask again. Raises UnknownTopic, OutcomeUnknown."""
-        topic = wanted.message.topic
-        try:
-            done = wanted.is_done(results[0])
-        except UnknownTopic:
-            self.catalog.forget(topic)
-            raise
-        if isinstance(done, OtherTopic):
-            self.router.places.hear_id(topic, done.topic_id)
-            return None
-        return done
-
     # ------------------------------------------------------------ closing
 
     def flush(self, timeout_s: float) -> bool:
@@ -446,17 +429,22 @@ class ProducerCore:
             stream.add(parcel, now)
 
     def _new_stream(self, gid: int, topic: str, partition: int, later: bool) -> PartitionStream:
-        make = partial(LaterStream, cluster_id=self.info.cluster_id) if later else PartitionStream
+        make: Callable[..., PartitionStream] = PartitionStream
+        if later:
+            owner = owner_of(self.instance)
+            make = partial(LaterStream, owner=owner, cluster_id=self.info.cluster_id)
+        name, epoch = (self.instance, 0) if self.claimed is None else self.claimed[:2]
         stream = make(
             topic,
             partition,
-            self.instance,
+            name,
             self.config.delivery_timeout_s,
             released=self.release,
             refused=self.catalog.forget,
             taken=self._turn_sticky,
             heard=self._batchers[gid].heard,
             counted=self._counted,
+            claimed=epoch,
         )
         self._batchers[gid].add_stream(stream)
         return stream

@@ -81,7 +81,7 @@ class Encoder:
     def plain(self, message: Message) -> tuple[int | None, bytes]:
         """(partition, row) of a plain message; partition None: any, chosen where batches form."""
         if type(message) is not Message:
-            _is_message(message)
+            check_message(message)
         topic, key, partition, value = message.topic, message.key, message.partition, message.value
         if type(value) is not bytes:
             raise _not_bytes(value)
@@ -109,7 +109,7 @@ class Encoder:
         total = 0
         limit = self._config.message_bytes_max
         for message in messages:
-            _is_message(message)
+            check_message(message)
             topic, partition, key = message.topic, message.partition, message.key
             count = self.partitions(topic)
             if partition is None:
@@ -156,11 +156,12 @@ class Encoder:
         timeout_ms: int,
         given_id: bool,
         later: Sequence[Later] = (),
+        home_group: int | None = None,
     ) -> TxPlan:
-        """The blocks of one transaction, from :meth:`place`. Its home is where its first message goes; one
-        that is not delayed, if there is one."""
+        """The blocks of one transaction, from :meth:`place`. Its home is ``home_group``, or where its first
+        message goes; one that is not delayed, if there is one."""
         home_topic = (placed or later)[0][0]
-        if len(placed) == 1 and not later:  # by far the most frequent case
+        if len(placed) == 1 and not later and home_group is None:  # by far the most frequent case
             row = placed[0][2]
             home = self.group_of(home_topic, placed[0][1])
             single = PrepareBlock(
@@ -177,7 +178,7 @@ class Encoder:
             )
             self.pack_block(single)
             return TxPlan(tx_id, query_id, home_topic, (home,), single, None, size, given_id)
-        by_group: dict[int, list[Placed | Later]] = {}
+        by_group: dict[int, list[Placed | Later]] = {} if home_group is None else {home_group: []}
         for item in together(placed, later):
             by_group.setdefault(self.group_of(item[0], item[1]), []).append(item)
         groups = tuple(by_group)
@@ -254,7 +255,8 @@ def _check_name(what: str, name: str) -> str:
     return name
 
 
-def _is_message(message: Message) -> bool:
+def check_message(message: Message) -> bool:
+    """Raises InvalidMessage for what is no message."""
     if not isinstance(message, Message):
         raise InvalidMessage(f"expected an escrowmq.Message, not {type(message).__name__}")
     return True

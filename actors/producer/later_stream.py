@@ -15,7 +15,7 @@ from escrowmq.actors.client.schedule_ids import ScheduleId
 from escrowmq.actors.producer.parcel import Ending, Parcel
 from escrowmq.actors.producer.partition_stream import Batch, PartitionStream
 from escrowmq.replication.delivery_times import effective_time
-from escrowmq.replication.format.timer_ops import ORDINALS, owner_of, scheduled
+from escrowmq.replication.format.timer_ops import OF_DELAYED, ORDINALS, scheduled
 from escrowmq.replication.model import NO_ID, RecordMetadata
 
 #: In place of the offset of a message that cannot be read yet.
@@ -74,11 +74,19 @@ class LaterStream(PartitionStream):
     later: ClassVar[bool] = True
 
     def __init__(
-        self, topic: str, partition: int, instance: str, *args: Any, cluster_id: str, **kwargs: Any
+        self,
+        topic: str,
+        partition: int,
+        producer: str,
+        *args: Any,
+        owner: int,
+        cluster_id: str,
+        **kwargs: Any,
     ) -> None:
-        """``instance``: the producer's name. ``cluster_id``: for the ids of its messages."""
-        super().__init__(topic, partition, f"{instance}/later", *args, **kwargs)
-        self._owner, self._cluster_id = owner_of(instance), cluster_id
+        """``owner``: stands for this producer, and for no other one of its name. ``cluster_id``: for the ids
+        of its messages."""
+        super().__init__(topic, partition, f"{producer}{OF_DELAYED}", *args, **kwargs)
+        self._owner, self._cluster_id = owner, cluster_id
         self._next_ordinal = 0
         self._topic_id = NO_ID
         # Of the only batch that is under way, or to be sent again.

@@ -15,6 +15,7 @@ from itertools import accumulate
 from typing import Any, ClassVar
 
 from escrowmq.actors.client.failures import Failure, FailureKind
+from escrowmq.actors.producer.claiming import fenced
 from escrowmq.actors.producer.delayed_messages import too_many_scheduled
 from escrowmq.actors.producer.parcel import Ending, Parcel
 from escrowmq.actors.producer.statistics import Counted
@@ -26,6 +27,7 @@ from escrowmq.replication.errors import (
     UnknownTopic,
 )
 from escrowmq.replication.format import ops
+from escrowmq.replication.format.claim_ops import claimed_epoch, first_epoch
 from escrowmq.replication.model import NO_ID, ResultCode
 
 #: How often a new epoch is tried after "out of sequence" before the batch fails.
@@ -124,11 +126,13 @@ class PartitionStream:
         taken: Callable[[str, int], None],
         heard: Callable[[int], None],
         counted: Counted | None = None,
+        claimed: int = 0,
     ) -> None:
+        """``claimed``: the epoch with which the name ``producer`` is claimed; 0: it is not."""
         self.topic, self.partition, self._producer = topic, partition, producer
         self._timeout_s, self._counted = delivery_timeout_s, counted or Counted()
         self._released, self._refused, self._taken, self._heard = released, refused, taken, heard
-        self.epoch = self.next_seq = 0
+        self._claimed, self.epoch, self.next_seq = claimed, first_epoch(claimed), 0
         self.queued_bytes = 0
         self._queue: deque[_Queued] = deque()
         self._under_way: Batch | None = None
@@ -273,6 +277,8 @@ class PartitionStream:
     def _new_epoch(self) -> None:
         self.epoch += 1
         self.next_seq = 0
+        # After four thousand million failures. Beyond, it would write under the next one's claim.
+        assert claimed_epoch(self.epoch) == self._claimed
 
     def _refusal(self, code: int, info: Any) -> EscrowMQError:
         if code in (ResultCode.UNKNOWN_TOPIC, ResultCode.BAD_PARTITION):
@@ -281,6 +287,8 @@ class PartitionStream:
         if code == ResultCode.OTHER_TOPIC:
             self._refused(self.topic)
             return TopicRecreated(self.topic)
+        if code == ResultCode.FENCED and self._claimed:
+            return fenced(self._describe(), claimed_epoch(info) or info)
         if code == ResultCode.FENCED:
             return ProducerFenced(
                 f"producer {self._producer!r} has written to {self.topic}/{self.partition} with epoch {info}"

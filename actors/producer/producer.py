@@ -6,6 +6,7 @@ calls. Application code must never run outside the caller's own thread.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from datetime import datetime
@@ -21,10 +22,11 @@ from escrowmq.actors.client.schedule_ids import ScheduleId
 from escrowmq.actors.client.statistics_timer import StatisticsTimer
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.client.values import Serializer, serializer_of
-from escrowmq.actors.producer import bulk, handing_over
+from escrowmq.actors.producer import bulk, cancelling, handing_over, numbered
 from escrowmq.actors.producer.async_producer import AsyncProducer
 from escrowmq.actors.producer.bulk_requests import LocalBatch, Requested, TransactionColumns
 from escrowmq.actors.producer.callback_check import check_callable
+from escrowmq.actors.producer.claiming import check_name
 from escrowmq.actors.producer.config import ProducerConfig
 from escrowmq.actors.producer.core import ProducerCore
 from escrowmq.actors.producer.delivery_columns import Delivery
@@ -82,8 +84,13 @@ class Producer(Closing):
         answered_by: MakeAnswerer | None = None,
         statistics_callback: Callable[[ProducerStatistics], object] | None = None,
         statistics_interval_s: float = 60.0,
+        transactional_id: str | None = None,
     ) -> None:
-        """``value_serializer``: makes bytes of the values of messages: "json", "msgpack", "arrow" (a pyarrow
+        """``transactional_id``: a name of which this becomes the only producer: it returns when every broker
+        group has taken the claim, and from then on whatever an earlier producer of the name sends is refused
+        (ProducerFenced). Raises then also NotSupported (the cluster is below format level 9), Unavailable (a
+        group does not answer within ``delivery_timeout_s``), Overloaded (no more names are kept).
+        ``value_serializer``: makes bytes of the values of messages: "json", "msgpack", "arrow" (a pyarrow
         Table or RecordBatch), or a function. A value that it cannot serialize raises NotSerializable before
         anything is sent. ``send_table`` does not use it.
         ``answerer``: how checks are answered here; ``feedback``: settings of the processes that ask.
@@ -104,13 +111,16 @@ class Producer(Closing):
             background=background,
             serialize=serializer_of(value_serializer),
         )
+        self._numbering = threading.Lock()
         self._answerer: Answerer | None = None
         self._timer: StatisticsTimer[ProducerStatistics] | None = None
         try:
             if statistics_callback is not None:
                 self._timer = StatisticsTimer(statistics_callback, statistics_interval_s, self.statistics)
+            if transactional_id is not None:
+                self._core.claim(check_name(transactional_id))
         except BaseException:
-            self._core.close(0.0)
+            self.close(0.0)
             raise
         if tx_status_querier is not None:
             try:
@@ -133,6 +143,25 @@ class Producer(Closing):
     def app(self) -> str:
         """The app that this producer's transactions belong to."""
         return self._core.app
+
+    @property
+    def transactional_id(self) -> str | None:
+        """The name that it has claimed."""
+        claimed = self._core.claimed
+        return None if claimed is None else claimed.name
+
+    @property
+    def epoch(self) -> int:
+        """That of its claim, higher than those of all producers of the name before it; 0: it has no name."""
+        claimed = self._core.claimed
+        return 0 if claimed is None else claimed.epoch
+
+    @property
+    def last_number(self) -> int:
+        """The number of the last transaction of ``send_numbered`` that is committed, as far as this producer
+        knows; 0: none was."""
+        claimed = self._core.claimed
+        return 0 if claimed is None else claimed.number
 
     # ------------------------------------------------------------ plain messages
 
@@ -184,8 +213,8 @@ class Producer(Closing):
         wanted = Cancellation(ScheduleId.parse(schedule_id, core.info.cluster_id))
         core.delays.check()
         for _ in range(TOPICS_MAX):
-            answer = result_of(core.cancel(wanted), self._config.delivery_timeout_s)
-            if (done := core.is_cancelled(wanted, answer)) is not None:
+            answer = result_of(cancelling.cancel(core, wanted), self._config.delivery_timeout_s)
+            if (done := cancelling.is_cancelled(core, wanted, answer)) is not None:
                 return done
         return False
 
@@ -375,6 +404,25 @@ class Producer(Closing):
             Delivery(delay_s, deliver_at),
         )
         return call(local_transaction)
+
+    def send_numbered(
+        self, number: int, messages: Message | Sequence[Message], *, digest: bytes | None = None
+    ) -> bool:
+        """Sends messages as transaction ``number`` of this producer's ``transactional_id``, all or none, and
+        exactly once: call it again with the same number and messages whenever the outcome is not known, also
+        from another process that has claimed the name since.
+
+        True: they are stored by this call. False: they were stored before under this number. Numbers rise,
+        and may be left out: start at ``last_number`` + 1. ``digest``: 16 bytes that stand for the messages;
+        by default made of their topics, keys, values, headers, delays, and the partitions that they name.
+
+        There is no local transaction. Calls of several threads wait for each other. Raises OutOfStep
+        (a later number is committed, or other messages under this one; nothing was done), ProducerFenced,
+        InvalidMessage (without a ``transactional_id``, too), OutcomeUnknown (call it again), and whatever
+        prevents a transaction from being prepared.
+        """
+        with self._numbering:
+            return numbered.send(self._core, number, as_messages(messages), digest)
 
     def statistics(self) -> ProducerStatistics:
         """Its counters and present state. Cheap, from any thread, also after ``close``."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from escrowmq.actors.client.failures import Failure
 from escrowmq.actors.producer.blocks import Outcome
+from escrowmq.actors.producer.claiming import fenced
 from escrowmq.actors.producer.delayed_messages import too_many_scheduled
 from escrowmq.actors.producer.encoder import TxPlan
 from escrowmq.replication.errors import (
@@ -76,6 +77,8 @@ def prepare_problem(
     if code == ResultCode.STALE:
         text = f"transaction {tx_id!r} took so long to prepare that it may be settled; send it again"
         return Unavailable(text, LIMIT_RETRY_AFTER_S)
+    if code == ResultCode.FENCED:
+        return fenced(f"transaction {tx_id!r}", info)
     if code == ResultCode.MALFORMED:  # home accepted it at level 1, and a branch's group is now at level 3
         text = f"transaction {tx_id!r} began while the cluster raised its format level, and was rolled back"
         return Unavailable(text, LIMIT_RETRY_AFTER_S)

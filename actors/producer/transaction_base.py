@@ -187,9 +187,7 @@ class TransactionBase:
             self._to(Phase.PREPARING)
             self._to(Phase.PREPARED)
             return None
-        plan = self._core.encoder.plan(
-            self.tx_id, self.query_id, self._placed, self._size, self._timeout_ms, self._given_id, self._later
-        )
+        plan = self._made_plan()
         if self._given_id and not self._core.running.begin_given(self.tx_id):
             raise TransactionRunning(self.tx_id, TransactionState.PREPARE.value)
         self._to(Phase.PREPARING)
@@ -198,6 +196,12 @@ class TransactionBase:
         if not self._given_id:
             self._core.running.made.add(self.tx_id)
         return plan
+
+    def _made_plan(self, home_group: int | None = None) -> TxPlan:
+        given, later = self._given_id, self._later
+        return self._core.encoder.plan(
+            self.tx_id, self.query_id, self._placed, self._size, self._timeout_ms, given, later, home_group
+        )
 
     def _start_prepare(self, plan: TxPlan, done: Callable[[Outcome], None]) -> None:
         """Sends the PREPARE. Room for the plan's bytes must have been reserved; the answer releases it."""

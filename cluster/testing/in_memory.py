@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 from escrowmq.actors.admin.admin import Admin
 from escrowmq.actors.client.topology import ClusterInfo
@@ -69,14 +69,18 @@ class InMemoryCluster(Cluster):
     Calls that need replicas, nodes, Ray or Spark raise NotSupported.
     """
 
+    _GROUPS: ClassVar[int] = 1
+
     def __init__(self, *, start: datetime | None = None, config: Config | None = None) -> None:
         """``start``: the clock's first time, by default now. ``config``: the base of clients' settings."""
         if start is not None and start.tzinfo is None:
             raise ConfigError("start must be a datetime with a time zone")
         settings = config or Config()
-        info = ClusterInfo(uuid.uuid4().hex, f"{ADDRESS}-{uuid.uuid4().hex[:8]}", 1, 1)
+        info = ClusterInfo(uuid.uuid4().hex, f"{ADDRESS}-{uuid.uuid4().hex[:8]}", self._GROUPS, 1)
         self._stage = stage = Stage(time.time() if start is None else start.timestamp())
-        self._network = Network(stage, [MemoryBroker(stage, info, gid, settings.broker) for gid in range(1)])
+        self._network = Network(
+            stage, [MemoryBroker(stage, info, gid, settings.broker) for gid in range(info.groups)]
+        )
         self._feedback = StagedFeedback(stage, self._network, info)
         #: The test moves it forward.
         self.clock = Clock(stage)

@@ -138,7 +138,7 @@ META_TYPES: dict[int, Any] = {
     OpType.TX_DONE: tuple[str, list[str], list[int], int],
     OpType.INQUIRE: tuple[str, list[str], list[int]],
     OpType.CUT: tuple[list[str], int],
-    OpType.CLAIM: tuple[str, int],
+    OpType.CLAIM: tuple[str, int, str],
     OpType.PLACES: tuple[str, str, list[int]],
     OpType.LEVEL: tuple[int],
     OpType.ALTER_TOPIC: tuple[str, dict[str, int | str]],

@@ -24,6 +24,8 @@ LEVEL_OF_CARRYING: Final = 9
 #: One above the highest ordinal, and the highest owner.
 ORDINALS: Final = 1 << 32
 OWNER_MAX: Final = (1 << 64) - 1
+#: Behind its name, a producer's name for delayed messages: their batches are numbered apart from the others.
+OF_DELAYED: Final = "/later"
 
 
 def owner_of(name: str, tx_id: str = "") -> int:

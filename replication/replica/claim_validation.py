@@ -5,26 +5,27 @@ from __future__ import annotations
 
 from typing import Final
 
-from escrowmq.replication.format.claim_ops import DIGEST_BYTES, NEXT_EPOCH, UNNUMBERED, claim_group
+from escrowmq.replication.format.claim_ops import CLAIM_EPOCH_MAX, DIGEST_BYTES, UNNUMBERED, claim_group
+from escrowmq.replication.format.timer_ops import OF_DELAYED
 
-NAME_CHARS_MAX: Final = 512
+NAME_CHARS_MAX: Final = 500
 NUMBER_MAX: Final = (1 << 53) - 1
 
 
-def claim_problem(name: str, epoch: int) -> str | None:
+def claim_problem(name: str, epoch: int, claimant: str) -> str | None:
     """What is wrong with a CLAIM, or None."""
+    if not 0 < len(claimant) <= NAME_CHARS_MAX:
+        return f"a claimant must have 1 to {NAME_CHARS_MAX} characters"
+    return _of_claim(name, epoch)
+
+
+def _of_claim(name: str, epoch: int) -> str | None:
     if not 0 < len(name) <= NAME_CHARS_MAX:
         return f"the name of a claim must have 1 to {NAME_CHARS_MAX} characters"
-    if not NEXT_EPOCH <= epoch <= NUMBER_MAX:
-        return f"the epoch of a claim must be {NEXT_EPOCH} to {NUMBER_MAX}"
-    return None
-
-
-def claim_place_problem(name: str, epoch: int, gid: int, groups: int) -> str | None:
-    """Why this group may not carry out a CLAIM, or None."""
-    home = claim_group(name, groups)
-    if epoch == NEXT_EPOCH and home != gid:
-        return f"group {home} of {groups} gives the epochs of {name!r}, and not group {gid}"
+    if name.endswith(OF_DELAYED):
+        return f"the name of a claim must not end in {OF_DELAYED!r}"
+    if not 0 < epoch <= CLAIM_EPOCH_MAX:
+        return f"the epoch of a claim must be 1 to {CLAIM_EPOCH_MAX}"
     return None
 
 
@@ -33,7 +34,7 @@ def claimed_problem(claim: tuple[str, int, int, bytes] | None, transactions: int
     if claim is None:
         return None
     name, epoch, number, digest = claim
-    if (problem := claim_problem(name, epoch)) is not None:
+    if (problem := _of_claim(name, epoch)) is not None:
         return problem
     if not UNNUMBERED <= number <= NUMBER_MAX:
         return f"the number of a transaction must be {UNNUMBERED} to {NUMBER_MAX}"

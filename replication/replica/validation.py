@@ -11,7 +11,7 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 
 from escrowmq.replication.errors import CorruptLog, InvalidMessage, UnknownVersion
-from escrowmq.replication.format.claim_ops import LEVEL_OF_CLAIMS
+from escrowmq.replication.format.claim_ops import EPOCH_MAX, LEVEL_OF_CLAIMS
 from escrowmq.replication.format.codec import Op, OpType, PrepareExtra, decode_ops
 from escrowmq.replication.format.cut_ops import HOLD_MS_MAX, TOPICS_PER_CUT_MAX
 from escrowmq.replication.format.internal_topics import RESERVED, is_internal
@@ -20,7 +20,6 @@ from escrowmq.replication.format.share_ops import LEVEL_OF_SHARES
 from escrowmq.replication.format.timer_ops import LEVEL_OF_TIMERS, ORDINALS, OWNER_MAX
 from escrowmq.replication.model import BY_NAME, NO_ID
 from escrowmq.replication.replica.claim_validation import (
-    claim_place_problem,
     claim_problem,
     claimed_place_problem,
     claimed_problem,
@@ -160,8 +159,6 @@ def parse_request(
             attached = ops[at + 1 : at + 1 + op.meta[8]]
             problem = _prepare_problem(op, attached) or (place and _place_problem(op, *place))
             at += len(attached)
-        elif op.type == OpType.CLAIM and problem is None:
-            problem = place and claim_place_problem(op.meta[0], op.meta[1], *place)
         elif op.type == OpType.CREATE_TOPIC and problem is None:
             problem = _placing_problem(op, place and place[1])
         elif op.type in (OpType.PRE_MESSAGE, OpType.PRE_SCHEDULED):
@@ -198,8 +195,8 @@ def _problem(op: Op) -> str | None:
     if op.type == OpType.MESSAGE:
         if meta[5] < 1 or op.body_size < meta[5] or meta[1] < 0:
             return "MESSAGE needs at least one row and a partition of 0 or more"
-        if not (0 <= meta[3] <= NUMBER_MAX and -1 <= meta[4] <= NUMBER_MAX):
-            return f"MESSAGE's epoch and sequence number must be 0 to {NUMBER_MAX}"
+        if not (0 <= meta[3] <= EPOCH_MAX and -1 <= meta[4] <= NUMBER_MAX):
+            return f"MESSAGE's epoch must be 0 to {EPOCH_MAX}, and its sequence number up to {NUMBER_MAX}"
         if len(meta) > 6 and not -1 <= meta[6] <= NUMBER_MAX:
             return f"MESSAGE's heard_ms must be -1 to {NUMBER_MAX}"
         return _name_problem("producer", meta[2]) or _for_brokers(meta[0])
@@ -273,8 +270,8 @@ def _timer_problem(op: Op) -> str | None:
         ordinals = (first, first + len(times) - 1)
         if not times or len(times) != len(sizes) or min(sizes) < 1 or sum(sizes) != op.body_size:
             return "SCHEDULED's columns do not fit its body"
-        if not (0 <= epoch <= NUMBER_MAX and -1 <= seq <= NUMBER_MAX and -1 <= heard_ms <= NUMBER_MAX):
-            return f"SCHEDULED's epoch, sequence number and heard_ms must be at most {NUMBER_MAX}"
+        if not (0 <= epoch <= EPOCH_MAX and -1 <= seq <= NUMBER_MAX and -1 <= heard_ms <= NUMBER_MAX):
+            return f"SCHEDULED's sequence number and heard_ms must be at most {NUMBER_MAX}"
         if not 0 <= owner <= OWNER_MAX:
             return "an owner has 64 bits"
         if (problem := _name_problem("producer", producer)) is not None:

@@ -10,13 +10,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from escrowmq.replication.format.claim_ops import NEXT_EPOCH, UNNUMBERED
+from escrowmq.replication.format.claim_ops import UNNUMBERED, claimed_epoch, first_epoch
 from escrowmq.replication.model import ResultCode, TransactionState
 
 #: Names that are kept; beyond, those used longest ago go first.
 CLAIMS_KEPT = 50_000
 #: But none that was used so recently: then no new name is taken.
 KEPT_MS = 7 * 86_400_000
+#: Plain messages note that a name is used only so often: they are many.
+NOTED_MS = 3_600_000
+#: The lowest epoch that a message under a claim has.
+FIRST_CLAIMED = first_epoch(1)
 #: Name, epoch, number (``UNNUMBERED``: none) and digest: as a PREPARE tells it.
 Claimed = tuple[str, int, int, bytes]
 #: App and transaction.
@@ -24,10 +28,11 @@ TxKey = tuple[str, str]
 
 
 class Claim(NamedTuple):
-    """``number`` and ``digest``: of the numbered transaction that was committed last; ``UNNUMBERED``: none
-    was."""
+    """``claimant``: who has claimed the name with ``epoch``. ``number`` and ``digest``: of the numbered
+    transaction that was committed last; ``UNNUMBERED``: none was."""
 
     epoch: int
+    claimant: str
     number: int
     digest: bytes
     used_ms: int
@@ -42,34 +47,48 @@ class Claims:
         self.open: dict[TxKey, Claimed] = {}
         self._busy: dict[str, TxKey] = {}  # name -> the one of ``open``
 
-    def claim(self, name: str, epoch: int, now_ms: int) -> list[object]:
-        """The result of a CLAIM."""
+    def claim(self, meta: tuple[str, int, str], now_ms: int) -> list[object]:
+        """The result of a CLAIM ``[name, epoch, claimant]``. It takes the name only with a higher epoch than
+        the last one had: so of two claimants one gets it, and a late copy of a CLAIM changes nothing."""
+        name, epoch, claimant = meta
         known = self.by_name.pop(name, None)
         if known is None:
             if not self._make_room(now_ms):
                 return [int(ResultCode.TOO_MANY_CLAIMS), CLAIMS_KEPT]
-            known = Claim(0, UNNUMBERED, b"", now_ms)
-        newest = known.epoch + 1 if epoch == NEXT_EPOCH else max(epoch, known.epoch)
-        self.by_name[name] = known._replace(epoch=newest, used_ms=now_ms)
-        if epoch not in (NEXT_EPOCH, newest):
-            return [int(ResultCode.FENCED), newest]
-        return [int(ResultCode.OK), [newest, known.number]]
+            known = Claim(0, "", UNNUMBERED, b"", now_ms)
+        if epoch > known.epoch:
+            known = known._replace(epoch=epoch, claimant=claimant)
+        self.by_name[name] = known._replace(used_ms=now_ms)
+        if (epoch, claimant) != (known.epoch, known.claimant):
+            return [int(ResultCode.FENCED), known.epoch]
+        return [int(ResultCode.OK), [epoch, known.number]]
 
-    def fenced(self, producer: str, epoch: int) -> list[object] | None:
-        """The result of a message of an earlier epoch than that of the claim, if ``producer`` is one."""
-        known = self.by_name.get(producer)
-        return None if known is None or epoch >= known.epoch else [int(ResultCode.FENCED), known.epoch]
+    def fenced(self, producer: str, epoch: int, now_ms: int) -> list[object] | None:
+        """The result of messages that are not under the present claim of ``producer``, or None. ``epoch``:
+        theirs, see ``claimed_epoch``. A name that is not known here any more is fenced, too: who has claimed
+        it since cannot be told."""
+        if not self.by_name and epoch < FIRST_CLAIMED:
+            return None
+        known, claimed = self.by_name.get(producer), claimed_epoch(epoch)
+        if known is None:
+            return [int(ResultCode.FENCED), 0] if claimed else None
+        if claimed != known.epoch:
+            return [int(ResultCode.FENCED), known.epoch]
+        if known.used_ms < now_ms - NOTED_MS:
+            self._use(producer, known, now_ms)
+        return None
+
+    def _use(self, name: str, known: Claim, now_ms: int) -> None:
+        del self.by_name[name]
+        self.by_name[name] = known._replace(used_ms=now_ms)
 
     def refusal(self, app: str, tx_id: str, claimed: Claimed, home: bool, now_ms: int) -> list[object] | None:
         """Why a PREPARE under a claim opens nothing, or None. ``home``: this group decides it."""
         name, epoch, number, digest = claimed
         known = self.by_name.get(name)
-        if known is None or epoch < known.epoch:
+        if known is None or epoch != known.epoch:
             return [int(ResultCode.FENCED), 0 if known is None else known.epoch]
-        if epoch > known.epoch:
-            return [int(ResultCode.MALFORMED), f"{name!r} has not been claimed here with epoch {epoch}"]
-        del self.by_name[name]
-        self.by_name[name] = known._replace(used_ms=now_ms)
+        self._use(name, known, now_ms)
         if number == UNNUMBERED or not home:
             return None
         if (number, digest) == (known.number, known.digest):

@@ -115,7 +115,7 @@ class StateMachine:
             OpType.GROUP_SETTINGS: of_groups.settings,
             OpType.PLACES: of_groups.places,
             **timed.handlers(lambda: self.now_ms, self._take_pending),
-            OpType.CLAIM: lambda index, op: self.claims.claim(op.meta[0], op.meta[1], self.now_ms),
+            OpType.CLAIM: lambda index, op: self.claims.claim(op.meta, self.now_ms),
         }
 
     # -------------------------------------------------------------- entries
@@ -165,7 +165,7 @@ class StateMachine:
             return [int(partition)]
         if columns > 7 and meta[7] != partition.topic_id:
             return [int(ResultCode.OTHER_TOPIC), partition.topic_id]
-        if self.claims.by_name and (fenced := self.claims.fenced(producer, epoch)) is not None:
+        if (fenced := self.claims.fenced(producer, epoch, self.now_ms)) is not None:
             return fenced
         if seq < 0:
             base = partition.index.append(index, op.body_pos, op.body_size, count, self.now_ms)

@@ -7,6 +7,7 @@ from threading import Lock
 from typing import Any
 
 from escrowmq.replication.format.codec import Op, OpType
+from escrowmq.replication.format.timer_ops import OF_DELAYED
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.state.carrying import carry
 from escrowmq.replication.state.claims import Claims
@@ -52,7 +53,7 @@ class TimerOperations:
             return [int(partition)]
         if topic_id != partition.topic_id:
             return [int(ResultCode.OTHER_TOPIC), partition.topic_id]
-        if (fenced := self._claims.fenced(producer, epoch)) is not None:
+        if (fenced := self._claims.fenced(producer.removesuffix(OF_DELAYED), epoch, now_ms)) is not None:
             return fenced
         key = (producer, partition.slot)
         recent: tuple[tuple[int, int, int], ...] = ()

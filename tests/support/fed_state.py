@@ -183,7 +183,7 @@ def state_with_shares() -> FedState:
 def state_with_claims() -> FedState:
     """The same, and named producers: one with a committed number and an open one, and one without."""
     log = state_with_shares()
-    log.add(claim_ops.claim("outbox.shop.0"), claim_ops.claim("other", 7))
+    log.add(claim_ops.claim("outbox.shop.0", 1, "relay"), claim_ops.claim("other", 7, "p"))
     for number in (1, 2):
         extra = PrepareExtra(
             "p", heard_ms=log.now_ms, claim=("outbox.shop.0", 1, number, bytes([number] * 16))

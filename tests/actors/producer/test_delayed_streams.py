@@ -34,6 +34,7 @@ class OneStream:
             refused=self.forgotten.append,
             taken=lambda topic, partition: None,
             heard=lambda time_ms: None,
+            owner=owner_of("me"),
             cluster_id="c1",
         )
 

@@ -190,7 +190,7 @@ def claims() -> dict[str, bytes]:
     """What came with claims."""
     extra = PrepareExtra("producer-1", heard_ms=5, claim=("outbox.shop.0", 3, 17, bytes(range(16))))
     return {
-        "CLAIM": claim_ops.claim("outbox.shop.0", 3),
+        "CLAIM": claim_ops.claim("outbox.shop.0", 3, "producer-1"),
         "PREPARE version 2 with a claim": ops.prepare("shop", "orders", ["a"], None, 0, 0, [1], -1, 0, extra),
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,14 +31,20 @@ def numbered(tx_id: str, epoch: int, number: int, value: str, now_ms: int) -> by
 class Group(Single):
     """One that has a topic ``t`` and takes claims."""
 
+    claimants = itertools.count()
+
     def begin(self) -> Group:
         self.to_highest_level()
         self.topic(partitions=1)
         return self
 
     def claim(self) -> int:
-        ((_, (epoch, _)),) = self.submit(claim_ops.claim(NAME))
-        return int(epoch)
+        """As a new claimant does: an epoch above the newest."""
+        epoch, told = 1, [1, 0]
+        while told[0]:
+            epoch = max(epoch, told[1] + 1)
+            (told,) = self.submit(claim_ops.claim(NAME, epoch, f"claimant {next(self.claimants)}"))
+        return epoch
 
     def prepare(self, tx_id: str, epoch: int, number: int, value: str) -> Any:
         return self.submit(numbered(tx_id, epoch, number, value, self.now_ms))[0]
@@ -56,7 +63,7 @@ class Group(Single):
 def test_below_level_9_nothing_of_it_is_admitted(tmp_path: Path) -> None:
     group = Group(tmp_path)
     group.topic(partitions=1)
-    for request in (claim_ops.claim(NAME), numbered("x", 1, 1, "a", group.now_ms)):
+    for request in (claim_ops.claim(NAME, 1, "a"), numbered("x", 1, 1, "a", group.now_ms)):
         assert group.send(request) == [("unsupported", 9)]
     group.close()
 

@@ -32,6 +32,19 @@ def digest(number: int) -> bytes:
     return bytes([number]) * 16
 
 
+def claim(log: FedState, name: str = NAME, claimant: str = "") -> int:
+    """As a new claimant does: an epoch above the newest."""
+    known = log.state.claims.by_name.get(name)
+    epoch = 1 if known is None else known.epoch + 1
+    ((code, _),) = log.add(claim_ops.claim(name, epoch, claimant or f"claimant {epoch}"))
+    assert code == 0
+    return epoch
+
+
+def message(claimed: int, seq: int) -> bytes:
+    return ops.message("t", 0, NAME, claim_ops.first_epoch(claimed), seq, [ROW])
+
+
 def prepare(
     log: FedState, tx_id: str, epoch: int, number: int, content: bytes | None = None, home: int = -1
 ) -> Any:
@@ -45,45 +58,52 @@ def commit(log: FedState, tx_id: str) -> Any:
     return log.add(ops.decided_commit("app", [tx_id], "producer", 0))
 
 
-def test_epochs_rise_and_are_taken_over_by_other_groups() -> None:
+def test_an_epoch_is_one_claimants_and_higher_than_those_before() -> None:
     log = log_of_level_9()
-    assert log.add(claim_ops.claim(NAME)) == [[0, [1, 0]]] and log.add(claim_ops.claim(NAME)) == [[0, [2, 0]]]
-    assert log.add(claim_ops.claim(NAME, 2)) == [[0, [2, 0]]], "repeated"
-    assert log.add(claim_ops.claim(NAME, 1)) == [[int(Code.FENCED), 2]]
-    assert log.add(claim_ops.claim(NAME, 9)) == [[0, [9, 0]]], "of another group's making"
-    assert log.add(claim_ops.claim("other")) == [[0, [1, 0]]]
+    first, second = claim_ops.claim(NAME, 1, "a"), claim_ops.claim(NAME, 1, "b")
+    assert log.add(first, second) == [[0, [1, 0]], [int(Code.FENCED), 1]]
+    assert log.add(claim_ops.claim(NAME, 2, "b"), first) == [[0, [2, 0]], [int(Code.FENCED), 2]], (
+        "a late copy"
+    )
+    assert log.add(claim_ops.claim(NAME, 2, "b")) == [[0, [2, 0]]], "repeated"
+    assert log.add(claim_ops.claim(NAME, 9, "c")) == [[0, [9, 0]]], "as in the other groups"
+    assert log.add(claim_ops.claim("other", 1, "a")) == [[0, [1, 0]]]
 
 
 def test_an_earlier_epoch_sends_nothing_any_more() -> None:
     log = log_of_level_9()
-    log.add(claim_ops.claim(NAME), claim_ops.claim(NAME))
+    claim(log), claim(log)
     fenced = [[int(Code.FENCED), 2]]
-    assert log.add(ops.message("t", 0, NAME, 1, 0, [ROW])) == fenced
-    assert log.add(ops.message("t", 0, NAME, 1, -1, [ROW])) == fenced
-    late = timer_ops.scheduled("t", 0, NAME, 1, 0, [-60_000], [ROW], 5, 0, -1, 0)
-    assert log.add(late) == fenced
+    assert log.add(message(1, 0)) == fenced == log.add(message(1, -1)) == log.add(message(3, 0))
+    assert log.add(ops.message("t", 0, NAME, 7, 0, [ROW])) == fenced, "by a producer without a claim"
+    for producer in (NAME, NAME + timer_ops.OF_DELAYED):
+        epoch = claim_ops.first_epoch(1) + 5
+        late = timer_ops.scheduled("t", 0, producer, epoch, 0, [-60_000], [ROW], 5, 0, -1, 0)
+        assert log.add(late) == fenced
     assert prepare(log, "x", 1, 0) == fenced == prepare(log, "x", 1, 1) == prepare(log, "x", 1, 0, home=3)
-    assert log.add(ops.message("t", 0, NAME, 2, 0, [ROW]))[0][0] == 0
+    assert log.add(message(2, 0))[0][0] == 0
+    assert log.add(ops.message("t", 0, NAME, claim_ops.first_epoch(2) + 1, 0, [ROW]))[0][0] == 0
     assert log.add(ops.message("t", 0, "nobody", 0, 0, [ROW]))[0][0] == 0
     assert prepare(log, "x", 2, 0) == [[0]] == prepare(log, "y", 2, 0), "without numbers: as many as it likes"
-    assert prepare(log, "z", 3, 0)[0][0] == int(Code.MALFORMED), "an epoch above the claimed one"
+    assert prepare(log, "z", 3, 0) == fenced, "an epoch above the claimed one"
 
 
 def test_a_name_that_nobody_has_claimed_is_fenced_too() -> None:
-    assert prepare(log_of_level_9(), "x", 1, 1) == [[int(Code.FENCED), 0]]
+    log = log_of_level_9()
+    assert prepare(log, "x", 1, 1) == [[int(Code.FENCED), 0]] == log.add(message(1, 0))
 
 
 def test_a_number_is_committed_once_however_long_ago_it_was() -> None:
     log = log_of_level_9()
-    log.add(claim_ops.claim(NAME))
+    claim(log)
     assert prepare(log, "1.0", 1, 1) == [[0]] == prepare(log, "1.0", 1, 1), "a repetition of the same attempt"
     assert prepare(log, "1.1", 1, 1) == [[int(Code.CLAIM_OPEN), ["app", "1.0"]]]
     assert prepare(log, "1.0", 1, 1, digest(9)) == [[int(Code.CLAIM_OPEN), ["app", "1.0"]]]
     log.add(ops.rollback("app", ["1.0"]))
     assert prepare(log, "1.1", 1, 1) == [[0]] == commit(log, "1.1")
     assert prepare(log, "1.2", 1, 1) == COMMITTED == prepare(log, "1.1", 1, 1)
-    log.add(claim_ops.claim(NAME))
-    assert prepare(log, "1.2", 2, 1) == COMMITTED and log.add(claim_ops.claim(NAME, 2)) == [[0, [2, 1]]]
+    assert log.add(claim_ops.claim(NAME, 2, "b")) == [[0, [2, 1]]]
+    assert prepare(log, "1.2", 2, 1) == COMMITTED
     assert prepare(log, "1.2", 2, 1, digest(9)) == [[int(Code.OUT_OF_STEP), 1]], "other messages"
     assert prepare(log, "5.0", 2, 5) == [[0]] == commit(log, "5.0"), "numbers may be left out"
     assert prepare(log, "3.0", 2, 3) == [[int(Code.OUT_OF_STEP), 5]]
@@ -92,9 +112,9 @@ def test_a_number_is_committed_once_however_long_ago_it_was() -> None:
 
 def test_a_commit_of_the_last_claimant_counts_for_the_next() -> None:
     log = log_of_level_9()
-    log.add(claim_ops.claim(NAME))
+    claim(log)
     assert prepare(log, "1.0", 1, 1) == [[0]]
-    log.add(claim_ops.claim(NAME))
+    claim(log)
     assert prepare(log, "1.1", 2, 1) == [[int(Code.CLAIM_OPEN), ["app", "1.0"]]]
     assert commit(log, "1.0") == [[0]]
     assert prepare(log, "1.1", 2, 1) == COMMITTED
@@ -102,7 +122,7 @@ def test_a_commit_of_the_last_claimant_counts_for_the_next() -> None:
 
 def test_a_branch_asks_for_the_epoch_alone() -> None:
     log = log_of_level_9()
-    log.add(claim_ops.claim(NAME, 3))
+    log.add(claim_ops.claim(NAME, 3, "c"))
     assert prepare(log, "1.0", 3, 1, home=2) == [[0]] == prepare(log, "1.1", 3, 1, home=2)
     assert log.state.claims.open == {}, "its home decides about the number"
 
@@ -111,13 +131,25 @@ def test_names_used_long_ago_go_first_and_recent_ones_stay(monkeypatch: pytest.M
     monkeypatch.setattr(claims, "CLAIMS_KEPT", 3)
     log = log_of_level_9()
     for name in ("a", NAME, "b"):
-        log.add(claim_ops.claim(name))
-    assert log.add(claim_ops.claim("new")) == [[int(Code.TOO_MANY_CLAIMS), 3]]
+        claim(log, name)
+    assert log.add(claim_ops.claim("new", 1, "c")) == [[int(Code.TOO_MANY_CLAIMS), 3]]
     prepare(log, "1.0", 1, 1)
     log.now_ms += claims.KEPT_MS + 60_000
-    log.add(claim_ops.claim("a"))
-    assert log.add(claim_ops.claim("new"))[0][0] == 0
+    claim(log, "a"), claim(log, "new")
     assert list(log.state.claims.by_name) == [NAME, "a", "new"], "that of an open transaction stays"
+
+
+def test_a_name_is_in_use_while_its_producer_sends_plain_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claims, "CLAIMS_KEPT", 2)
+    log = log_of_level_9()
+    claim(log), claim(log, "b")
+    log.now_ms += claims.KEPT_MS + 60_000
+    assert log.add(message(1, 0))[0][0] == 0
+    claim(log, "new")
+    assert list(log.state.claims.by_name) == [NAME, "new"]
+    log.now_ms += claims.KEPT_MS + 60_000
+    claim(log, "c"), claim(log, "d")
+    assert log.add(message(1, 1)) == [[int(Code.FENCED), 0]], "nobody knows who has claimed it since"
 
 
 def test_a_message_of_an_earlier_level_is_stored_as_before() -> None:
@@ -144,12 +176,12 @@ def test_whatever_is_repeated_late_or_by_another_each_number_is_committed_once(
 ) -> None:
     """``prepare``: by a claimant so many epochs back, of a number, in one of two attempts."""
     log = log_of_level_9()
-    log.add(claim_ops.claim(NAME))
+    claim(log)
     epoch, committed = 1, list[int]()
     for what, *told in steps:
         if what == "claim":
-            ((_, (epoch, last)),) = log.add(claim_ops.claim(NAME))
-            assert last == (committed[-1] if committed else 0)
+            epoch = claim(log)
+            assert log.state.claims.by_name[NAME].number == (committed[-1] if committed else 0)
         elif what == "prepare":
             back, number, attempt = told
             before = set(log.state.claims.open)
