@@ -187,6 +187,8 @@ class DjangoDatabase:
                 "(ATOMIC_REQUESTS: mark the view with transaction.non_atomic_requests), or enter by hand: "
                 "fence.enter"
             )
+        if connection.errors_occurred:  # a thread of ours has no requests, before which Django does this
+            connection.close_if_unusable_or_obsolete()
         block = transaction.atomic(using=self.alias)
         block.__enter__()
         link = _BlockLink(connection, block)

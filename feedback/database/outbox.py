@@ -86,8 +86,8 @@ class Outbox:
             })  # fmt: skip
         if len(rows) > GROUP_ROWS_MAX:
             raise InvalidMessage(
-                f"{len(rows):,} messages in one call, which are sent together; at most {GROUP_ROWS_MAX:,} can be: "
-                "use several calls"
+                f"{len(rows):,} messages in one call, which are sent together, and at most "
+                f"{GROUP_ROWS_MAX:,} can be; use several calls"
             )
         in_shard = Counter(row["shard"] for row in rows)
         link = self.database.link(db)

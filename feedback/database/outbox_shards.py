@@ -19,8 +19,6 @@ from escrowmq.feedback.database.relay_plan import ROWS_MAX, pick, refused
 
 #: A relay that says nothing for so long has lost its shard to any other that asks.
 LEASE_MS = 15_000
-#: So long before that, a relay that has nothing to send renews its lease.
-RENEW_MS = 10_000
 #: Rows that are read at a time, and at most for one batch: rows that wait must not hide those behind them.
 WINDOW, READ_MAX = 2 * ROWS_MAX, 40 * ROWS_MAX
 
@@ -42,10 +40,15 @@ class OutboxShards:
     """The database side of a relay. ``clock``: ms since the epoch; leases compare it between relays."""
 
     def __init__(
-        self, database: Database, statements: OutboxStatements, owner: str, clock: Callable[[], int]
+        self,
+        database: Database,
+        statements: OutboxStatements,
+        owner: str,
+        clock: Callable[[], int],
+        lease_ms: int = LEASE_MS,
     ) -> None:
         self._database, self._statements = database, statements
-        self._owner, self._clock = owner.encode(), clock
+        self._owner, self._clock, self._lease_ms = owner.encode(), clock, lease_ms
         self._until: dict[int, int] = {}  # shard -> the end of the lease
 
     def take(self, shard: int) -> Lease | None:
@@ -53,20 +56,32 @@ class OutboxShards:
         statements, now = self._statements, self._clock()
         with self._database.opening() as (_, link):
             link.run(statements.add_shard, {"shard": shard, "nobody": b""})
-            told = {"shard": shard, "owner": self._owner, "now": now, "until": now + LEASE_MS}
+            told = {"shard": shard, "owner": self._owner, "now": now, "until": now + self._lease_ms}
             lease = None
             if link.changed(statements.take, told) == 1:
                 ((epoch, last),) = link.rows(statements.taken, {"shard": shard, "owner": self._owner})
                 lease = Lease(shard, int(epoch), int(last))
-                self._until[shard] = now + LEASE_MS
+                self._until[shard] = now + self._lease_ms
             link.commit()
             return lease
 
     def renew(self, lease: Lease) -> None:
-        """Extend the lease, if it ends soon. Raises LeaseLost."""
-        if self._clock() >= self._until.get(lease.shard, 0) - RENEW_MS:
+        """Extend the lease, if a third of it is over. Raises LeaseLost."""
+        if self._clock() >= self._until.get(lease.shard, 0) - self._lease_ms * 2 // 3:
             with self._holding(lease):
                 pass
+
+    def give_up(self, lease: Lease) -> None:
+        """The relay ends: another one need not wait for the lease's end."""
+        with self._database.opening() as (_, link):
+            link.changed(self._statements.give_up, {"shard": lease.shard, "epoch": lease.epoch})
+            link.commit()
+
+    def highest(self) -> int:
+        """The highest shard of which there are rows; -1: there are no rows."""
+        with self._database.checking() as link:
+            ((found,),) = link.rows(self._statements.highest_shard)
+            return -1 if found is None else int(found)
 
     def in_batch(self, lease: Lease) -> list[OutboxRow]:
         """The rows of the batch that was being sent when the last relay stopped, if any."""
@@ -131,7 +146,7 @@ class OutboxShards:
     def _holding(self, lease: Lease) -> Iterator[Link]:
         """A transaction that holds the lease's row until it is committed."""
         with self._database.opening() as (_, link):  # not ``checking``: in SQLite that is in autocommit
-            until = self._clock() + LEASE_MS
+            until = self._clock() + self._lease_ms
             told = {"shard": lease.shard, "epoch": lease.epoch, "until": until}
             try:
                 _expect(1, link.changed(self._statements.hold, told))

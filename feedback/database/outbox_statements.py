@@ -65,6 +65,9 @@ class OutboxStatements:
             f"UPDATE {self.shards} SET until_ms = :until, beat = beat + 1 "
             "WHERE shard = :shard AND epoch = :epoch AND stopped IS NULL"
         )
+        self.give_up = (
+            f"UPDATE {self.shards} SET until_ms = 0, beat = beat + 1 WHERE shard = :shard AND epoch = :epoch"
+        )
         self.advance = f"UPDATE {self.shards} SET last_batch = :batch WHERE shard = :shard"
         self.stop = f"UPDATE {self.shards} SET stopped = :error WHERE shard = :shard"
         self.in_batch = (

@@ -34,9 +34,9 @@ class Shipping(Protocol):
     def claim(self, shard: int) -> int:
         """Become the only producer of this name; the claim's epoch."""
 
-    def place(self, message: Message, turn: int) -> int | str:
+    def place(self, shard: int, message: Message, turn: int) -> int | str:
         """The message's partition, the one that it names if it does, or why it cannot be sent. ``turn``: any
-        number, for messages without a key."""
+        number, for messages without a key. Asked after ``claim``."""
 
     def ship(self, shard: int, epoch: int, number: int, messages: Sequence[Message], digest: bytes) -> None:
         """Commit these messages as transaction ``number`` of the claim, unless they are committed under it
@@ -89,6 +89,12 @@ class Relay:
             self._forget()  # whether the last statement was carried out is not known: ask the database
             raise
 
+    def close(self) -> None:
+        """Let another relay have the shard at once. Raises what the database raises."""
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            self._shards.give_up(lease)
+
     def _forget(self) -> None:
         self._lease, self._batch = None, []
 
@@ -110,7 +116,7 @@ class Relay:
         placed: dict[int, int] = {}
         broken: dict[bytes, str] = {}
         for row in rows:
-            place = self._shipping.place(message_of(row.content), row.id)
+            place = self._shipping.place(self._shard, message_of(row.content), row.id)
             if isinstance(place, int):
                 placed[row.id] = place
             else:

@@ -39,7 +39,7 @@ class Broker:
         self.epochs[shard] = self.epochs.get(shard, 0) + 1
         return self.epochs[shard]
 
-    def place(self, message: Message, turn: int) -> int | str:
+    def place(self, shard: int, message: Message, turn: int) -> int | str:
         if message.topic not in self.known:
             return "unknown topic"
         if message.partition is not None:
@@ -108,6 +108,9 @@ class World:
         )
         return Relay(Stepping(shards, happens), Stepping(self.broker, happens), shard)
 
+    def unlucky(self, rng: random.Random) -> None:
+        """Something else goes wrong with the broker."""
+
     def drain(self, steps: int = 60) -> None:
         """Everything that can be sent is sent, by a new relay for each shard. What then is left is lost."""
         self.now_ms += LEASE_MS + 1
@@ -149,6 +152,8 @@ def drawn(world: World, seed: int, sends: int = 12) -> list[str]:
                 depth[0] -= 1
         elif luck < 0.2:
             world.broker.away = not world.broker.away
+        elif luck < 0.23:
+            world.unlucky(rng)
 
     def run(relay: Relay, steps: int) -> None:
         try:
