@@ -14,10 +14,8 @@ from typing import Any
 from escrowmq import Message, OutcomeUnknown
 from escrowmq.actors.outbox.shipping import BrokerShipping
 from escrowmq.feedback.database.outbox import Outbox
-from escrowmq.feedback.database.outbox_shards import OutboxShards
-from escrowmq.feedback.database.relaying import Relay
 from escrowmq.testing import InMemoryCluster
-from tests.support.relays import PARTITIONS, Stepping, World
+from tests.support.relays import PARTITIONS, World
 
 APP = "shop"
 
@@ -80,12 +78,8 @@ class ClusterWorld(World):
         super().__init__(outbox, connect, commit)
         self.broker = ClusterBroker()
 
-    def relay(self, happens: Callable[[], None] = lambda: None, shard: int = 0) -> Relay:
-        self._owners += 1
-        shards = OutboxShards(
-            self.outbox.database, self.outbox.statements, f"relay-{self._owners}", lambda: self.now_ms
-        )
-        return Relay(Stepping(shards, happens), Stepping(self.broker.shipping(), happens), shard)
+    def shipping(self) -> BrokerShipping:
+        return self.broker.shipping()
 
     def unlucky(self, rng: random.Random) -> None:
         kind, carried_out = rng.choice(("prepare", "commit")), rng.random() < 0.5

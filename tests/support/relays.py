@@ -106,7 +106,12 @@ class World:
         shards = OutboxShards(
             self.outbox.database, self.outbox.statements, f"relay-{self._owners}", lambda: self.now_ms
         )
-        return Relay(Stepping(shards, happens), Stepping(self.broker, happens), shard)
+        watched: Any = Stepping(shards, happens)
+        return Relay(watched, Stepping(self.shipping(), happens), shard)
+
+    def shipping(self) -> Any:
+        """The broker's side of a new process's relay."""
+        return self.broker
 
     def unlucky(self, rng: random.Random) -> None:
         """Something else goes wrong with the broker."""
