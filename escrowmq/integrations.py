@@ -1,5 +1,5 @@
-"""Ties to an application's own database: ``Fence``, the querier that nobody has to write, and ``Inbox``,
-which makes the handling of records idempotent.
+"""Ties to an application's own database: ``Fence``, the querier that nobody has to write; ``Inbox``, which
+makes the handling of records idempotent; ``Outbox``, which writes messages while the broker is down.
 
 SQLAlchemy (``pip install escrowmq[sql]``) is needed only if you pass its objects. ``AsyncFence``,
 ``AsyncInbox`` and the tables for its metadata always need it, so they are imported when they are first used;
@@ -22,13 +22,17 @@ from escrowmq.feedback.database.errors import (
 from escrowmq.feedback.database.fence import Fence
 from escrowmq.feedback.database.inbox import Inbox
 from escrowmq.feedback.database.inbox_purging import InboxPurged
+from escrowmq.feedback.database.outbox import Outbox
+from escrowmq.feedback.database.outbox_desk import OutboxEntry, OutboxShard
+from escrowmq.feedback.database.outbox_errors import OutboxBehind, OutboxRowBusy, UnknownOutboxRow
 from escrowmq.feedback.database.purging import Purged
 
 if TYPE_CHECKING:
+    from escrowmq.actors.outbox.relay import OutboxRelay
     from escrowmq.feedback.database.async_fence import AsyncFence
     from escrowmq.feedback.database.async_inbox import AsyncInbox
     from escrowmq.feedback.database.django_links import DjangoDatabase
-    from escrowmq.feedback.database.metadata import fence_table, inbox_table
+    from escrowmq.feedback.database.metadata import fence_table, inbox_table, outbox_tables
 
 __all__ = [
     "AlreadyDone",
@@ -44,24 +48,34 @@ __all__ = [
     "InboxPurged",
     "NoDatabaseTransaction",
     "NotPrimary",
+    "Outbox",
+    "OutboxBehind",
+    "OutboxEntry",
+    "OutboxRelay",
+    "OutboxRowBusy",
+    "OutboxShard",
     "Purged",
     "TableMissing",
+    "UnknownOutboxRow",
     "WrongDatabase",
     "fence_table",
     "inbox_table",
+    "outbox_tables",
 ]
 
-#: Name -> module of feedback/database, for what imports SQLAlchemy or Django.
+#: Name -> module, for what imports SQLAlchemy, Django or a producer.
 _LAZY = {
-    "AsyncFence": "async_fence",
-    "AsyncInbox": "async_inbox",
-    "DjangoDatabase": "django_links",
-    "fence_table": "metadata",
-    "inbox_table": "metadata",
+    "AsyncFence": "feedback.database.async_fence",
+    "AsyncInbox": "feedback.database.async_inbox",
+    "DjangoDatabase": "feedback.database.django_links",
+    "OutboxRelay": "actors.outbox.relay",
+    "fence_table": "feedback.database.metadata",
+    "inbox_table": "feedback.database.metadata",
+    "outbox_tables": "feedback.database.metadata",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
-        return getattr(importlib.import_module(f"escrowmq.feedback.database.{_LAZY[name]}"), name)
+        return getattr(importlib.import_module(f"escrowmq.{_LAZY[name]}"), name)
     raise AttributeError(f"module 'escrowmq.integrations' has no attribute {name!r}")

@@ -43,6 +43,7 @@ _GROUPS = {
     "rebalance": "rebalance",
     "profile": "profiles",
     "db": "database",
+    "outbox": "outboxes",
 }
 
 

@@ -1,4 +1,4 @@
-"""``escrowmq db schema|purge|audit``: maintains the fence's and the inbox's table in a service's database."""
+"""``escrowmq db schema|purge|audit``: the tables of fence, inbox and outbox in a service's database."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from escrowmq.feedback.database.errors import DatabaseMisused
 from escrowmq.feedback.database.fence import TABLE, Fence
 from escrowmq.feedback.database.inbox import INBOX_TABLE, Inbox
 from escrowmq.feedback.database.inbox_rows import InboxStatements
+from escrowmq.feedback.database.outbox import OUTBOX_TABLE
+from escrowmq.feedback.database.outbox_statements import OutboxStatements
 from escrowmq.feedback.database.statements import Statements, dialect_of
 from escrowmq.replication.errors import EscrowMQError, Unavailable
 
@@ -25,13 +27,19 @@ if TYPE_CHECKING:
     from escrowmq.feedback.database.inbox_purging import InboxPurged
     from escrowmq.feedback.database.purging import Purged
 
-app = typer.Typer(no_args_is_help=True, help="The tables of fence and inbox in an application's database.")
+app = typer.Typer(
+    no_args_is_help=True, help="The tables of fence, inbox and outbox in an application's database."
+)
 Url = Annotated[str, typer.Argument(help="SQLAlchemy URL of the primary database.", show_default=False)]
 AppName = Annotated[str, typer.Option("--app", help="The producers' app.", show_default=False)]
 TableName = Annotated[str, typer.Option("--table", help="The fence's table.")]
 OwnTable = Annotated[
     str | None,
-    typer.Option("--table", help=f"The table, if it is not {TABLE} or {INBOX_TABLE}.", show_default=False),
+    typer.Option(
+        "--table",
+        help=f"The table, if it is not {TABLE}, {INBOX_TABLE} or {OUTBOX_TABLE}.",
+        show_default=False,
+    ),
 ]
 DAY_S = 86_400.0
 
@@ -40,11 +48,17 @@ DAY_S = 86_400.0
 def schema(
     dialect: Annotated[str, typer.Option(help="sqlite, postgresql, mariadb or mysql.", show_default=False)],
     inbox: Annotated[bool, typer.Option("--inbox", help="The inbox's table, not the fence's.")] = False,
+    outbox: Annotated[bool, typer.Option("--outbox", help="The outbox's tables, not the fence's.")] = False,
     table: OwnTable = None,
 ) -> None:
-    """Print the CREATE TABLE statement, for a migration."""
+    """Print the CREATE TABLE statements, for a migration."""
     of = dialect_of(dialect)
-    if inbox:
+    if inbox and outbox:
+        raise DatabaseMisused("--inbox or --outbox, not both; run the command for each")
+    if outbox:
+        for statement in OutboxStatements(of, table or OUTBOX_TABLE).create:
+            print(f"{statement};")
+    elif inbox:
         print(f"{InboxStatements(of, table or INBOX_TABLE).create};")
     else:
         print(f"{Statements(of, table or TABLE).create};")
@@ -86,8 +100,8 @@ def purge(
             note(f"{so_far.removed:,} rows removed of {so_far.read:,} read so far")
 
     done: Purged | InboxPurged
-    keep_s, engine = keep_days * DAY_S, _engine(url)
-    with contextlib.nullcontext() if by_age else connection.joined() as cluster, _of_the_database():
+    keep_s, engine = keep_days * DAY_S, engine_for(url)
+    with contextlib.nullcontext() if by_age else connection.joined() as cluster, of_the_database():
         admin = None if cluster is None else cluster.admin
         if group is not None:
             inbox = Inbox(engine, group=group, table=table or INBOX_TABLE)
@@ -111,7 +125,7 @@ def audit(
 ) -> None:
     """List transactions on which the database and the broker disagree; exit code 1 if there are any."""
     fence = _fence(url, app_name, table)
-    with connection.joined() as cluster, _of_the_database():
+    with connection.joined() as cluster, of_the_database():
         found = fence.audit(cluster.admin, time.time() - days * DAY_S)
     rows = [
         {"tx_id": one.tx_id, "database": one.database.value, "broker": one.broker.value}
@@ -124,10 +138,12 @@ def audit(
 
 
 @contextlib.contextmanager
-def _of_the_database() -> Iterator[None]:
+def of_the_database() -> Iterator[None]:
     """The driver's errors in one line, such as a server that does not answer or a wrong password."""
-    from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
-
+    try:
+        from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+    except ImportError as error:
+        raise _no_sqlalchemy() from error
     try:
         yield
     except (InterfaceError, OperationalError) as error:
@@ -137,16 +153,21 @@ def _of_the_database() -> Iterator[None]:
 
 
 def _fence(url: str, app_name: str, table: str) -> Fence:
-    return Fence(_engine(url), app=app_name, table=table)
+    return Fence(engine_for(url), app=app_name, table=table)
 
 
-def _engine(url: str) -> Engine:
+def engine_for(url: str) -> Engine:
+    """SQLAlchemy's engine; raises DatabaseMisused if there is none for this URL."""
     try:
         from sqlalchemy import create_engine
         from sqlalchemy.exc import ArgumentError, NoSuchModuleError
     except ImportError as error:
-        raise DatabaseMisused("this command needs SQLAlchemy: pip install escrowmq[sql]") from error
+        raise _no_sqlalchemy() from error
     try:
         return create_engine(url)
     except (ArgumentError, NoSuchModuleError, ImportError) as error:
         raise DatabaseMisused(f"SQLAlchemy cannot make an engine for this URL: {error}") from error
+
+
+def _no_sqlalchemy() -> DatabaseMisused:
+    return DatabaseMisused("this command needs SQLAlchemy: pip install escrowmq[sql]")

@@ -13,6 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from escrowmq.feedback.database.errors import DatabaseMisused
+from escrowmq.feedback.database.outbox_errors import OutboxBehind, OutboxRowBusy, UnknownOutboxRow
 from escrowmq.replication.errors import (
     ClusterNotFound,
     ConfigError,
@@ -50,6 +51,9 @@ _CODES: tuple[tuple[type[EscrowMQError], int], ...] = (
     (UnknownDeadLetter, NOT_FOUND),
     (UnknownTopic, NOT_FOUND),
     (UnknownTransaction, NOT_FOUND),
+    (UnknownOutboxRow, NOT_FOUND),
+    (OutboxBehind, CONFLICT),
+    (OutboxRowBusy, CONFLICT),
     (TransactionConflict, CONFLICT),
     (GroupNotEmpty, CONFLICT),
     (GroupKindMismatch, CONFLICT),

@@ -50,7 +50,11 @@ REFERENCE: dict[str, tuple[str, str, str]] = {
         "Each setting's default and reason is in [configuration](../configuration.md).",
         "Config load_config BrokerConfig ProducerConfig ConsumerConfig ShareConsumerConfig ChannelConfig",
     ),
-    "databases": ("Databases", "[The fence](../guide.md#the-fence), [the inbox](../guide.md#the-inbox).", ""),
+    "databases": (
+        "Databases",
+        "[Fence](../guide.md#the-fence), [inbox](../guide.md#the-inbox), [outbox](../guide.md#the-outbox).",
+        "",
+    ),
     "testing": ("Testing", "A cluster in memory. [Testing your service](../testing.md).", ""),
     "ray-data": ("Ray Data", "Datasets of topics. [Guide](../guide.md#ray-data).", ""),
     "spark": (

@@ -7,7 +7,7 @@ for checks opens a connection of its own, from the settings that Django has for 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -70,6 +70,9 @@ class DjangoLink:
                 "the fence's row, but keep the rest of the transaction (a TestCase is such a block: use "
                 "TransactionTestCase)"
             )
+
+    def after_commit(self, call: Callable[[], None]) -> None:
+        self.connection.on_commit(call, robust=True)
 
     def mark(self) -> object:
         blocks = self.connection.atomic_blocks
@@ -184,6 +187,8 @@ class DjangoDatabase:
                 "(ATOMIC_REQUESTS: mark the view with transaction.non_atomic_requests), or enter by hand: "
                 "fence.enter"
             )
+        if connection.errors_occurred:  # a thread of ours has no requests, before which Django does this
+            connection.close_if_unusable_or_obsolete()
         block = transaction.atomic(using=self.alias)
         block.__enter__()
         link = _BlockLink(connection, block)

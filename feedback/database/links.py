@@ -49,6 +49,10 @@ class Link(Protocol):
     def mark(self) -> object:
         """The transaction that is open now: equal for as long as it is the same one. None: there is none."""
 
+    def after_commit(self, call: Callable[[], None]) -> None:
+        """Call this at about the time of the commit, if it can be known here; it must be quick. Not after a
+        rollback."""
+
     def commit(self) -> None:
         """Commit the transaction."""
 
@@ -157,6 +161,8 @@ class DriverLink:
                 f"the connection is in autocommit and in no transaction; {hint}, or {row} would be committed "
                 "without the business's rows"
             )
+
+    def after_commit(self, call: Callable[[], None]) -> None: ...  # a driver does not tell
 
     def mark(self) -> object:
         connection = self.connection

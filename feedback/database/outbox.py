@@ -9,20 +9,25 @@ from __future__ import annotations
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from escrowmq.feedback.database.errors import DatabaseMisused
 from escrowmq.feedback.database.failures import explained
 from escrowmq.feedback.database.opening import database_of
+from escrowmq.feedback.database.outbox_desk import OutboxDesk, OutboxEntry, OutboxShard
 from escrowmq.feedback.database.outbox_rows import content_of, order_key_of, shard_of
 from escrowmq.feedback.database.outbox_statements import INSERT_MAX, OutboxStatements
 from escrowmq.feedback.database.statements import dialect_of
+from escrowmq.replication.errors import InvalidMessage
 from escrowmq.replication.model import Message
 
 #: The table's name, unless another is given.
 OUTBOX_TABLE = "escrowmq_outbox"
 SHARDS_MAX = 256
+#: Messages of one call. They go in one transaction of the broker's, however large.
+GROUP_ROWS_MAX = 10_000
 
 
 class Outbox:
@@ -48,6 +53,8 @@ class Outbox:
         self.shards, self._clock = shards, clock
         self.database = database_of(database)
         self.statements = OutboxStatements(dialect_of(self.database.dialect), table)
+        self.desk = OutboxDesk(self.database, self.statements)
+        self._woken: list[Callable[[], None]] = []
 
     def schema(self) -> list[str]:
         """The statements that create the tables, for a migration. Running them again is harmless."""
@@ -55,13 +62,10 @@ class Outbox:
 
     def create_table(self) -> None:
         """Create the tables, if they do not exist. Needs the right to create tables."""
-        try:
-            with self.database.checking() as link:
-                for statement in self.statements.create:
-                    link.run(statement)
-                link.commit()
-        except Exception as error:
-            raise self._explained(error) from error
+        with self._explaining(), self.database.checking() as link:
+            for statement in self.statements.create:
+                link.run(statement)
+            link.commit()
 
     def send(self, db: Any, *messages: Message) -> None:
         """Insert messages, as a part of ``db``'s transaction; they are sent once that is committed.
@@ -80,15 +84,80 @@ class Outbox:
                 "shard": shard_of(order_key, group, self.shards), "group": group, "order_key": order_key,
                 "content": content, "created_ms": created_ms,
             })  # fmt: skip
+        if len(rows) > GROUP_ROWS_MAX:
+            raise InvalidMessage(
+                f"{len(rows):,} messages in one call, which are sent together, and at most "
+                f"{GROUP_ROWS_MAX:,} can be; use several calls"
+            )
         in_shard = Counter(row["shard"] for row in rows)
         link = self.database.link(db)
         link.refuse_autocommit("the outbox's row")
-        try:
+        with self._explaining():
             for at in range(0, len(rows), INSERT_MAX):
                 part = [row | {"group_rows": in_shard[row["shard"]]} for row in rows[at : at + INSERT_MAX]]
                 link.run(*self.statements.insert(part))
+        if self._woken and rows:
+            link.after_commit(self.wake)
+
+    # ------------------------------------------------------------ the relay
+
+    def wake(self) -> None:
+        """Let a relay that was given this outbox look for rows now. With SQLAlchemy and Django this happens
+        at each commit by itself; with a plain driver call it after the commit, or the relay finds the rows a
+        moment later."""
+        for call in self._woken:
+            call()
+
+    def tell(self, call: Callable[[], None]) -> None:
+        """Have ``call`` called whenever there may be new rows; it must be quick. For relays."""
+        self._woken.append(call)
+
+    def tell_no_more(self, call: Callable[[], None]) -> None:
+        """The end of ``tell``."""
+        self._woken.remove(call)
+
+    # ------------------------------------------------------------ people
+
+    def rows(self, *, dead: bool | None = None, limit: int = 100, after: int = 0) -> list[OutboxEntry]:
+        """Up to ``limit`` rows that are not sent yet, with higher ids than ``after``. ``dead``: only dead
+        ones, or only others."""
+        with self._explaining():
+            return self.desk.entries(dead=dead, limit=limit, after=after)
+
+    def row(self, id: int) -> OutboxEntry:
+        """One row. Raises UnknownOutboxRow if it is not there any more."""
+        with self._explaining():
+            (found,) = self.desk.chosen([id])
+            return found
+
+    def status(self) -> list[OutboxShard]:
+        """How many rows wait in each shard, since when, how many are dead, and which shards have stopped."""
+        with self._explaining():
+            return self.desk.shards()
+
+    def retry(self, ids: Collection[int]) -> int:
+        """Try dead or waiting rows again at once, each with the rest of its ``send``; how many rows that are.
+
+        Raises UnknownOutboxRow; OutboxRowBusy for rows that are being sent. Then nothing is done.
+        """
+        with self._explaining():
+            return self.desk.retry(ids)
+
+    def drop(self, ids: Collection[int]) -> int:
+        """Give rows up for good, each with the rest of its ``send``; how many rows that are. Raises as
+        ``retry``."""
+        with self._explaining():
+            return self.desk.drop(ids)
+
+    @contextmanager
+    def _explaining(self) -> Iterator[None]:
+        try:
+            yield
         except Exception as error:
-            raise self._explained(error) from error
+            found = self._explained(error)
+            if found is error:
+                raise
+            raise found from error
 
     def _explained(self, error: Exception) -> Exception:
         return explained(error, "outbox", self.statements.table, "the database that the service changes")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from escrowmq.feedback.database.links import Database, Link
@@ -40,50 +40,78 @@ class OutboxShards:
     """The database side of a relay. ``clock``: ms since the epoch; leases compare it between relays."""
 
     def __init__(
-        self, database: Database, statements: OutboxStatements, owner: str, clock: Callable[[], int]
+        self,
+        database: Database,
+        statements: OutboxStatements,
+        owner: str,
+        clock: Callable[[], int],
+        lease_ms: int = LEASE_MS,
     ) -> None:
         self._database, self._statements = database, statements
-        self._owner, self._clock = owner.encode(), clock
+        self._owner, self._clock, self._lease_ms = owner.encode(), clock, lease_ms
+        self._until: dict[int, int] = {}  # shard -> the end of the lease
 
     def take(self, shard: int) -> Lease | None:
         """The shard, with a new epoch; None if another relay has it."""
         statements, now = self._statements, self._clock()
         with self._database.opening() as (_, link):
             link.run(statements.add_shard, {"shard": shard, "nobody": b""})
-            told = {"shard": shard, "owner": self._owner, "now": now, "until": now + LEASE_MS}
+            told = {"shard": shard, "owner": self._owner, "now": now, "until": now + self._lease_ms}
             lease = None
             if link.changed(statements.take, told) == 1:
                 ((epoch, last),) = link.rows(statements.taken, {"shard": shard, "owner": self._owner})
                 lease = Lease(shard, int(epoch), int(last))
+                self._until[shard] = now + self._lease_ms
             link.commit()
             return lease
+
+    def renew(self, lease: Lease) -> None:
+        """Extend the lease, if a third of it is over. Raises LeaseLost."""
+        if self._clock() >= self._until.get(lease.shard, 0) - self._lease_ms * 2 // 3:
+            with self._holding(lease):
+                pass
+
+    def give_up(self, lease: Lease) -> None:
+        """The relay ends: another one need not wait for the lease's end."""
+        with self._database.opening() as (_, link):
+            link.changed(self._statements.give_up, {"shard": lease.shard, "epoch": lease.epoch})
+            link.commit()
+
+    def highest(self) -> int:
+        """The highest shard of which there are rows; -1: there are no rows."""
+        with self._database.checking() as link:
+            ((found,),) = link.rows(self._statements.highest_shard)
+            return -1 if found is None else int(found)
 
     def in_batch(self, lease: Lease) -> list[OutboxRow]:
         """The rows of the batch that was being sent when the last relay stopped, if any."""
         with self._holding(lease) as link:
             return [_row(row) for row in link.rows(self._statements.in_batch, {"shard": lease.shard})]
 
-    def pick(self, lease: Lease) -> list[OutboxRow]:
-        """The rows of the next batch, not marked yet."""
+    def pick(self, shard: int) -> list[OutboxRow]:
+        """The rows of the next batch, not marked yet. Only reads, and so needs no lease: ``mark`` finds out
+        whether they are still so."""
         rows: list[OutboxRow] = []
-        with self._holding(lease) as link:
+        with self._database.checking() as link:
             while len(rows) < READ_MAX:
                 after = rows[-1].id if rows else 0
-                values = {"shard": lease.shard, "after": after, "most": WINDOW}
+                values = {"shard": shard, "after": after, "most": WINDOW}
                 found = [_row(row) for row in link.rows(self._statements.pending, values)]
+                all_read = len(found) < WINDOW
+                # Of rows that two statements have read, some may have been committed in between.
+                all_seen = all_read and not rows
                 rows += found
-                all_seen = len(found) < WINDOW
-                if (chosen := pick(rows, self._clock(), all_seen=all_seen)) or all_seen:
+                if (chosen := pick(rows, self._clock(), all_seen=all_seen)) or all_read:
                     return chosen
         return []
 
-    def mark(self, lease: Lease, placed: dict[int, int]) -> int:
+    def mark(self, lease: Lease, rows: Sequence[OutboxRow], placed: dict[int, int]) -> list[OutboxRow]:
         """Write the next batch's number on rows, and the partition of each; from here on the batch does not
-        change. Returns the number."""
+        change. Returns the rows as they are then."""
         batch = lease.last + 1
         with self._holding(lease) as link:
             _expect(len(placed), link.changed(self._statements.mark(batch, placed), {}))
-        return batch
+        return [replace(row, batch=batch, placed=placed[row.id]) for row in rows]
 
     def finish(self, lease: Lease, batch: int, rows: Sequence[OutboxRow]) -> Lease:
         """The batch is committed in the broker: remove its rows."""
@@ -118,7 +146,8 @@ class OutboxShards:
     def _holding(self, lease: Lease) -> Iterator[Link]:
         """A transaction that holds the lease's row until it is committed."""
         with self._database.opening() as (_, link):  # not ``checking``: in SQLite that is in autocommit
-            told = {"shard": lease.shard, "epoch": lease.epoch, "until": self._clock() + LEASE_MS}
+            until = self._clock() + self._lease_ms
+            told = {"shard": lease.shard, "epoch": lease.epoch, "until": until}
             try:
                 _expect(1, link.changed(self._statements.hold, told))
                 yield link
@@ -126,6 +155,7 @@ class OutboxShards:
                 link.rollback()
                 raise
             link.commit()
+            self._until[lease.shard] = until
 
 
 def _expect(count: int, changed: int) -> None:

@@ -23,6 +23,7 @@ _IDS = {
 }
 _CONTENT = {"sqlite": "BLOB", "postgresql": "BYTEA", "mysql": "LONGBLOB"}
 _SHORT = {"sqlite": "BLOB", "postgresql": "BYTEA", "mysql": "BINARY(16)"}
+_SHOWN = "id, shard, tx_group, state, attempts, next_ms, created_ms, batch, error, content, placed"
 _COLUMNS = "id, tx_group, group_rows, order_key, content, attempts, next_ms, batch, placed"
 
 
@@ -64,6 +65,9 @@ class OutboxStatements:
             f"UPDATE {self.shards} SET until_ms = :until, beat = beat + 1 "
             "WHERE shard = :shard AND epoch = :epoch AND stopped IS NULL"
         )
+        self.give_up = (
+            f"UPDATE {self.shards} SET until_ms = 0, beat = beat + 1 WHERE shard = :shard AND epoch = :epoch"
+        )
         self.advance = f"UPDATE {self.shards} SET last_batch = :batch WHERE shard = :shard"
         self.stop = f"UPDATE {self.shards} SET stopped = :error WHERE shard = :shard"
         self.in_batch = (
@@ -74,6 +78,57 @@ class OutboxStatements:
             f"SELECT {_COLUMNS} FROM {table} WHERE shard = :shard AND state = {PENDING} AND batch IS NULL "
             "AND id > :after ORDER BY id LIMIT :most"
         )
+
+        self._for_people()
+
+    def _for_people(self) -> None:
+        """Those with which people look at rows and shards; see ``outbox_desk``."""
+        table = self.table
+        self.highest_shard = f"SELECT MAX(shard) FROM {table}"
+        self.counted = (
+            f"SELECT shard, SUM(CASE WHEN state = {PENDING} THEN 1 ELSE 0 END), COUNT(batch), "
+            f"SUM(CASE WHEN state = {DEAD} THEN 1 ELSE 0 END), "
+            f"MIN(CASE WHEN state = {PENDING} THEN created_ms END) FROM {table} GROUP BY shard"
+        )
+        self.leases = f"SELECT shard, last_batch, owner, until_ms, stopped FROM {self.shards}"
+        self.of_group = f"SELECT id, batch FROM {table} WHERE shard = :shard AND tx_group = :group"
+        # The epoch rises, so that a relay that still thinks it has the shard finds out.
+        self.release = (
+            f"UPDATE {self.shards} SET stopped = NULL, last_batch = :last, epoch = epoch + 1, until_ms = 0 "
+            "WHERE shard = :shard AND stopped IS NOT NULL"
+        )
+        self.undo_batch = (
+            f"UPDATE {table} SET batch = NULL, placed = NULL, error = :error "
+            f"WHERE shard = :shard AND state = {PENDING} AND batch IS NOT NULL"
+        )
+        self.hold_back = (
+            f"UPDATE {table} SET batch = NULL, placed = NULL, error = :error, state = {DEAD} "
+            f"WHERE shard = :shard AND state = {PENDING}"
+        )
+
+    def listed(self, states: Sequence[int]) -> str:
+        """Rows in these states, in order, after ``:after``."""
+        return (
+            f"SELECT {_SHOWN} FROM {self.table} WHERE state IN ({_list(states)}) AND id > :after "
+            "ORDER BY id LIMIT :most"
+        )
+
+    def chosen(self, ids: Sequence[int]) -> str:
+        """Rows with these ids."""
+        return f"SELECT {_SHOWN} FROM {self.table} WHERE id IN ({_list(ids)}) ORDER BY id"
+
+    def retry(self, ids: Sequence[int]) -> str:
+        """Try rows again at once. As ones that were tried, so that they go alone. ``next_ms`` changes each
+        time, for MariaDB's count."""
+        return (
+            f"UPDATE {self.table} SET state = {PENDING}, attempts = 1, "
+            "next_ms = CASE next_ms WHEN 0 THEN 1 ELSE 0 END "
+            f"WHERE id IN ({_list(ids)}) AND batch IS NULL"
+        )
+
+    def drop(self, ids: Sequence[int]) -> str:
+        """Remove rows that are in no batch."""
+        return f"DELETE FROM {self.table} WHERE id IN ({_list(ids)}) AND batch IS NULL"
 
     def insert(self, rows: Sequence[dict[str, Any]]) -> tuple[str, dict[str, Any]]:
         """Up to ``INSERT_MAX`` new rows."""

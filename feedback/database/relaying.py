@@ -34,9 +34,9 @@ class Shipping(Protocol):
     def claim(self, shard: int) -> int:
         """Become the only producer of this name; the claim's epoch."""
 
-    def place(self, message: Message, turn: int) -> int | str:
+    def place(self, shard: int, message: Message, turn: int) -> int | str:
         """The message's partition, the one that it names if it does, or why it cannot be sent. ``turn``: any
-        number, for messages without a key."""
+        number, for messages without a key. Asked after ``claim``."""
 
     def ship(self, shard: int, epoch: int, number: int, messages: Sequence[Message], digest: bytes) -> None:
         """Commit these messages as transaction ``number`` of the claim, unless they are committed under it
@@ -65,6 +65,9 @@ class Relay:
         self._lease: Lease | None = None
         self._epoch = 0
         self._batch: list[OutboxRow] = []  # marked in the database, and not known to be sent
+        self.rows_sent = 0
+        #: What the broker or the database said last, if a step did not end well.
+        self.problem = ""
 
     def step(self) -> Step:
         """One batch, at most. Raises what the database raises; the next step begins where this one ended."""
@@ -75,14 +78,22 @@ class Relay:
             if not self._batch and (found := self._marked(lease)) is not Step.SENT:
                 return found
             return self._send(lease)
-        except (LeaseLost, ProducerFenced):
+        except (LeaseLost, ProducerFenced) as error:
             self._forget()
+            self.problem = str(error)
             return Step.NOT_MINE
-        except EscrowMQError:
+        except EscrowMQError as error:
+            self.problem = str(error)
             return Step.AWAY
         except Exception:
             self._forget()  # whether the last statement was carried out is not known: ask the database
             raise
+
+    def close(self) -> None:
+        """Let another relay have the shard at once. Raises what the database raises."""
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            self._shards.give_up(lease)
 
     def _forget(self) -> None:
         self._lease, self._batch = None, []
@@ -98,42 +109,48 @@ class Relay:
 
     def _marked(self, lease: Lease) -> Step:
         """Put the next rows into a batch; SENT if there is one to send."""
-        rows = self._shards.pick(lease)
+        rows = self._shards.pick(lease.shard)
         if not rows:
+            self._shards.renew(lease)
             return Step.IDLE
         placed: dict[int, int] = {}
         broken: dict[bytes, str] = {}
         for row in rows:
-            place = self._shipping.place(message_of(row.content), row.id)
+            place = self._shipping.place(self._shard, message_of(row.content), row.id)
             if isinstance(place, int):
                 placed[row.id] = place
             else:
                 broken[row.group] = place
         if broken:  # the whole groups: their messages belong together
+            self.problem = next(iter(broken.values()))
             for group, error in broken.items():
                 self._shards.bury(lease, [row for row in rows if row.group == group], error)
             return Step.REFUSED
-        self._shards.mark(lease, placed)
-        self._batch = self._shards.in_batch(lease)
+        self._batch = self._shards.mark(lease, rows, placed)
         return Step.SENT
 
     def _send(self, lease: Lease) -> Step:
         rows, number = self._batch, lease.last + 1
         if any(row.batch != number for row in rows):
-            self._shards.stop(lease, f"rows of batch {rows[0].batch}, and the next one is {number}")
-            self._forget()
-            return Step.STOPPED
+            return self._stopped(lease, f"rows of batch {rows[0].batch}, and the next one is {number}")
         messages = [message_of(row.content, row.placed) for row in rows]
         try:
             self._shipping.ship(self._shard, self._epoch, number, messages, digest_of_rows(rows))
         except BatchRefused as error:
+            self.problem = str(error)
             self._lease = self._shards.dissolve(lease, number, rows, str(error))
             self._batch = []
             return Step.REFUSED
         except OutOfStep as error:
-            self._shards.stop(lease, str(error))
-            self._forget()
-            return Step.STOPPED
+            return self._stopped(lease, str(error))
         self._lease = self._shards.finish(lease, number, rows)
         self._batch = []
+        self.rows_sent += len(rows)
+        self.problem = ""
         return Step.SENT
+
+    def _stopped(self, lease: Lease, why: str) -> Step:
+        self._shards.stop(lease, why)
+        self._forget()
+        self.problem = why
+        return Step.STOPPED

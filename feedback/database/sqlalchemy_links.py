@@ -6,11 +6,11 @@ the greenlet that SQLAlchemy provides for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import Connection, Engine, event, text
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from sqlalchemy.pool import SingletonThreadPool, StaticPool
 
@@ -20,6 +20,8 @@ from escrowmq.feedback.database.statements import dialect_of
 
 #: Isolation level of a check's connection. In SQLite, which has only one, each statement is a transaction.
 _CHECKING = {"sqlite": "AUTOCOMMIT"}
+#: Of ``Connection.info``: what wants to be called when its transaction is committed.
+_WAITING = "escrowmq-after-commit"
 
 
 class SqlAlchemyLink:
@@ -69,6 +71,13 @@ class SqlAlchemyLink:
         self.rows("PRAGMA user_version")  # the first statement begins the transaction, if there is a listener
         return bool(getattr(driver, "in_transaction", False))
 
+    def after_commit(self, call: Callable[[], None]) -> None:
+        engine = self.connection.engine
+        if not event.contains(engine, "commit", _call_waiting):
+            event.listen(engine, "commit", _call_waiting)
+            event.listen(engine, "rollback", _forget_waiting)
+        self.connection.info.setdefault(_WAITING, set()).add(call)
+
     def mark(self) -> object:
         return self._given.get_transaction()
 
@@ -79,6 +88,16 @@ class SqlAlchemyLink:
 
     def rollback(self) -> None:
         self._given.rollback()
+
+
+def _call_waiting(connection: Connection) -> None:
+    """Just before the commit: SQLAlchemy tells of it after only in sessions."""
+    for call in connection.info.pop(_WAITING, ()):
+        call()
+
+
+def _forget_waiting(connection: Connection) -> None:
+    connection.info.pop(_WAITING, None)
 
 
 def _asked_for_autocommit(connection: Connection) -> bool:

@@ -19,6 +19,7 @@ from examples import (
     inbox_billing,
     notify_partner,
     order_service,
+    outbox_orders,
     reminders,
     saga,
     share_consumer,
@@ -104,6 +105,15 @@ def test_a_billing_service_that_is_killed_bills_every_invoice_once(
     assert totals == {f"customer-{c}": sum(range(c, 20, 4)) for c in range(4)}
     said = capfd.readouterr().out
     assert "killed: 10 are billed" in said and "came again, and is not billed again" in said
+
+
+def test_an_order_service_that_is_killed_with_its_relay_sends_every_order_once(
+    cluster: Cluster, unique: Unique, capfd: pytest.CaptureFixture[str]
+) -> None:
+    stored, sent = outbox_orders.run(cluster, unique("orders"))
+    assert stored == sent == [f"order-{n}" for n in range(24) if n % 3 != 2]
+    said = capfd.readouterr().out
+    assert "killed: the broker has the batch" in said and "8 orders sent" in said
 
 
 @pytest.mark.long

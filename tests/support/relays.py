@@ -33,13 +33,14 @@ class Broker:
         self.last: dict[int, tuple[int, bytes]] = {}
         self.refuses: Callable[[Sequence[Message]], str] = lambda messages: ""
         self.away = False
+        self.known: set[str] = {"t"}
 
     def claim(self, shard: int) -> int:
         self.epochs[shard] = self.epochs.get(shard, 0) + 1
         return self.epochs[shard]
 
-    def place(self, message: Message, turn: int) -> int | str:
-        if message.topic == "unknown":
+    def place(self, shard: int, message: Message, turn: int) -> int | str:
+        if message.topic not in self.known:
             return "unknown topic"
         if message.partition is not None:
             return message.partition
@@ -105,7 +106,15 @@ class World:
         shards = OutboxShards(
             self.outbox.database, self.outbox.statements, f"relay-{self._owners}", lambda: self.now_ms
         )
-        return Relay(Stepping(shards, happens), Stepping(self.broker, happens), shard)
+        watched: Any = Stepping(shards, happens)
+        return Relay(watched, Stepping(self.shipping(), happens), shard)
+
+    def shipping(self) -> Any:
+        """The broker's side of a new process's relay."""
+        return self.broker
+
+    def unlucky(self, rng: random.Random) -> None:
+        """Something else goes wrong with the broker."""
 
     def drain(self, steps: int = 60) -> None:
         """Everything that can be sent is sent, by a new relay for each shard. What then is left is lost."""
@@ -148,6 +157,8 @@ def drawn(world: World, seed: int, sends: int = 12) -> list[str]:
                 depth[0] -= 1
         elif luck < 0.2:
             world.broker.away = not world.broker.away
+        elif luck < 0.23:
+            world.unlucky(rng)
 
     def run(relay: Relay, steps: int) -> None:
         try:

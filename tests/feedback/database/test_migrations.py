@@ -1,5 +1,5 @@
-"""The tables of fence and inbox in a service's own migrations: real Alembic, which writes them from the
-metadata."""
+"""The tables of fence, inbox and outbox in a service's own migrations: real Alembic, which writes them from
+the metadata."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
 
-from escrowmq import TransactionState
-from escrowmq.integrations import Fence, Inbox
+from escrowmq import Message, TransactionState
+from escrowmq.integrations import Fence, Inbox, Outbox
 from tests.support.database_servers import Server
 from tests.support.inboxes import record
 from tests.support.shops import Tx
@@ -21,12 +21,13 @@ from tests.support.shops import Tx
 ENVIRONMENT = """
 import sqlalchemy as sa
 from alembic import context
-from escrowmq.integrations import fence_table, inbox_table
+from escrowmq.integrations import fence_table, inbox_table, outbox_tables
 
 metadata = sa.MetaData()
 sa.Table("wares", metadata, sa.Column("id", sa.Integer, primary_key=True))
 fence_table(metadata, "service_fence")
 inbox_table(metadata, "service_inbox")
+outbox_tables(metadata, "service_outbox")
 
 engine = sa.create_engine(context.config.get_main_option("sqlalchemy.url"))
 with engine.connect() as connection:
@@ -51,6 +52,7 @@ def upgrade():
 def downgrade():
     ${downgrades}
 """
+TABLES = ("service_fence", "service_inbox", "service_outbox", "service_outbox_shards", "wares")
 KINDS = pytest.mark.parametrize("kind", ["sqlite", "postgresql", "mariadb"])
 
 
@@ -62,7 +64,7 @@ def url(server_of: Callable[[str], Server | None], kind: str, tmp_path: Path) ->
     yield found
     engine = sa.create_engine(found)
     with engine.begin() as db:
-        for table in ("service_fence", "service_inbox", "service_version", "wares"):
+        for table in (*TABLES, "service_version"):
             db.execute(sa.text(f"drop table if exists {table}"))
     engine.dispose()
 
@@ -100,18 +102,23 @@ def test_a_migration_that_alembic_has_written_makes_a_table_that_fences(
     for expected in (True, False):
         with engine.begin() as db, inbox.once(db, record(1)) as first:
             assert first is expected
+    outbox = Outbox(engine, table="service_outbox")
+    with engine.begin() as db:
+        outbox.send(db, Message("t", b"1"), Message("t", b"2"))
+    assert [row.message.value for row in outbox.rows()] == [b"1", b"2"]
     command.downgrade(environment, "base")
-    assert not {"service_fence", "service_inbox", "wares"} & {*sa.inspect(engine).get_table_names()}
+    assert not {*TABLES} & {*sa.inspect(engine).get_table_names()}
     engine.dispose()
 
 
 @KINDS
-def test_alembic_finds_nothing_to_change_in_tables_that_fence_and_inbox_have_made(
+def test_alembic_finds_nothing_to_change_in_tables_that_their_owners_have_made(
     environment: Config, url: str
 ) -> None:
     engine = sa.create_engine(url)
     Fence(engine, app="shop", table="service_fence").create_table()
     Inbox(engine, group="billing", table="service_inbox").create_table()
+    Outbox(engine, table="service_outbox").create_table()
     with engine.begin() as db:
         db.execute(sa.text("create table wares (id integer not null primary key)"))
     engine.dispose()

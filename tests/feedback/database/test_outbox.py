@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-import sqlalchemy as sa
 
 from escrowmq import InvalidMessage, Message
 from escrowmq.feedback.database import outbox_shards
@@ -24,20 +23,9 @@ from escrowmq.feedback.database.outbox_rows import (
 )
 from escrowmq.feedback.database.outbox_shards import LEASE_MS, LeaseLost, OutboxShards
 from escrowmq.feedback.database.relaying import Step
+from tests.support.outboxes import drop, left, values, world_in
 from tests.support.relays import Broker, World, drawn
 from tests.support.shops import Shop, ShopMaker, closing_shops
-
-
-def outbox_in(shop: Shop, **options: Any) -> Outbox:
-    made = Outbox(shop.connect if shop.plain else shop.engine, table=f"outbox_{shop.table}", **options)
-    made.create_table()
-    made.create_table()
-    return made
-
-
-def world_in(shop: Shop, **options: Any) -> World:
-    connect = shop.connect if shop.plain else shop.engine.connect
-    return World(outbox_in(shop, **options), connect, lambda db: db.commit())
 
 
 @pytest.fixture
@@ -46,24 +34,6 @@ def world(make_shop: ShopMaker) -> Iterator[World]:
     found = world_in(shop)
     yield found
     drop(shop)
-
-
-def drop(shop: Shop) -> None:
-    with shop.engine.begin() as db:
-        db.execute(sa.text(f"drop table outbox_{shop.table}"))
-        db.execute(sa.text(f"drop table outbox_{shop.table}_shards"))
-
-
-def values(world: World) -> list[bytes]:
-    return [message.value for message in world.broker.log]
-
-
-def left(world: World) -> list[tuple[Any, ...]]:
-    """State, attempts and error of the rows that are left."""
-    statements = world.outbox.statements
-    with world.outbox.database.opening() as (_, link):
-        found = link.rows(f"select state, attempts, error from {statements.table} order by id")
-    return [(state, attempts, error and bytes(error).decode()) for state, attempts, error in found]
 
 
 def test_what_is_committed_is_sent_and_what_is_rolled_back_is_not(world: World) -> None:
@@ -153,10 +123,10 @@ def test_rows_that_somebody_has_changed_are_left_alone(world: World) -> None:
     shards = OutboxShards(world.outbox.database, world.outbox.statements, "me", lambda: world.now_ms)
     lease = shards.take(0)
     assert lease is not None
-    rows = shards.pick(lease)
-    assert shards.mark(lease, {row.id: 0 for row in rows}) == 1
+    rows = shards.pick(0)
+    assert [row.batch for row in shards.mark(lease, rows, {row.id: 0 for row in rows})] == [1, 1]
     for wrong in (
-        lambda: shards.mark(lease, {row.id: 0 for row in rows}),
+        lambda: shards.mark(lease, rows, {row.id: 0 for row in rows}),
         lambda: shards.finish(lease, 2, rows),
         lambda: shards.finish(lease, 1, [*rows, replace(rows[0], id=99)]),
         lambda: shards.dissolve(lease, 2, rows, "x"),
@@ -236,8 +206,8 @@ class Faults:
         """The relay remembers the id up to which it has sent, and never looks before it."""
         pick, seen = OutboxShards.pick, dict[int, int]()
 
-        def after(self: OutboxShards, lease: Any) -> list[OutboxRow]:
-            rows = [row for row in pick(self, lease) if row.id > seen.get(id(self._statements), 0)]
+        def after(self: OutboxShards, shard: int) -> list[OutboxRow]:
+            rows = [row for row in pick(self, shard) if row.id > seen.get(id(self._statements), 0)]
             if rows:
                 seen[id(self._statements)] = rows[-1].id
             return rows

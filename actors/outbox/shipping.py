@@ -1,0 +1,118 @@
+"""The broker's side of a relay: a named producer for each shard, which sends batches by number.
+
+A batch is refused for good only if the broker has none of it. So after a refusal, which may come from this
+process alone (the topic is gone), the name is claimed anew and what is open under the number is rolled back:
+then no earlier sending of the batch can be committed any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from escrowmq.actors.producer.placing import partition_of
+from escrowmq.actors.producer.producer import Producer
+from escrowmq.feedback.database.relaying import BatchRefused, OutOfStep
+from escrowmq.replication import claim_errors
+from escrowmq.replication.errors import (
+    InvalidMessage,
+    MessageTooLarge,
+    ProducerFenced,
+    TransactionConflict,
+    UnknownTopic,
+    UnknownTransaction,
+)
+from escrowmq.replication.model import Message, TransactionState
+
+#: For the broker's answer to a batch: less than a lease of a shard lasts.
+DELIVERY_TIMEOUT_S = 10.0
+#: These say that a message can never be sent as it is.
+REFUSALS = (InvalidMessage, MessageTooLarge, UnknownTopic)
+
+
+class RelayCluster(Protocol):
+    """What a relay needs of a cluster."""
+
+    def producer(self, app: str, **options: Any) -> Producer:
+        """A producer of the application."""
+
+    @property
+    def admin(self) -> Any:
+        """For what other relays have left open."""
+
+
+def claim_name(app: str, shard: int) -> str:
+    """The name of a shard's producers."""
+    return f"outbox.{app}.{shard}"
+
+
+class BrokerShipping:
+    """See ``Shipping``. Each shard is used by one thread at a time."""
+
+    def __init__(self, cluster: RelayCluster, app: str) -> None:
+        self._cluster, self._app = cluster, app
+        self._producers: dict[int, Producer] = {}
+        self._claims: dict[int, int] = {}  # shard -> how often a relay here has claimed it
+
+    def claim(self, shard: int) -> int:
+        """See ``Shipping``."""
+        self._claim(shard)
+        self._claims[shard] = self._claims.get(shard, 0) + 1
+        return self._claims[shard]
+
+    def _claim(self, shard: int) -> Producer:
+        self.close(shard)
+        made = self._producers[shard] = self._cluster.producer(
+            self._app,
+            transactional_id=claim_name(self._app, shard),
+            delivery_timeout_s=DELIVERY_TIMEOUT_S,
+            transaction_linger_ms=0.0,  # one transaction at a time: nothing could join it
+        )
+        return made
+
+    def last_batch(self, shard: int) -> int:
+        """The number of the last batch that the broker has. Fences the shard's relay, if there is one."""
+        return self._claim(shard).last_number
+
+    def place(self, shard: int, message: Message, turn: int) -> int | str:
+        """See ``Shipping``."""
+        try:
+            return partition_of(self._producers[shard], message, turn)
+        except REFUSALS as error:
+            return str(error)
+
+    def ship(self, shard: int, epoch: int, number: int, messages: Sequence[Message], digest: bytes) -> None:
+        """See ``Shipping``."""
+        producer = self._producers.get(shard)
+        if producer is None or self._claims[shard] != epoch:
+            raise ProducerFenced(f"this process has claimed {claim_name(self._app, shard)!r} again since")
+        try:
+            producer.send_numbered(number, messages, digest=digest)
+        except claim_errors.OutOfStep as error:
+            raise OutOfStep(str(error)) from error
+        except REFUSALS as error:
+            self._settle(shard, number, error)
+            raise BatchRefused(str(error)) from error
+
+    def _settle(self, shard: int, number: int, refusal: Exception) -> None:
+        """Make sure that nothing of this number is in the broker, or will be."""
+        name = claim_name(self._app, shard)
+        self._claim(shard)  # what was prepared before and arrives only now is refused
+        for tx in self._cluster.admin.list_transactions(app=self._app):
+            if tx.query_id == f"{name}.{number}":
+                with contextlib.suppress(TransactionConflict, UnknownTransaction):  # decided meanwhile
+                    self._cluster.admin.resolve_transaction(
+                        tx.tx_id, TransactionState.ROLLBACK, self._app, "outbox"
+                    )
+        last = self.last_batch(shard)
+        if last >= number:
+            raise OutOfStep(
+                f"batch {number} cannot be compared with what is committed under {last}: {refusal}"
+            )
+
+    def close(self, shard: int | None = None) -> None:
+        """The producer of one shard, or all of them."""
+        for one in list(self._producers) if shard is None else [shard]:
+            if (producer := self._producers.pop(one, None)) is not None:
+                producer.close(0.0)  # nothing is under way

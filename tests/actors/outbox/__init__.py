@@ -1,0 +1,1 @@
+"""The relay of an outbox, over the real core of a broker."""

@@ -1,0 +1,197 @@
+"""A relay over the real core of a broker: batches that are killed, paused, restored, refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from escrowmq import Message
+from escrowmq.actors.outbox.shipping import BrokerShipping
+from escrowmq.feedback.database.outbox import Outbox
+from escrowmq.feedback.database.outbox_errors import OutboxBehind
+from escrowmq.feedback.database.outbox_shards import LEASE_MS
+from escrowmq.feedback.database.relaying import Step
+from tests.support.relay_clusters import ClusterWorld
+from tests.support.relays import Killed, drawn
+
+
+def world_at(path: Path, shards: int = 1) -> ClusterWorld:
+    engine = sa.create_engine(f"sqlite:///{path}")
+    outbox = Outbox(engine, shards=shards)
+    outbox.create_table()
+    return ClusterWorld(outbox, engine.connect, lambda db: db.commit())
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[ClusterWorld]:
+    found = world_at(tmp_path / "shop.db")
+    yield found
+    found.broker.close()
+
+
+def values(world: ClusterWorld) -> list[bytes]:
+    return sorted(message.value for message in world.broker.log)
+
+
+def test_what_is_committed_is_readable_once(world: ClusterWorld) -> None:
+    relay = world.relay()
+    assert relay.step() is Step.IDLE
+    world.send(Message("t", b"1", key=b"k"), Message("t", b"2", partition=1))
+    world.send(Message("t", b"no"), commit=False)
+    assert relay.step() is Step.SENT and relay.step() is Step.IDLE
+    assert values(world) == [b"1", b"2"] and world.outbox.rows() == []
+    world.send(Message("t", b"3"))
+    assert relay.step() is Step.SENT and values(world) == [b"1", b"2", b"3"]
+
+
+@pytest.mark.parametrize("kind", ["prepare", "commit"])
+@pytest.mark.parametrize("carried_out", [True, False])
+def test_a_batch_whose_answer_is_lost_is_sent_again_under_its_number(
+    world: ClusterWorld, kind: str, carried_out: bool
+) -> None:
+    world.send(Message("t", b"1"), Message("t", b"2"))
+    world.broker.lose_answer(kind, carried_out)
+    relay = world.relay()
+    assert relay.step() is Step.AWAY
+    world.send(Message("t", b"3"))  # it must not slip into the batch
+    assert [relay.step(), relay.step(), relay.step()] == [Step.SENT, Step.SENT, Step.IDLE]
+    assert values(world) == [b"1", b"2", b"3"]
+
+
+def test_a_relay_that_pauses_between_the_brokers_commit_and_its_own(
+    world: ClusterWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its successor finds the batch in the broker, removes the rows and goes on; it must not write its own
+    number over the successor's."""
+
+    def others_work() -> None:
+        world.now_ms += LEASE_MS + 1
+        world.send(Message("t", b"2"))
+        young = world.relay()
+        assert young.step() is Step.SENT, "batch 1, which is in"
+        assert young.step() is Step.SENT and young.step() is Step.IDLE
+        assert world.outbox.status()[0].last_batch == 2
+
+    world.send(Message("t", b"1"))
+    old = world.relay()
+    ship = world.broker.shippings[-1].ship
+
+    def pausing(*given: Any) -> None:
+        ship(*given)
+        others_work()
+
+    monkeypatch.setattr(world.broker.shippings[-1], "ship", pausing)
+    assert [old.step(), old.step()] == [Step.NOT_MINE, Step.NOT_MINE]
+    assert values(world) == [b"1", b"2"] and world.outbox.rows() == []
+    assert world.outbox.status()[0].last_batch == 2
+
+
+@pytest.mark.parametrize("hold", [True, False])
+def test_a_database_that_was_restored_from_a_backup_stops_its_shard(world: ClusterWorld, hold: bool) -> None:
+    world.send(Message("t", b"1"))
+    world.send(Message("t", b"2"))
+    relay = world.relay()
+    assert relay.step() is Step.SENT  # batch 1 has both
+    with world.connect() as db:  # the backup has row 1 alone, and no batch
+        world.outbox.send(db, Message("t", b"1"))
+        statements = world.outbox.statements
+        db.execute(sa.text(f"update {statements.shards} set last_batch = 0, until_ms = 0"))
+        db.commit()
+    world.now_ms += LEASE_MS + 1
+    restored = world.relay()
+    assert restored.step() is Step.STOPPED and values(world) == [b"1", b"2"]
+    assert len(world.outbox.rows()) == 1, "nothing is removed on a guess"
+    with pytest.raises(OutboxBehind, match="'escrowmq outbox adopt'"):
+        world.outbox.desk.refuse_stopped()
+    asked = BrokerShipping(world.broker.cluster, "shop")
+    assert world.outbox.desk.adopt(0, lambda: asked.last_batch(0), hold=hold) == 1
+    asked.close()
+    world.send(Message("t", b"3"))
+    world.now_ms += LEASE_MS + 1
+    later = world.relay()
+    assert later.step() is Step.SENT
+    assert values(world) == ([b"1", b"2", b"3"] if hold else [b"1", b"1", b"2", b"3"])
+    assert len(world.outbox.rows(dead=True)) == hold
+
+
+def test_the_same_batch_after_a_restore_is_recognised(world: ClusterWorld) -> None:
+    world.send(Message("t", b"1", key=b"k"))
+    assert world.relay().step() is Step.SENT
+    with world.connect() as db:
+        world.outbox.send(db, Message("t", b"1", key=b"k"))
+        db.execute(sa.text(f"update {world.outbox.statements.shards} set last_batch = 0, until_ms = 0"))
+        db.commit()
+    world.now_ms += LEASE_MS + 1
+    assert world.relay().step() is Step.SENT
+    assert values(world) == [b"1"] and world.outbox.rows() == []
+
+
+def test_what_can_never_be_sent_is_dead_at_once(world: ClusterWorld) -> None:
+    world.send(Message("nowhere", b"1"), Message("t", b"2"))
+    world.send(Message("t", b"x" * 2_000_000))
+    world.send(Message("t", b"3"))
+    relay = world.relay()
+    assert relay.step() is Step.REFUSED and relay.step() is Step.SENT
+    assert values(world) == [b"3"]
+    errors = [row.error for row in world.outbox.rows(dead=True)]
+    assert len(errors) == 3 and "nowhere" in errors[0] and "2000" in errors[2]
+
+
+def test_a_topic_that_is_deleted_while_its_batch_is_under_way_loses_and_repeats_nothing(
+    world: ClusterWorld,
+) -> None:
+    """The refusal comes from the relay's own process, and an earlier sending of the batch is open."""
+    world.broker.cluster.admin.create_topic("other", partitions=1)
+    world.send(Message("t", b"1"))
+    world.send(Message("other", b"2"))
+    world.broker.lose_answer("commit", False)
+    relay = world.relay()
+    assert relay.step() is Step.AWAY
+    world.broker.cluster.admin.delete_topic("other")
+    world.now_ms += LEASE_MS + 1
+    young = world.relay()  # it has no topic in its memory
+    assert young.step() is Step.REFUSED
+    assert young.step() is Step.SENT and values(world) == [b"1"]
+    for _ in range(20):
+        world.now_ms += 600_000
+        young.step()
+    (dead,) = world.outbox.rows()
+    assert dead.dead and values(world) == [b"1"]
+    assert world.broker.cluster.admin.list_transactions() == []
+
+
+@pytest.mark.parametrize("after", [True, False])
+def test_a_relay_that_is_killed_at_every_step(tmp_path: Path, after: bool) -> None:
+    for at in range(1, 16):
+        world = world_at(tmp_path / f"{at}.db")
+        calls = [0]
+
+        def happens(at: int = at, calls: list[int] = calls) -> None:
+            calls[0] += 1
+            if calls[0] == at:
+                raise Killed
+
+        for number in range(3):
+            world.send(Message("t", b"%d" % number, key=b"k"))
+        try:
+            relay = world.relay(happens)
+            relay.step()
+            if after:
+                world.send(Message("t", b"9", key=b"k"))
+            relay.step()
+        except Killed:
+            pass
+        world.drain(5)
+        assert world.anomalies() == []
+        world.broker.close()
+
+
+def test_drawn_kills_pauses_and_lost_answers(tmp_path: Path) -> None:
+    for seed in range(6):
+        world = world_at(tmp_path / f"{seed}.db", shards=1 + seed % 2)
+        assert drawn(world, seed) == []
+        world.broker.close()
