@@ -108,7 +108,7 @@ def _deposed(part: Part) -> int | None:
     *("lost-write", "unresolved"),  # a branch that is gone keeps a check from committing
     groups=3,
     chaos_s=10.0,
-    start=9,
+    start=70,
     often={"partition": 80},
     conditions=left_to_the_groups,
 )
