@@ -91,6 +91,7 @@ if TYPE_CHECKING:
         TopicInfo,
         TransactionState,
     )
+    from escrowmq.replication.offset_errors import OffsetsMoved, OffsetsPending
     from escrowmq.spark_integration.session.spark_session import spark_session, stop_session
 
 __version__ = "0.1.0"
@@ -135,6 +136,8 @@ __all__ = [
     "NotSerializable",
     "NotSupported",
     "OffsetOutOfRange",
+    "OffsetsMoved",
+    "OffsetsPending",
     "OpenTransaction",
     "OutcomeUnknown",
     "Overloaded",
@@ -224,6 +227,7 @@ _SOURCES = {
     "feedback.states": "TxStatusQuerier",
     "replication.errors": _ERRORS,
     "replication.model": _VALUES,
+    "replication.offset_errors": "OffsetsMoved OffsetsPending",
     "spark_integration.session.spark_session": "spark_session stop_session",
 }
 _MODULE_OF = {name: module for module, names in _SOURCES.items() for name in names.split()}
