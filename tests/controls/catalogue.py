@@ -14,6 +14,7 @@ from tests.controls import (
     inquiry_faults,
     member_faults,
     mending_faults,
+    offset_faults,
     raft_faults,
     share_faults,
     state_faults,
@@ -38,6 +39,7 @@ MODULES = (
     topic_faults,
     timer_faults,
     share_faults,
+    offset_faults,
     finding_faults,
 )
 
