@@ -19,6 +19,7 @@ from examples import (
     inbox_billing,
     notify_partner,
     order_service,
+    pipeline,
     reminders,
     saga,
     share_consumer,
@@ -104,6 +105,14 @@ def test_a_billing_service_that_is_killed_bills_every_invoice_once(
     assert totals == {f"customer-{c}": sum(range(c, 20, 4)) for c in range(4)}
     said = capfd.readouterr().out
     assert "killed: 10 are billed" in said and "came again, and is not billed again" in said
+
+
+def test_members_that_are_killed_make_exactly_one_invoice_for_each_order(
+    cluster: Cluster, unique: Unique, capfd: pytest.CaptureFixture[str]
+) -> None:
+    found = pipeline.run(cluster, unique("orders"), count=300, kills=1)
+    assert found == {b"invoice for order-%d" % number: 1 for number in range(300)}
+    assert "a member was killed" in capfd.readouterr().out
 
 
 @pytest.mark.long
