@@ -35,5 +35,5 @@ class OffsetsPending(EscrowMQError):
     def __str__(self) -> str:
         return (
             f"an open transaction holds the place of group {self.group!r} in {self.topic}/{self.partition}; "
-            "wait until it is settled ('escrowmq tx list' shows open ones)"
+            "wait until it is settled ('escrowmq txn list' shows open ones)"
         )

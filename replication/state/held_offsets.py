@@ -35,8 +35,8 @@ class HeldOffsets:
 
     def refusal(self, attached: Sequence[Op]) -> list[object] | None:
         """Why a PREPARE with these operations behind it opens nothing, or None."""
-        for op in attached:
-            if op.type == OpType.PRE_OFFSETS and (problem := self._refusal(*op.meta)) is not None:
+        for op in moving(attached):
+            if (problem := self._refusal(*op.meta)) is not None:
                 return problem
         return None
 
@@ -73,8 +73,7 @@ class HeldOffsets:
 
     def opened(self, app: str, tx_id: str, attached: Sequence[Op]) -> None:
         """The transaction is open from now on."""
-        ops = [op for op in attached if op.type == OpType.PRE_OFFSETS]
-        if ops:
+        if ops := moving(attached):
             self.hold((app, tx_id), [(op.meta[0], op.meta[1], tuple(op.meta[2])) for op in ops])
 
     def hold(self, key: TxKey, held: list[Held]) -> None:
@@ -120,6 +119,13 @@ class HeldOffsets:
             del by_topic[topic]
         if not by_topic:
             del self.holders[group]
+
+
+def moving(attached: Sequence[Op]) -> Sequence[Op]:
+    """The PRE_OFFSETS behind a PREPARE: the last ones of its operations."""
+    if not attached or attached[-1].type != OpType.PRE_OFFSETS:  # nearly always
+        return ()
+    return [op for op in attached if op.type == OpType.PRE_OFFSETS]
 
 
 def triples(flat: Sequence[int]) -> Iterator[tuple[int, int, int]]:
