@@ -90,9 +90,11 @@ def done_of(cluster: Cluster, orders: str) -> int:
 
 def transform(cluster: Cluster, orders: str, invoices: str, count: int, kills: int) -> None:
     """Lets members work until all orders are done, and kills some of them."""
-    members = [start(cluster, orders, invoices, dies_in=1 if kills else -1)]
-    members += [start(cluster, orders, invoices) for _ in range(MEMBERS - 1)]
-    killed = 1  # the first one kills itself
+    killed = min(kills, 1)
+    if killed:
+        start(cluster, orders, invoices, dies_in=1).wait()
+        print("a member was killed between prepare and commit", flush=True)
+    members = [start(cluster, orders, invoices) for _ in range(MEMBERS)]
     try:
         while (done := done_of(cluster, orders)) < count:
             if killed < kills and done >= count * killed / kills:

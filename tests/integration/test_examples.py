@@ -112,7 +112,7 @@ def test_members_that_are_killed_make_exactly_one_invoice_for_each_order(
 ) -> None:
     found = pipeline.run(cluster, unique("orders"), count=300, kills=1)
     assert found == {b"invoice for order-%d" % number: 1 for number in range(300)}
-    assert "a member was killed" in capfd.readouterr().out
+    assert "killed between prepare and commit" in capfd.readouterr().out
 
 
 @pytest.mark.long
