@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: fence-trials instruments docs test-long spark-trials controls help demo demo-pictures test lint simulate campaign bench bench-peers stored live bench-spark walk load chaos fuzz spark-nodes
+.PHONY: pipeline fence-trials instruments docs test-long spark-trials controls help demo demo-pictures test lint simulate campaign bench bench-peers stored live bench-spark walk load chaos fuzz spark-nodes
 
 # The tests start hundreds of processes: byte code that one of them has compiled saves the others that work.
 unexport PYTHONDONTWRITEBYTECODE
@@ -73,12 +73,17 @@ chaos: $(STAMP) ## kill, stop and partition real processes: TRIALS=<how many> SE
 spark-trials: $(STAMP) ## kill at every step of Spark's sink and count every row: TRIALS=<how many> SEED=<n> (ARGS=--help)
 	$(BIN)/python -m tests.spark_trials --trials $(TRIALS) --seed $(SEED) $(ARGS)
 
+pipeline: ORDERS = 100000
+pipeline: KILLS = 20
 fence-trials: TRIALS = 100
 fence-trials: $(STAMP) ## kill and stop services, handlers with an inbox, leader and database, on PostgreSQL, MariaDB and SQLite: TRIALS=<how many> SEED=<n> (100: 20 minutes; ARGS=--help)
 	$(BIN)/python -m tests.fence_trials --trials $(TRIALS) --seed $(SEED) $(ARGS)
 
 fuzz: $(STAMP) ## feed garbage to every decoder: EXAMPLES=<per target> SEED=<n> (20000: half an hour)
 	FUZZ_EXAMPLES=$(EXAMPLES) FUZZ_SEED=$(SEED) $(BIN)/python -m pytest tests/fuzz --timeout=3600 $(ARGS)
+
+pipeline: $(STAMP) ## transform ORDERS messages while members are killed, and count: ORDERS=100000 KILLS=20 (5 minutes)
+	$(BIN)/python examples/pipeline.py --orders $(ORDERS) --kills $(KILLS)
 
 controls: $(STAMP) ## plant faults in the code and measure how soon the simulator finds each (10 minutes; ARGS=--help)
 	$(BIN)/python -m tests.controls $(ARGS)

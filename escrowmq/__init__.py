@@ -92,6 +92,7 @@ if TYPE_CHECKING:
         TopicInfo,
         TransactionState,
     )
+    from escrowmq.replication.offset_errors import OffsetsMoved, OffsetsPending
     from escrowmq.spark_integration.session.spark_session import spark_session, stop_session
 
 __version__ = "0.1.0"
@@ -136,6 +137,8 @@ __all__ = [
     "NotSerializable",
     "NotSupported",
     "OffsetOutOfRange",
+    "OffsetsMoved",
+    "OffsetsPending",
     "OpenTransaction",
     "OutOfStep",
     "OutcomeUnknown",
@@ -227,6 +230,7 @@ _SOURCES = {
     "replication.claim_errors": "OutOfStep",
     "replication.errors": _ERRORS,
     "replication.model": _VALUES,
+    "replication.offset_errors": "OffsetsMoved OffsetsPending",
     "spark_integration.session.spark_session": "spark_session stop_session",
 }
 _MODULE_OF = {name: module for module, names in _SOURCES.items() for name in names.split()}

@@ -61,6 +61,8 @@ class ResultCode(enum.IntEnum):
     GROUP_KIND = 23  # the consumer group is of another kind; info = its kind
     UNKNOWN_SHARE = 24  # the share group has not begun to read that partition
     TOO_MANY_SHARES = 25  # no more partitions of share groups, or no more final ranges; info = the limit
+    OFFSETS_MOVED = 26  # the group is elsewhere; info = group, topic, partition (-1: another topic), offset
+    OFFSETS_PENDING = 27  # an open transaction will move these; info = group, topic, partition
     OUT_OF_STEP = 30  # of a numbered PREPARE: not the next number, or another digest; info = the last number
     CLAIM_OPEN = 31  # of a numbered PREPARE: another one of the claim is open; info = its app and id
     TOO_MANY_CLAIMS = 32  # of CLAIM: no more names can be kept; info = the limit

@@ -29,7 +29,8 @@ ROUNDS_MAX = 5
 
 def delete_group(router: Router, group: str, timeout_s: float) -> None:
     """Deletes the group's places. Raises UnknownGroup if it has none, GroupNotEmpty, NotSupported while a
-    replica runs older software, Overloaded if other clients keep setting its places."""
+    replica runs older software, OffsetsPending while a transaction holds one of its places, Overloaded if
+    other clients keep setting them."""
     gid = coordinator_group(group, router.info.groups)
     for _ in range(ROUNDS_MAX):
         seen: GroupSnapshot = result_of(
@@ -50,5 +51,6 @@ def delete_group(router: Router, group: str, timeout_s: float) -> None:
         if isinstance(answer, GroupLives):
             raise GroupNotEmpty(group, answer.members)
         if isinstance(answer, GroupCallRefused):
-            raise InvalidMessage(f"deleting group {group!r} was refused: {answer.reason}")
+            refused = InvalidMessage(f"deleting group {group!r} was refused: {answer.reason}")
+            raise answer.error(group, refused)
     raise Overloaded(f"the places of group {group!r} keep changing", 1.0)

@@ -228,6 +228,10 @@ class BrokerCalls:
         return self._led(lambda parts: parts.reads.committed(group, topics))
 
     @concurrency("control")
+    def held_places(self, group: str, topics: Sequence[str]) -> Reply:
+        return self._led(lambda parts: parts.reads.places(group, topics))
+
+    @concurrency("control")
     def transactions(
         self, state: str | None = None, app: str | None = None, topic: str | None = None, limit: int = 1000
     ) -> Reply:

@@ -280,7 +280,10 @@ class GroupService:
             return answer
         if answer != ("unknown",):
             self._led(lambda coordinator, now: coordinator.deletion_ended(group))
-        return ("ok", None) if answer[0] == "ok" else answer
+        if answer[0] != "ok":
+            return answer
+        ((code, *info),) = answer[1]
+        return "ok", _held(*info) if code == ResultCode.OFFSETS_PENDING else None
 
     def _other(self, topics: Iterable[str], ids: Mapping[str, int]) -> TopicIsOther | None:
         """The first of these topics whose id differs from ``ids``. A topic that changes later is noticed when
@@ -309,11 +312,13 @@ class GroupService:
                 self._under_way.ended(term, group, _pairs(offsets), known=answer != ("unknown",))
         if answer[0] != "ok" or isinstance(answer[1], _REFUSALS):
             return answer
-        for topic, (code, *_) in zip(topics, answer[1], strict=True):
+        for topic, (code, *info) in zip(topics, answer[1], strict=True):
             if code in (ResultCode.UNKNOWN_TOPIC, ResultCode.BAD_PARTITION):
                 return "ok", TopicMissing(topic)
             if code == ResultCode.GROUP_KIND:
                 return "ok", GroupCallRefused("it is a share group", SHARE)
+            if code == ResultCode.OFFSETS_PENDING:
+                return "ok", _held(*info)
             if code not in (ResultCode.OK, ResultCode.DUPLICATE):
                 return "ok", GroupCallRefused(f"offsets of {topic!r} were refused: {ResultCode(code).name}")
         return "ok", None
@@ -439,6 +444,11 @@ class PlacesUnderWay:
     def has(self, group: str, places: Iterable[TopicPartition]) -> bool:
         queued = self._queued.get(group)
         return queued is not None and any(place in queued for place in places)
+
+
+def _held(place: Sequence[Any]) -> GroupCallRefused:
+    """Of a result that says which place an open transaction holds."""
+    return GroupCallRefused("an open transaction holds a place", held=(place[1], place[2]))
 
 
 def _pairs(offsets: Mapping[str, Mapping[int, int]]) -> list[TopicPartition]:

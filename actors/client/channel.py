@@ -37,8 +37,8 @@ SLOW_CALLS_MIN = 2
 READ_ONLY = frozenset(
     (
         "about", "audit", "client_link", "committed", "fetch", "fetch_ends", "find", "find_transaction",
-        "group_describe", "group_list", "group_places", "levels", "members", "message_at", "metrics",
-        "offsets", "open_pairs", "open_topics", "partition_bounds", "scheduled", "share_final",
+        "group_describe", "group_list", "group_places", "held_places", "levels", "members", "message_at",
+        "metrics", "offsets", "open_pairs", "open_topics", "partition_bounds", "scheduled", "share_final",
         "share_places", "share_states", "spans", "status", "topic_names", "topics", "transactions",
         "tx_states", "watch", "whoami",
     )

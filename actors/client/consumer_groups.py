@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 from escrowmq.replication.calling.carried_answers import Carried
 from escrowmq.replication.errors import EscrowMQError, GroupKindMismatch
+from escrowmq.replication.offset_errors import OffsetsPending
 
 #: A partition of a topic: (topic, number from 0).
 TopicPartition: TypeAlias = tuple[str, int]
@@ -72,13 +73,17 @@ class InstanceTaken(Carried, frozen=True):
 
 class GroupCallRefused(Carried, frozen=True):
     """The caller asked for something that no coordinator grants; repeating it is useless. ``kind``: the group
-    is of this kind, and the call is for another one."""
+    is of this kind, and the call is for another one. ``held``: except that an open transaction holds this
+    partition, and may be settled soon."""
 
     reason: str
     kind: str = ""
+    held: TopicPartition | None = None
 
     def error(self, group: str, otherwise: EscrowMQError) -> EscrowMQError:
-        """What the caller raises: ``otherwise``, unless the group's kind is the reason."""
+        """What the caller raises: ``otherwise``, unless the group's kind or a transaction is the reason."""
+        if self.held is not None:
+            return OffsetsPending(group, *self.held)
         return GroupKindMismatch(group, self.kind) if self.kind else otherwise
 
 

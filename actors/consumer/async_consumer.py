@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Self
 
 from escrowmq.actors.client.closing import AsyncClosing
 from escrowmq.actors.client.consumer_groups import TopicPartition
+from escrowmq.actors.client.group_work import GroupWork
 from escrowmq.actors.client.loop_news import LoopNews
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.client.values import Deserializer
 from escrowmq.actors.consumer import arguments as args
 from escrowmq.actors.consumer.config import ConsumerConfig
 from escrowmq.actors.consumer.core import ConsumerCore, T, Take
+from escrowmq.actors.consumer.group_work import group_work
 from escrowmq.actors.consumer.statistics import ConsumerStatistics
 from escrowmq.actors.consumer.takeover import Handler, Handlers
 from escrowmq.replication.errors import Closed
@@ -118,6 +120,10 @@ class AsyncConsumer(AsyncClosing):
     async def commit(self, offsets: Mapping[TopicPartition, int] | None = None) -> None:
         """As :meth:`Consumer.commit`."""
         await asyncio.to_thread(self._core.commit, offsets)
+
+    def group_work(self) -> GroupWork:
+        """As :meth:`Consumer.group_work`. Blocks: ``AsyncTransaction.send_offsets`` calls it in a thread."""
+        return group_work(self._core)
 
     async def committed(self, topic: str, partition: int) -> int | None:
         """As :meth:`Consumer.committed`."""

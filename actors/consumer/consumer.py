@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from escrowmq.actors.client.background import Background
 from escrowmq.actors.client.closing import Closing
 from escrowmq.actors.client.consumer_groups import TopicPartition
+from escrowmq.actors.client.group_work import GroupWork
 from escrowmq.actors.client.replica_calls import ReplicaCalls
 from escrowmq.actors.client.statistics_timer import StatisticsTimer
 from escrowmq.actors.client.topology import ClusterInfo
@@ -28,6 +29,7 @@ from escrowmq.actors.consumer import arguments as args
 from escrowmq.actors.consumer.async_consumer import AsyncConsumer
 from escrowmq.actors.consumer.config import ConsumerConfig
 from escrowmq.actors.consumer.core import ConsumerCore
+from escrowmq.actors.consumer.group_work import group_work
 from escrowmq.actors.consumer.statistics import ConsumerStatistics
 from escrowmq.actors.consumer.takeover import Handler, Handlers
 from escrowmq.replication.errors import Closed
@@ -248,6 +250,11 @@ class Consumer(Closing):
         there); OutcomeUnknown if no answer came in time: committing again is safe.
         """
         self.core.commit(offsets)
+
+    def group_work(self) -> GroupWork:
+        """What ``poll`` has returned since the group's place was last moved. ``Transaction.send_offsets``
+        calls this."""
+        return group_work(self.core)
 
     def committed(self, topic: str, partition: int) -> int | None:
         """What the group has committed: the next offset to read. None: nothing yet (with "latest", the ends

@@ -20,6 +20,7 @@ from escrowmq.actors.client.consumer_groups import (
     GroupJoined,
     InstanceTaken,
     MembershipStale,
+    TopicPartition,
     coordinator_group,
 )
 from escrowmq.actors.client.router import Router, result_of
@@ -31,6 +32,8 @@ from escrowmq.actors.consumer.positions import Positions
 from escrowmq.actors.consumer.replica_choice import LAG_PATIENCE_S
 from escrowmq.actors.consumer.subscribing import Subscribing
 from escrowmq.replication.errors import ConfigError, EscrowMQError
+from escrowmq.replication.format.offset_ops import NONE_YET
+from escrowmq.replication.offset_errors import PENDING_RETRY_S
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +82,8 @@ class MembershipThread:
         self.gone: frozenset[str] = frozenset()
         self._missed: frozenset[str] = frozenset()
         self._next_look = float("-inf")
+        #: An open transaction holds the group's place somewhere.
+        self._waits_for_places = False
         self._worker = background.worker(self._step, "escrowmq-membership", blocks=True)
         self._worker.start()
 
@@ -135,7 +140,10 @@ class MembershipThread:
         self._look_up()
         self._follow_pattern(self._clock())
         self._look_for_topics(self._clock())
-        return max(min(self._next_heartbeat - self._clock(), 1.0), 0.001) if self._membership else 1.0
+        if self._membership is None:
+            return 1.0
+        longest_s = PENDING_RETRY_S if self._waits_for_places else 1.0
+        return max(min(self._next_heartbeat - self._clock(), longest_s), 0.001)
 
     # ------------------------------------------------------------ membership
 
@@ -261,16 +269,27 @@ class MembershipThread:
     def _look_up(self) -> None:
         with self._condition:
             lookups = [Lookup(s.tp, s.epoch, s.goal, s.suspect) for s in self._positions.unresolved()]
+        group = None if self._membership is None else self._membership.group
+        committed: dict[TopicPartition, int] | None = None
+        self._waits_for_places = False
+        if group is not None and (topics := {look.tp[0] for look in lookups if look.goal == "committed"}):
+            committed, held = self._offsets.places(group, topics, CALL_S)
+            # Whoever holds them has done the work, or will not have done it: known when that is settled.
+            free = [look for look in lookups if look.goal != "committed" or look.tp not in held]
+            self._waits_for_places, lookups = len(free) < len(lookups), free
         if not lookups:
             return
-        group = None if self._membership is None else self._membership.group
-        found = self._offsets.resolve(lookups, group, self._config.auto_offset_reset, CALL_S)
+        found = self._offsets.resolve(lookups, group, self._config.auto_offset_reset, CALL_S, committed)
+        at_end = self._config.auto_offset_reset == "latest"  # then the end is committed as the group's place
         with self._condition:
             for look, offset in zip(lookups, found, strict=True):
                 if isinstance(offset, EscrowMQError):
                     self._positions.refuse(look.tp, look.epoch, offset)
                 else:
                     gid = self._router.places.group_of(*look.tp)
-                    self._positions.resolve(look.tp, look.epoch, offset, gid)
+                    place = None
+                    if committed is not None and look.goal == "committed":
+                        place = committed.get(look.tp, offset if at_end else NONE_YET)
+                    self._positions.resolve(look.tp, look.epoch, offset, gid, place)
             self._condition.notify_all()
         self._on_positions()

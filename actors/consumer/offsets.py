@@ -22,9 +22,11 @@ from escrowmq.actors.client.consumer_groups import (
 )
 from escrowmq.actors.client.router import Router, result_of
 from escrowmq.replication.calling.answers import FoundOffsets
+from escrowmq.replication.calling.offset_answers import HeldPlaces
 from escrowmq.replication.errors import (
     EscrowMQError,
     InvalidMessage,
+    NotSupported,
     OffsetOutOfRange,
     OutcomeUnknown,
     Unavailable,
@@ -131,17 +133,39 @@ class OffsetReader:
         )
         return {(topic, p): offset for topic, by in answer.items() for p, offset in by.items()}
 
+    def places(
+        self, group: str, topics: Iterable[str], timeout_s: float
+    ) -> tuple[dict[TopicPartition, int], frozenset[TopicPartition]]:
+        """As ``committed``, and the partitions whose place an open transaction will move, or leave."""
+        names = sorted(set(topics))
+        gid = coordinator_group(group, self._router.info.groups)
+        try:
+            found: HeldPlaces = result_of(
+                self._router.leader_call(gid, "held_places", group, names, timeout_s=timeout_s), timeout_s
+            )
+        except NotSupported:  # an earlier version, which has no such transactions
+            return self.committed(group, names, timeout_s), frozenset()
+        committed = {(topic, p): offset for topic, by in found.committed.items() for p, offset in by.items()}
+        return committed, frozenset((topic, p) for topic, numbers in found.held.items() for p in numbers)
+
     def resolve(
-        self, lookups: Sequence[Lookup], group: str | None, reset: str, timeout_s: float
+        self,
+        lookups: Sequence[Lookup],
+        group: str | None,
+        reset: str,
+        timeout_s: float,
+        committed: Mapping[TopicPartition, int] | None = None,
     ) -> list[int | EscrowMQError]:
         """The position for each look-up, or the error that ``poll`` must raise for it.
 
-        Where a ``group`` without a place starts at the end, the end is committed as its place.
+        Where a ``group`` without a place starts at the end, the end is committed as its place. ``committed``:
+        its places, if the caller has asked for them.
         """
-        committed: dict[TopicPartition, int] = {}
-        if group is not None and any(look.goal == "committed" for look in lookups):
-            topics = [look.tp[0] for look in lookups if look.goal == "committed"]
-            committed = self.committed(group, topics, timeout_s)
+        if committed is None:
+            committed = {}
+            if group is not None and any(look.goal == "committed" for look in lookups):
+                topics = [look.tp[0] for look in lookups if look.goal == "committed"]
+                committed = self.committed(group, topics, timeout_s)
         known = [committed.get(look.tp) if look.goal == "committed" else None for look in lookups]
         missing = [look.tp for look, offset in zip(lookups, known, strict=True) if offset is None]
         if group is not None and reset == "latest":

@@ -50,6 +50,9 @@ class PartitionState:
     suspect: int = 0
     #: What the group has committed, as far as this consumer knows.
     committed: int | None = None
+    #: The group's place when its work here began, for a transaction that moves it (-1: it had none; None: not
+    #: known); see group_work.py.
+    place: int | None = None
     in_flight: int | None = None
     not_before: float = 0.0
     #: Number of useless answers in a row, or of empty ones that came without waiting.
@@ -142,12 +145,15 @@ class Positions:
         """Partitions whose position must be looked up before they can be fetched."""
         return [state for state in self._states.values() if state.position is None and state.error is None]
 
-    def resolve(self, tp: TopicPartition, epoch: int, offset: int, gid: int | None = None) -> None:
+    def resolve(
+        self, tp: TopicPartition, epoch: int, offset: int, gid: int | None = None, place: int | None = None
+    ) -> None:
         """Sets the looked-up position, unless the application sought elsewhere meanwhile. ``gid``: the broker
-        group that was asked, if it may have changed."""
+        group that was asked, if it may have changed. ``place``: that of the group, if it was looked up."""
         state = self._states.get(tp)
         if state is not None and state.epoch == epoch and state.position is None:
             state.gid = state.gid if gid is None else gid
+            state.place = state.place if place is None else place
             state.restart(offset)
 
     def refuse(self, tp: TopicPartition, epoch: int, error: EscrowMQError) -> None:

@@ -11,7 +11,7 @@ import asyncio
 import inspect
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from functools import partial
@@ -20,6 +20,8 @@ from typing import Any, Self, TypeVar
 
 from escrowmq.actors.client.cancelling import TOPICS_MAX, Cancellation
 from escrowmq.actors.client.closing import AsyncClosing
+from escrowmq.actors.client.consumer_groups import TopicPartition
+from escrowmq.actors.client.group_work import Reader, Span
 from escrowmq.actors.client.loop_bridge import LoopBridge
 from escrowmq.actors.client.schedule_ids import ScheduleId
 from escrowmq.actors.producer import bulk, cancelling, handing_over
@@ -168,6 +170,7 @@ class AsyncProducer(AsyncClosing):
         *,
         transaction_timeout_s: float | None = None,
         one_way_commit: bool | None = None,
+        local: bool = True,
     ) -> AsyncTransaction:
         """A transaction for an ``async with`` block; see ``Producer.transaction``."""
         return AsyncTransaction(
@@ -177,6 +180,7 @@ class AsyncProducer(AsyncClosing):
             tx_id,
             transaction_timeout_s,
             one_way_commit,
+            local,
         )
 
     async def send_message_in_transaction(
@@ -341,6 +345,12 @@ class AsyncTransaction(TransactionBase):
             await self._face._may_delay()
         self._add(list(messages))
 
+    async def send_offsets(
+        self, reader: Reader | str, offsets: Mapping[TopicPartition, Span] | None = None
+    ) -> None:
+        """As ``Transaction.send_offsets``."""
+        await asyncio.to_thread(self._take_work, reader, offsets)
+
     async def prepare(self) -> None:
         """Makes the messages durable; run the local transaction when this returns."""
         recorded = await self._prepare()
@@ -348,6 +358,8 @@ class AsyncTransaction(TransactionBase):
             raise self._settled_before(recorded)
 
     async def _prepare(self) -> TransactionState | None:
+        if self._is_of_level_9 and not self._core.level_9.ready:
+            await asyncio.to_thread(self._core.level_9.check)
         plan = self._plan()
         if plan is None:
             return None

@@ -315,7 +315,8 @@ class GroupBatcher:
             first = blocks[0]
             # A branch is sent in the version in which home accepted it: if this group refuses it as stale,
             # only home's record can tell whether it may be sent again.
-            version_2 = bool(first.home_index) or (speech.version == 2 and first.home_group < 0)
+            spoken = speech.version == 2 or first.is_of_level_9
+            version_2 = bool(first.home_index) or (spoken and first.home_group < 0)
             instance = self._instance if version_2 else None
             heard_ms = speech.heard_ms if first.heard_ms < 0 else first.heard_ms
             frame = encode_prepare(self._app, blocks, self._places.id_of, instance, heard_ms, self._claim)
@@ -426,7 +427,7 @@ class GroupBatcher:
         repeated: bool,
     ) -> None:
         if isinstance(outcome, Failure):
-            if version_2 and self._speech.refused(outcome):
+            if version_2 and not blocks[0].is_of_level_9 and self._speech.refused(outcome):
                 if blocks[0].home_index:  # this group will soon reach home's level
                     for block in blocks:
                         block.done(dict.fromkeys(range(len(block.tx_ids)), (ResultCode.RETRY, None)))

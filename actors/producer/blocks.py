@@ -49,8 +49,8 @@ class PrepareBlock:
 
     __slots__ = (
         "_columns", "alone", "deadline", "digests", "done", "given", "heard_ms", "home_group", "home_index",
-        "home_topic", "later", "newest_at", "numbered", "opened_at", "part", "participants", "parts",
-        "perhaps_open", "query_ids", "single", "size", "timeout_ms", "tx_ids",
+        "home_topic", "later", "newest_at", "numbered", "offsets", "on_timeout", "opened_at", "part",
+        "participants", "parts", "perhaps_open", "query_ids", "single", "size", "timeout_ms", "tx_ids",
     )  # fmt: skip
 
     def __init__(
@@ -95,6 +95,9 @@ class PrepareBlock:
         self.newest_at: Sequence[int] = ()
         #: Number and digest, under the producer's claim. With a number it is one transaction, at home.
         self.numbered = NO_NUMBER
+        #: PRE_OFFSETS: places of a consumer group that this one transaction moves.
+        self.offsets: tuple[bytes, ...] = ()
+        self.on_timeout = ""
         #: Sent instead of the time last heard from the group; -1: send that time.
         self.heard_ms = -1
 
@@ -112,12 +115,18 @@ class PrepareBlock:
         """Whether something else of these transactions is prepared already."""
         return self.part > 0 or self.home_group >= 0
 
+    @property
+    def is_of_level_9(self) -> bool:
+        """Whether groups below that level cannot take it, in any version."""
+        return bool(self.offsets or self.on_timeout)
+
     def key(self) -> tuple[Any, ...]:
         """Blocks with the same key may share an operation."""
         tracked = bool(self.home_index)
         return (
             self.home_topic, self.home_group, self.timeout_ms, self.part, self.given, self.participants,
-            self.parts, tracked, self.heard_ms, self.numbered,
+            self.parts, tracked, self.heard_ms, self.numbered, self.on_timeout,
+            self.offsets and self.tx_ids[0],
         )  # fmt: skip
 
     def take_opened(self, piece: PrepareBlock, places: Sequence[int]) -> None:
@@ -164,6 +173,7 @@ class PrepareBlock:
         block.deadline, block.heard_ms = self.deadline, self.heard_ms
         block.perhaps_open, block.numbered = self.perhaps_open, self.numbered
         block.participants, block.parts = self.participants, self.parts
+        block.offsets, block.on_timeout = self.offsets, self.on_timeout
         if self.home_index:
             block.home_index = [self.home_index[i] for i in positions]
         return block
@@ -278,7 +288,7 @@ def encode_prepare(
             first.part,
             digests,
             first.home_group,
-            len(columns) + len(later),
+            len(columns) + len(later) + len(first.offsets),
             None if instance is None else _extra(blocks, instance, heard_ms, claim),
         )
     ]
@@ -286,7 +296,7 @@ def encode_prepare(
         frames.append(ops.pre_message(topic, partition, txs, sizes, rows, id_of(topic)))
     if later:
         frames += encode_later(later, id_of)
-    return b"".join(frames)
+    return b"".join((*frames, *first.offsets))
 
 
 def _extra(
@@ -295,10 +305,12 @@ def _extra(
     first = blocks[0]
     claimed = None if claim is None else (*claim, *first.numbered)
     if not (first.participants or first.home_index or first.parts):  # by far the most frequent case
-        return PrepareExtra(instance, given=first.given, heard_ms=heard_ms, claim=claimed)
+        return PrepareExtra(
+            instance, given=first.given, heard_ms=heard_ms, claim=claimed, on_timeout=first.on_timeout
+        )
     home_index = [index for block in blocks for index in block.home_index]
-    participants = list(first.participants)
-    return PrepareExtra(instance, participants, first.parts, home_index, first.given, heard_ms, claimed)
+    known = instance, list(first.participants), first.parts, home_index, first.given, heard_ms
+    return PrepareExtra(*known, claim=claimed, on_timeout=first.on_timeout)
 
 
 def _merge(

@@ -30,7 +30,7 @@ from escrowmq.actors.producer.blocks import Block, DecisionBlock, DoneBlock, Pre
 from escrowmq.actors.producer.buffer_bound import BufferBound
 from escrowmq.actors.producer.claiming import Claimed, claim
 from escrowmq.actors.producer.config import ProducerConfig
-from escrowmq.actors.producer.delay_gate import DelayGate
+from escrowmq.actors.producer.delay_gate import DelayGate, level_9
 from escrowmq.actors.producer.encoder import Encoder, check_app
 from escrowmq.actors.producer.ids import client_version, instance_id, transaction_ids
 from escrowmq.actors.producer.later_stream import LaterParcel, LaterStream
@@ -90,6 +90,7 @@ class ProducerCore:
         #: Whether the cluster takes delayed messages, and their times.
         self.delays = DelayGate(self.router, config.delivery_timeout_s, background.wall_s)
         self.encoder.time_of = self.delays.time_of
+        self.level_9 = level_9(self.router, config.delivery_timeout_s)
         owner = self.instance if answers_checks else ""
         self._counted = Counted()
         self._batchers = [

@@ -1,4 +1,4 @@
-"""Lets a producer's delayed messages pass once the cluster takes them.
+"""Lets what needs a later format level pass once the cluster takes it: delayed messages, for example.
 
 A broker group below format level 8 refuses a whole request that holds a delayed message, with everything
 else in it. So a producer asks before it sends its first one. It asks the leader of group 0, which reaches a
@@ -16,6 +16,7 @@ from escrowmq.actors.client.turns import Turns
 from escrowmq.replication.calling.answers import LevelReport
 from escrowmq.replication.delivery_times import check_not_too_far, delivery_time
 from escrowmq.replication.errors import NotSupported
+from escrowmq.replication.format.offset_ops import LEVEL_OF_OFFSETS
 from escrowmq.replication.format.timer_ops import LEVEL_OF_TIMERS
 from escrowmq.replication.model import Message
 
@@ -33,9 +34,12 @@ class DelayGate:
         timeout_s: float,
         wall_clock: Callable[[], float] = time.time,
         pause: Callable[[float], None] = time.sleep,
+        *,
+        level: int = LEVEL_OF_TIMERS,
+        what: str = "delayed messages need",
     ) -> None:
         self._router, self._timeout_s, self._wall_clock, self._pause = router, timeout_s, wall_clock, pause
-        self._waited = False
+        self._waited, self._level, self._what = False, level, what
         #: Whether the cluster is known to have the level.
         self.ready = False
 
@@ -51,16 +55,16 @@ class DelayGate:
             asked = self._router.leader_call(0, "levels", timeout_s=self._timeout_s)
             report = result_of(asked, self._timeout_s)
             known, applied = report if isinstance(report, LevelReport) else (0, 0)
-            if applied >= LEVEL_OF_TIMERS:
+            if applied >= self._level:
                 self.ready = True
                 return
-            if known < LEVEL_OF_TIMERS or time.monotonic() >= until:
+            if known < self._level or time.monotonic() >= until:
                 break
             self._pause(LEVEL_PAUSE_S)
         self._waited = True  # an upgrade is under way: those who come now are told at once
         raise NotSupported(
-            f"delayed messages need format level {LEVEL_OF_TIMERS}, and the cluster is at {applied}; upgrade "
-            "every replica first"
+            f"{self._what} format level {self._level}, and the cluster is at {applied}; upgrade every "
+            "replica first"
         )
 
     def time_of(self, message: Message) -> int:
@@ -71,3 +75,10 @@ class DelayGate:
         """The same for what a caller gives; one of the two is not None."""
         self.check()
         return check_not_too_far(delivery_time(delay_s, deliver_at), self._wall_clock() * 1000)
+
+
+def level_9(router: Turns, timeout_s: float) -> DelayGate:
+    """For transactions that move offsets, or that have no local transaction."""
+    return DelayGate(
+        router, timeout_s, level=LEVEL_OF_OFFSETS, what="offsets in transactions, and local=False, need"
+    )

@@ -192,7 +192,7 @@ class Encoder:
                 for number, part in enumerate(_split(items, self._config.part_bytes))
             ]
         first = parts[groups[0]]
-        _announce(parts, groups)
+        announce(parts, groups)
         # The digest that the home group remembers with the id covers all of its content, in all groups.
         first[0].digests = (digest_with(digest_of(row for _, _, row in placed), later),)
         for blocks in parts.values():
@@ -202,7 +202,7 @@ class Encoder:
         return TxPlan(tx_id, query_id, home_topic, groups, whole, parts, size, given_id)
 
 
-def _announce(parts: dict[int, list[PrepareBlock]], groups: Sequence[int]) -> None:
+def announce(parts: dict[int, list[PrepareBlock]], groups: Sequence[int]) -> None:
     """Tells home its branches, and each group how many parts it will get."""
     others = tuple(sorted(groups[1:]))
     for gid, blocks in parts.items():

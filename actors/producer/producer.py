@@ -277,15 +277,17 @@ class Producer(Closing):
         *,
         transaction_timeout_s: float | None = None,
         one_way_commit: bool | None = None,
+        local: bool = True,
     ) -> Transaction:
         """A transaction for a ``with`` block; see :class:`Transaction`.
 
         ``query_id``: the application's own key (an order number, say), which checks will name; by default the
         transaction id. ``tx_id``: an id of your own, unique within the app. ``transaction_timeout_s``: time
         to the first check. ``one_way_commit``: do not wait for the commit's answer; if the commit is lost,
-        the check finds out and commits.
+        the check finds out and commits. ``local=False``: there is no local transaction, so nobody is asked:
+        open for longer than its time-out, it is rolled back.
         """
-        return Transaction(self._core, query_id, tx_id, transaction_timeout_s, one_way_commit)
+        return Transaction(self._core, query_id, tx_id, transaction_timeout_s, one_way_commit, local)
 
     def send_message_in_transaction(
         self,

@@ -16,6 +16,7 @@ from escrowmq.actors.producer.delayed_messages import too_many_scheduled
 from escrowmq.actors.producer.encoder import TxPlan
 from escrowmq.replication.errors import (
     EscrowMQError,
+    GroupKindMismatch,
     InvalidMessage,
     OutcomeUnknown,
     Overloaded,
@@ -30,6 +31,7 @@ from escrowmq.replication.errors import (
     decided_otherwise,
 )
 from escrowmq.replication.model import ResultCode, TransactionState
+from escrowmq.replication.offset_errors import OffsetsMoved, OffsetsPending
 
 #: Suggested pause for a caller that found the limit of open transactions reached.
 LIMIT_RETRY_AFTER_S = 0.5
@@ -71,6 +73,8 @@ def prepare_problem(
         return TopicRecreated(str(info[0]))
     if code == ResultCode.UNKNOWN_TX:
         return UnknownTransaction(tx_id)
+    if code in (ResultCode.OFFSETS_MOVED, ResultCode.OFFSETS_PENDING, ResultCode.GROUP_KIND):
+        return _of_places(code, info)
     if code == ResultCode.TOO_MANY_IDS:
         text = f"the group already remembers {info} ids that applications gave, its limit; try again later"
         return Overloaded(text, LIMIT_RETRY_AFTER_S)
@@ -83,6 +87,16 @@ def prepare_problem(
         text = f"transaction {tx_id!r} began while the cluster raised its format level, and was rolled back"
         return Unavailable(text, LIMIT_RETRY_AFTER_S)
     return InvalidMessage(f"transaction {tx_id!r} was refused: {ResultCode(code).name} {info!r}")
+
+
+def _of_places(code: int, info: Any) -> EscrowMQError:
+    """Why the places of a consumer group cannot be moved."""
+    if code == ResultCode.GROUP_KIND:
+        return GroupKindMismatch(*info)
+    group, topic, partition, *committed = info
+    if code == ResultCode.OFFSETS_PENDING:
+        return OffsetsPending(group, topic, partition)
+    return TopicRecreated(topic) if partition < 0 else OffsetsMoved(group, topic, partition, *committed)
 
 
 def prepared(plan: TxPlan, outcome: Outcome) -> EscrowMQError | TransactionState | None:

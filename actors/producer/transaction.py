@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
 
+from escrowmq.actors.client.consumer_groups import TopicPartition
+from escrowmq.actors.client.group_work import Reader, Span
 from escrowmq.actors.client.wakeup import Waiter
 from escrowmq.actors.producer.blocks import Outcome
 from escrowmq.actors.producer.transaction_base import Phase, TransactionBase, unconfirmed
@@ -44,6 +47,23 @@ class Transaction(TransactionBase):
         """Adds messages. They are checked now and sent by ``prepare``."""
         self._add(list(messages))
 
+    def send_offsets(
+        self, reader: Reader | str, offsets: Mapping[TopicPartition, Span] | None = None
+    ) -> None:
+        """The commit moves a consumer group's place too: so what is sent, and how far was read for it, count
+        together or not at all.
+
+        ``reader``: a consumer with a group, for what its ``poll`` has returned since (up to the lowest nacked
+        record). Unless this transaction is committed, the consumer then polls the same again. Best called
+        right after ``poll``, before anything can fail. Or the name of a group, with ``offsets``: (topic,
+        partition) -> (from, to): the group's committed offset (-1: it has none), and the next one to read.
+
+        Once, before ``prepare``, which raises OffsetsMoved if the group is no longer where the work began,
+        OffsetsPending if another open transaction holds its place, StaleMember if the consumer has lost a
+        partition, GroupKindMismatch for a share group.
+        """
+        self._take_work(reader, offsets)
+
     def prepare(self) -> None:
         """Makes the messages durable; run the local transaction when this returns."""
         recorded = self._prepare()
@@ -52,6 +72,8 @@ class Transaction(TransactionBase):
 
     def _prepare(self) -> TransactionState | None:
         """The recorded state if the same transaction was settled before, otherwise None."""
+        if self._is_of_level_9:
+            self._core.level_9.check()
         plan = self._plan()
         if plan is None:
             return None

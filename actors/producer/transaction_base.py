@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import enum
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from escrowmq.actors.client.consumer_groups import TopicPartition
+from escrowmq.actors.client.group_work import GroupWork, Reader, Span, work_of
 from escrowmq.actors.client.schedule_ids import ScheduleId
 from escrowmq.actors.producer import across_groups as across_groups
 from escrowmq.actors.producer.blocks import Outcome, Placed
@@ -18,6 +20,7 @@ from escrowmq.actors.producer.core import ProducerCore
 from escrowmq.actors.producer.delayed_messages import Later
 from escrowmq.actors.producer.encoder import TxPlan, check_id, check_query_id
 from escrowmq.actors.producer.local_transaction import decision_of, leaves_open
+from escrowmq.actors.producer.offset_blocks import first_block, only_offsets, with_offsets
 from escrowmq.actors.producer.results import TransactionResult, decided, prepared
 from escrowmq.replication.errors import (
     InvalidDecision,
@@ -28,6 +31,7 @@ from escrowmq.replication.errors import (
     TransactionRunning,
     TransactionSettled,
 )
+from escrowmq.replication.format.offset_ops import ROLLBACK
 from escrowmq.replication.format.timer_ops import owner_of
 from escrowmq.replication.model import Message, TransactionState
 
@@ -67,8 +71,9 @@ class TransactionBase:
     """What both interfaces share. Not thread-safe: a transaction belongs to one thread or task."""
 
     __slots__ = (
-        "_answer", "_core", "_decision", "_given_id", "_groups", "_home_index", "_later", "_one_way_commit",
-        "_phase", "_placed", "_size", "_taken_up", "_timeout_ms", "query_id", "tx_id",
+        "_answer", "_core", "_decision", "_given_id", "_groups", "_home_index", "_later", "_local",
+        "_one_way_commit", "_phase", "_placed", "_size", "_taken_up", "_timeout_ms", "_work", "query_id",
+        "tx_id",
     )  # fmt: skip
 
     def __init__(
@@ -78,6 +83,7 @@ class TransactionBase:
         tx_id: str | None,
         transaction_timeout_s: float | None,
         one_way_commit: bool | None,
+        local: bool = True,
     ) -> None:
         core.check_open()
         self._core = core
@@ -87,7 +93,8 @@ class TransactionBase:
         self._timeout_ms = timeout_ms(transaction_timeout_s, core.config.transaction_timeout_s)
         one_way = core.config.one_way_commit if one_way_commit is None else one_way_commit
         self._one_way_commit = one_way
-        self._phase = Phase.COLLECTING
+        self._phase, self._local = Phase.COLLECTING, local
+        self._work: GroupWork | None = None
         self._decision: TransactionState | None = None
         self._placed: list[Placed] = []
         self._later: list[Later] = []  # kept: see schedule_ids
@@ -161,6 +168,22 @@ class TransactionBase:
     def _to(self, phase: Phase) -> None:
         assert phase in _NEXT[self._phase], f"{self._phase} -> {phase}"
         self._phase = phase
+        if phase >= Phase.DECIDED and self._work is not None:
+            work, self._work = self._work, None
+            work.ended(phase is Phase.DECIDED and self._decision is TransactionState.COMMITTED)
+
+    def _take_work(self, reader: Reader | str, offsets: Mapping[TopicPartition, Span] | None) -> None:
+        """See ``Transaction.send_offsets``. May block."""
+        if self._phase is not Phase.COLLECTING or self._work is not None:
+            raise InvalidMessage(
+                f"transaction {self.tx_id!r} is {self._phase.text}: offsets are sent once, before prepare()"
+            )
+        places, catalog = self._core.router.places, self._core.catalog
+        self._work = work_of(reader, offsets, places.id_of, catalog.partitions)
+
+    @property
+    def _is_of_level_9(self) -> bool:
+        return not self._local or self._work is not None
 
     def _add(self, messages: list[Message]) -> None:
         if self._phase is not Phase.COLLECTING:
@@ -183,7 +206,10 @@ class TransactionBase:
             return None
         if self._phase is not Phase.COLLECTING:
             raise InvalidMessage(f"transaction {self.tx_id!r} is {self._phase.text}: it cannot be prepared")
-        if not (self._placed or self._later):
+        work = self._work
+        if work is not None:
+            work.check()
+        if not (self._placed or self._later or (work is not None and work.places)):
             self._to(Phase.PREPARING)
             self._to(Phase.PREPARED)
             return None
@@ -198,10 +224,19 @@ class TransactionBase:
         return plan
 
     def _made_plan(self, home_group: int | None = None) -> TxPlan:
-        given, later = self._given_id, self._later
-        return self._core.encoder.plan(
-            self.tx_id, self.query_id, self._placed, self._size, self._timeout_ms, given, later, home_group
-        )
+        work = self._work
+        ids, how = (self.tx_id, self.query_id), (self._timeout_ms, self._given_id)
+        if self._placed or self._later:
+            plan = self._core.encoder.plan(*ids, self._placed, self._size, *how, self._later, home_group)
+        else:
+            assert work is not None
+            plan = only_offsets(*ids, work, work.gid(self._core.info.groups), *how)
+        if work is not None:
+            with_offsets(plan, work, work.gid(self._core.info.groups))
+            self._size = plan.size
+        if not self._local:
+            first_block(plan).on_timeout = ROLLBACK
+        return plan
 
     def _start_prepare(self, plan: TxPlan, done: Callable[[Outcome], None]) -> None:
         """Sends the PREPARE. Room for the plan's bytes must have been reserved; the answer releases it."""

@@ -62,6 +62,7 @@ class OpType(enum.IntEnum):
     CARRY = 23
     TX_DONE = 25
     INQUIRE = 26
+    PRE_OFFSETS = 27
     CUT = 28
     CLAIM = 29
     PLACES = 30
@@ -80,6 +81,8 @@ class PrepareExtra(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=Tru
     the application chose the ids, so they may come back at any time. ``heard_ms``: the newest time of an
     entry of this group that the client has seen (-1: none). ``claim``: name and epoch of the producer, and
     number and digest of the transaction; only groups of level 9 accept it (see claim_ops.py).
+    ``on_timeout``: "rollback": when its time has passed, the leader rolls it back, and nobody is asked
+    ("": somebody is); of level 9, and not in branches, which follow home.
     """
 
     instance: str = ""
@@ -89,6 +92,7 @@ class PrepareExtra(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=Tru
     given: bool = False
     heard_ms: int = -1
     claim: tuple[str, int, int, bytes] | None = None
+    on_timeout: str = ""
 
 
 #: For version 1, which has none of this.
@@ -137,6 +141,7 @@ META_TYPES: dict[int, Any] = {
     OpType.CARRY: tuple[bytes],
     OpType.TX_DONE: tuple[str, list[str], list[int], int],
     OpType.INQUIRE: tuple[str, list[str], list[int]],
+    OpType.PRE_OFFSETS: tuple[str, str, list[int], int],
     OpType.CUT: tuple[list[str], int],
     OpType.CLAIM: tuple[str, int, str],
     OpType.PLACES: tuple[str, str, list[int]],

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Sequence
 
 from escrowmq.replication.calling.answers import FetchEnds, FoundOffsets, Reply, TopicNames
+from escrowmq.replication.calling.offset_answers import HeldPlaces
 from escrowmq.replication.errors import CorruptLog, DamagedEntry, DiskFailed, Unavailable
 from escrowmq.replication.format.share_settings import GroupSettings
 from escrowmq.replication.host.running import NOT_RUNNING, RunningReplica
@@ -163,6 +164,16 @@ class Reads:
         offsets = self._replica.state.group_offsets.get(group, {})
         wanted = list(offsets) if topics is None else topics
         return {topic: dict(offsets.get(topic, {})) for topic in wanted}
+
+    def places(self, group: str, topics: Sequence[str]) -> Reply:
+        """``("ok", HeldPlaces)``: as ``committed``, with those that open transactions hold; leader only."""
+
+        def read() -> HeldPlaces:
+            held = self._replica.state.held.holders.get(group, {})
+            by_topic = {topic: list(held[topic]) for topic in topics if topic in held}
+            return HeldPlaces(self.group_offsets(group, topics), by_topic)
+
+        return self._running.led(read)
 
     def group_names(self) -> list[str]:
         """Groups that have committed offsets or settings."""

@@ -17,6 +17,7 @@ from escrowmq.replication.calling.answers import Leadership, LevelReport, Reply
 from escrowmq.replication.errors import DiskFull, EscrowMQError, MessageTooLarge, Overloaded
 from escrowmq.replication.format import ops as build
 from escrowmq.replication.format.codec import Op, decode_command, decode_ops
+from escrowmq.replication.format.offset_ops import BY_TIMEOUT
 from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.metrics import Counts
 from escrowmq.replication.raft.replicator import LeadCheck
@@ -36,6 +37,9 @@ from escrowmq.replication.state.topics import Partition, Topic
 
 #: When a client asks again if the leader's disk is full: people or retention have to free space first.
 DISK_FULL_RETRY_S = 1.0
+#: Transactions that are rolled back at a time because nobody is asked about them: a small entry. One that is
+#: still open after the second time, since leadership was lost, say, is tried again.
+EXPIRED_MAX, EXPIRED_AGAIN_MS = 1_000, 2_000
 #: When clients ask again whose requests made too large an entry together; they spread over half to one and a
 #: half times this.
 APART_S = 0.05
@@ -318,7 +322,14 @@ class Replica:
             self._on_due()
         if self._leads:
             self.share_desk.on_timer(self.monotonic_ms())
+            self._end_expired(now_ms)
             self._retain(now_ms)
+
+    def _end_expired(self, now_ms: int) -> None:
+        """Roll back what has been open for too long, and about which nobody is asked."""
+        for app, newest in self.state.due.take_expired(EXPIRED_MAX, EXPIRED_AGAIN_MS, now_ms).items():
+            frame = build.rollback_under(app, list(newest), BY_TIMEOUT, list(newest.values()))
+            self.admission.offer(Submission(frame, decode_ops(frame), lambda status: None))
 
     def _submit_own(self, frame: bytes, partition: Partition) -> None:
         """A request of this leader itself, about the topic that has that partition."""

@@ -15,6 +15,7 @@ from escrowmq.replication.format.claim_ops import EPOCH_MAX, LEVEL_OF_CLAIMS
 from escrowmq.replication.format.codec import Op, OpType, PrepareExtra, decode_ops
 from escrowmq.replication.format.cut_ops import HOLD_MS_MAX, TOPICS_PER_CUT_MAX
 from escrowmq.replication.format.internal_topics import RESERVED, is_internal
+from escrowmq.replication.format.offset_ops import LEVEL_OF_OFFSETS
 from escrowmq.replication.format.ops import ANY_ID
 from escrowmq.replication.format.share_ops import LEVEL_OF_SHARES
 from escrowmq.replication.format.timer_ops import LEVEL_OF_TIMERS, ORDINALS, OWNER_MAX
@@ -24,6 +25,7 @@ from escrowmq.replication.replica.claim_validation import (
     claimed_place_problem,
     claimed_problem,
 )
+from escrowmq.replication.replica.offset_validation import offsets_problem, on_timeout_problem
 from escrowmq.replication.replica.share_validation import SHARES, internal_topic_problem, share_problem
 from escrowmq.replication.state.settings import setting_problem
 from escrowmq.replication.state.topics import alter_problem, settings_problem
@@ -51,6 +53,7 @@ _FROM_CLIENTS = frozenset(
         OpType.CANCEL,
         OpType.CUT,
         OpType.CLAIM,
+        OpType.PRE_OFFSETS,
         *SHARES,
     )
 )
@@ -76,6 +79,8 @@ _WITH_ID: Mapping[int, int] = {
 _ID_AT: Mapping[int, int] = {kind: columns - 1 for kind, columns in _WITH_ID.items()}
 #: What clients send about delayed messages: added with level 8.
 _TIMERS = frozenset((OpType.SCHEDULED, OpType.PRE_SCHEDULED, OpType.CANCEL))
+#: Parts of a transaction: checked with the PREPARE before them.
+_BEHIND_PREPARE = frozenset((OpType.PRE_MESSAGE, OpType.PRE_SCHEDULED, OpType.PRE_OFFSETS))
 NAME_BYTES_MAX = 512
 IDS_PER_OPERATION_MAX = 20_000
 #: Clients' numbers are later added to others: sums must stay within what snapshots can hold.
@@ -114,6 +119,8 @@ def level_needed(ops: Sequence[Op]) -> int:
             return LEVEL_OF_SHARES
         if kind == OpType.CLAIM or (kind == OpType.PREPARE and columns > 9 and op.meta[9].claim):
             return LEVEL_OF_CLAIMS
+        if kind == OpType.PRE_OFFSETS or (kind == OpType.PREPARE and columns > 9 and op.meta[9].on_timeout):
+            return LEVEL_OF_OFFSETS
         if kind in _TIMERS:
             needed = LEVEL_OF_TIMERS
             continue
@@ -161,7 +168,7 @@ def parse_request(
             at += len(attached)
         elif op.type == OpType.CREATE_TOPIC and problem is None:
             problem = _placing_problem(op, place and place[1])
-        elif op.type in (OpType.PRE_MESSAGE, OpType.PRE_SCHEDULED):
+        elif op.type in _BEHIND_PREPARE:
             problem = f"{OpType(op.type).name} without its PREPARE before it"
         elif op.type == OpType.DELETE_TOPIC and any(_creates(o, op.meta[0]) for o in ops[:at]):
             # A leader writes no deletion while a creation of that name is under way (admission.py).
@@ -326,6 +333,7 @@ def _prepare_problem(op: Op, attached: Sequence[Op]) -> str | None:
     if len(op.meta) > 9:
         problem = _extra_problem(op.meta[9], len(tx_ids), home_group)
         problem = problem or claimed_problem(op.meta[9].claim, len(tx_ids))
+        problem = problem or on_timeout_problem(op.meta[9], home_group)
         if problem is not None:
             return problem
     given: set[tuple[int, int]] = set()
@@ -337,6 +345,8 @@ def _prepare_problem(op: Op, attached: Sequence[Op]) -> str | None:
             given.update(zip(pre.meta[2], pre.meta[5], strict=True))
             if len(given) != before + len(pre.meta[2]):
                 return "PRE_SCHEDULED gives an ordinal twice in one transaction"
+        elif pre.type == OpType.PRE_OFFSETS:
+            continue
         elif pre.type != OpType.PRE_MESSAGE:
             return f"PREPARE is followed by an operation of type {pre.type} instead of PRE_MESSAGE"
         topic, number, txs, sizes = pre.meta[:4]
@@ -348,7 +358,7 @@ def _prepare_problem(op: Op, attached: Sequence[Op]) -> str | None:
             return f"{OpType(pre.type).name}'s columns do not fit its body"
         if min(txs) < 0 or max(txs) >= len(tx_ids) or min(sizes) < 1:
             return f"{OpType(pre.type).name} refers to a transaction that its PREPARE does not name"
-    return _ids_problem(app, tx_ids)
+    return offsets_problem(op, attached) or _ids_problem(app, tx_ids)
 
 
 def _extra_problem(extra: PrepareExtra, count: int, home_group: int) -> str | None:

@@ -63,6 +63,8 @@ class Capture:
             list(state.attempts.items()),
             list(state.claims.by_name.items()),
             list(state.claims.open.items()),
+            list(state.held.by_tx.items()),
+            list(state.transactions.unattended),
         )
         state.topics.cuts.cut()
 

@@ -60,6 +60,7 @@ class DueQueue:
         self._table = table
         self._slack = tidy_slack
         self.branches = BranchQueue()
+        self.expired: deque[TxKey] = deque()  # due, and nobody is asked about them
         self._buckets: dict[int, deque[tuple[str, Sequence[str]]]] = {}
         self._order: list[int] = []  # heap of bucket numbers; may contain removed ones
         self._due: dict[TxKey, deque[str]] = {}  # (app, topic) -> tx ids, oldest first
@@ -157,6 +158,7 @@ class DueQueue:
         self._due.clear()
         self.news.clear()
         self.branches = BranchQueue()
+        self.expired.clear()
         self._leases.clear()
         self._again.clear()
         self._untidied.clear()
@@ -207,6 +209,9 @@ class DueQueue:
                 continue  # checked meanwhile; a later bucket holds it
             if record.home_group >= 0:
                 self.branches.add(record.home_group, app, tx_id)
+                continue
+            if (app, tx_id) in self._table.unattended:
+                self.expired.append((app, tx_id))
                 continue
             queue = self._due.get((app, record.topic))
             if queue is None:
@@ -305,6 +310,20 @@ class DueQueue:
                 taken.append(branch)
         return taken
 
+    def take_expired(self, limit: int, lease_ms: int, now_ms: int) -> dict[str, dict[str, int]]:
+        """Up to ``limit`` transactions that the leader has to roll back: app -> id -> log index of its newest
+        PREPARE. Those that are still open after ``lease_ms`` come again."""
+        taken: dict[str, dict[str, int]] = {}
+        while self.expired and limit > 0:
+            app, tx_id = self.expired.popleft()
+            record = self._table.look(app).open.get(tx_id)
+            if record is None or record.due_ms > now_ms + BUCKET_MS or self._leased(app, tx_id, now_ms):
+                continue  # settled, or prepared again since, or queued twice
+            self.put_off(app, tx_id, now_ms + lease_ms)
+            taken.setdefault(app, {})[tx_id] = record.newest_index
+            limit -= 1
+        return taken
+
     def put_off(self, app: str, tx_id: str, until_ms: int) -> None:
         """A branch that was taken does not come due before this time."""
         self._leases[app, tx_id] = ("", until_ms)
@@ -333,3 +352,6 @@ class DueQueue:
             self.schedule(app, list(queue), now_ms + BUCKET_MS)
         for app, tx_ids in self.branches.drain().items():
             self.schedule(app, tx_ids, now_ms + BUCKET_MS)
+        while self.expired:
+            app, tx_id = self.expired.popleft()
+            self.schedule(app, (tx_id,), now_ms + BUCKET_MS)

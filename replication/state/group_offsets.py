@@ -8,7 +8,7 @@ first time, so that what the snapshot took stays unchanged. Holding costs a refe
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 ByTopic = dict[str, dict[int, int]]
 
@@ -30,10 +30,13 @@ class GroupOffsets(OrderedDict[str, ByTopic]):
         """Deletes a group for an operator. Returns whether it had any places."""
         return self.pop(group, None) is not None
 
-    def keep(self, most: int) -> None:
-        """Keep ``most`` groups: forget those that committed longest ago."""
+    def keep(self, most: int, held: Container[str] = ()) -> None:
+        """Keep ``most`` groups: forget those that committed longest ago, but none of ``held``."""
         while len(self) > most:
-            self.popitem(last=False)
+            oldest = next((group for group in self if group not in held), None)
+            if oldest is None:
+                return
+            del self[oldest]
 
     def drop_topic(self, topic: str) -> None:
         """A topic was deleted."""

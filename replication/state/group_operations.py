@@ -13,6 +13,7 @@ from escrowmq.replication.model import ResultCode
 from escrowmq.replication.state.attempts import Attempts
 from escrowmq.replication.state.deleted_groups import DeletedGroups
 from escrowmq.replication.state.group_offsets import GroupOffsets
+from escrowmq.replication.state.held_offsets import HeldOffsets
 from escrowmq.replication.state.settings import Settings
 from escrowmq.replication.state.shares import Group, Shares
 from escrowmq.replication.state.timers import Timers
@@ -33,6 +34,7 @@ class GroupOperations:
         topics: TopicTable,
         deleted: DeletedGroups,
         group_offsets: GroupOffsets,
+        held: HeldOffsets,
         attempts: Attempts,
         shares: Shares,
         timers: Timers,
@@ -41,7 +43,7 @@ class GroupOperations:
     ) -> None:
         self._topics, self._group_offsets, self._deleted = topics, group_offsets, deleted
         self._attempts, self._shares, self._timers, self._settings = attempts, shares, timers, settings
-        self._audit = audit
+        self._held, self._audit = held, audit
 
     def offsets(self, index: int, op: Op) -> Result:
         """GROUP_OFFSETS."""
@@ -50,8 +52,10 @@ class GroupOperations:
             return [int(ResultCode.UNKNOWN_TOPIC), [topic]]
         if self._shares.groups and self._shares.settings(group).kind == SHARE:
             return [int(ResultCode.GROUP_KIND), SHARE]
+        if (pending := self._held.pending(group, topic, flat[::2])) is not None:
+            return pending
         self._group_offsets.commit(group, topic, flat)
-        self._group_offsets.keep(self._settings().groups_kept)
+        self._group_offsets.keep(self._settings().groups_kept, self._held.holders)
         return [0]
 
     def places(self, index: int, op: Op) -> Result:
@@ -66,6 +70,8 @@ class GroupOperations:
     def delete(self, index: int, op: Op) -> Result:
         """DELETE_GROUP. Topics of the group are deleted like others."""
         group, generation = op.meta
+        for topic, held in self._held.holders.get(group, {}).items():
+            return [int(ResultCode.OFFSETS_PENDING), [group, topic, min(held)]]
         self._deleted.add(group, generation)
         self._attempts.drop_group(group)
         known = self._shares.drop_group(group)
@@ -79,7 +85,8 @@ class GroupOperations:
         code = ResultCode.OK
         if values:
             code = self._refusal(known, number)
-            kind = known.settings.kind or (STREAM if group in self._group_offsets else "")
+            streams = group in self._group_offsets or group in self._held.holders
+            kind = known.settings.kind or (STREAM if streams else "")
             if kind and settings.kind not in ("", kind):
                 return [int(ResultCode.GROUP_KIND), kind]
         if values and code == ResultCode.OK:

@@ -27,6 +27,7 @@ from escrowmq.replication.state.deleted_groups import DeletedGroups
 from escrowmq.replication.state.due_queue import DueQueue
 from escrowmq.replication.state.group_offsets import GroupOffsets
 from escrowmq.replication.state.group_operations import GroupOperations
+from escrowmq.replication.state.held_offsets import HeldOffsets
 from escrowmq.replication.state.open_tx import Block, Entry, OpenTx, refs_of
 from escrowmq.replication.state.preparing import is_simple, places, refusal_of_repeated, untracked_branch
 from escrowmq.replication.state.producer_memory import SEQUENCES_KEPT, ProducerMemory
@@ -85,7 +86,8 @@ class StateMachine:
         self._pending_refs: list[tuple[int, int, int, int, int]] = []
         self.timers, self.shares, self.attempts = Timers(), Shares(), Attempts()
         self.claims = Claims()
-        of_all = self.group_offsets, self.attempts, self.shares, self.timers
+        self.held = HeldOffsets(self.topics, self.group_offsets, self.shares)
+        of_all = self.group_offsets, self.held, self.attempts, self.shares, self.timers
         operations = TopicOperations(self.topics, self.producers, *of_all)
         around = lambda: self.settings, lambda *act: self.transactions.record_act(self.now_ms, *act)
         of_groups = GroupOperations(self.topics, self.deleted_groups, *of_all, *around)
@@ -96,7 +98,7 @@ class StateMachine:
             OpType.TX_MESSAGE: self._tx_message,
             OpType.COMMIT: self._commit,
             OpType.ROLLBACK: self._rollback,
-            OpType.CHECKED: self._checked,
+            OpType.CHECKED: lambda index, op: count_check(self, op.meta),
             OpType.CREATE_TOPIC: operations.create,
             OpType.ALTER_TOPIC: operations.alter,
             OpType.DELETE_TOPIC: operations.delete,
@@ -207,7 +209,7 @@ class StateMachine:
         if claim and (no := self.claims.refusal(app, tx_ids[0], claim, at_home, self.now_ms)) is not None:
             return no
         participants = tuple(extra.participants) if extra.participants else ()
-        refusal = self._refusal_of_new(home_group, extra, len(tx_ids))
+        refusal = self._refusal_of_new(home_group, extra, len(tx_ids)) or self.held.refusal(attached)
         table = self.transactions.app(app)
         now, timeout = self.now_ms, timeout_ms or known.info.transaction_timeout_ms
         if not part and refusal is None and len(tx_ids) >= BLOCK_MIN and is_simple(home_group, extra, timed):
@@ -253,6 +255,8 @@ class StateMachine:
                     problems.append([i, *problem])
         if fresh:
             self._opened(app, table, fresh, open_young[fresh[0]])
+            self.held.opened(app, fresh[0], attached)
+            self.transactions.note_unattended(app, fresh, extra.on_timeout)
             if claim and at_home:
                 self.claims.opened(app, fresh[0], claim)
         if participants:
@@ -449,6 +453,8 @@ class StateMachine:
             self._note_turn()
         if self.claims.open:
             self.claims.settled(app, tx_ids, outcome == COMMITTED)
+        if self.held.by_tx and self.held.settled(app, tx_ids, committed=outcome == COMMITTED):
+            self.group_offsets.keep(self.settings.groups_kept, self.held.holders)
         if self.due.has_leases():
             for tx_id in tx_ids:
                 self.due.forget(app, tx_id)
@@ -462,10 +468,6 @@ class StateMachine:
         if self.level > 1:
             self.forgotten_ms, self.turned_ms = self.turned_ms, self.now_ms
 
-    def _checked(self, index: int, op: Op) -> Result:
-        count_check(self.transactions, self.topics, self.due, self.now_ms, op.meta, tell=self.level > 4)
-        return OK
-
     # -------------------------------------------------------------- the rest
 
     def _raise_level(self, index: int, op: Op) -> Result:
@@ -477,6 +479,7 @@ class StateMachine:
 
     def _settings(self, index: int, op: Op) -> Result:
         self.set_settings(self.settings.changed(op.meta[0]))
+        self.group_offsets.keep(self.settings.groups_kept, self.held.holders)
         return [0, self.settings.values()]
 
     def set_settings(self, settings: Settings) -> None:
@@ -484,7 +487,6 @@ class StateMachine:
         self.settings = settings
         self.transactions.settings = settings
         self.producers.generation = settings.producers_generation
-        self.group_offsets.keep(settings.groups_kept)
 
     def _retain(self, index: int, op: Op) -> Result:
         (first,) = op.meta

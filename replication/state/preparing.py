@@ -23,9 +23,10 @@ def untracked_branch(level: int, home_group: int, extra: PrepareExtra) -> list[o
 
 
 def is_simple(home_group: int, extra: PrepareExtra, timed: Sequence[TimedRows]) -> bool:
-    """Whether a PREPARE is about transactions of this group alone, and schedules nothing: then they may form
-    a block."""
-    return not timed and home_group < 0 and not extra.participants and not extra.home_index
+    """Whether a PREPARE is about transactions of this group alone, schedules nothing, and somebody is asked:
+    then they may form a block."""
+    alone = home_group < 0 and not extra.participants and not extra.home_index
+    return alone and not timed and not extra.on_timeout
 
 
 def refusal_of_repeated(level: int, record: OpenTx, extra: PrepareExtra) -> list[object] | None:
@@ -56,6 +57,8 @@ def places(
     found: list[Rows] = []
     timed: list[TimedRows] = []
     for pre in attached:
+        if pre.type == OpType.PRE_OFFSETS:
+            continue
         meta = pre.meta
         partition = topics.find(meta[0], meta[1])
         if not isinstance(partition, Partition):

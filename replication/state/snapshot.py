@@ -34,6 +34,7 @@ from escrowmq.replication.state.attempts import Key as AttemptsKey
 from escrowmq.replication.state.claims import Claim, Claimed, TxKey
 from escrowmq.replication.state.decided import Decided
 from escrowmq.replication.state.group_offsets import ByTopic
+from escrowmq.replication.state.held_offsets import Held
 from escrowmq.replication.state.index import Columns
 from escrowmq.replication.state.lives import Copy, from_snapshot, to_snapshot
 from escrowmq.replication.state.machine import LEVEL_MAX, StateMachine
@@ -96,6 +97,8 @@ class Snapshot:
     attempts: list[tuple[AttemptsKey, tuple[int, int]]]
     claims: list[tuple[str, Claim]]
     claimed: list[tuple[TxKey, Claimed]]
+    held: list[tuple[TxKey, list[Held]]]
+    unattended: list[TxKey]
 
     @property
     def version(self) -> int:
@@ -170,6 +173,10 @@ def _chunks_of_groups(snapshot: Snapshot) -> Iterator[list[Any]]:
         yield ["claims", [[name, *claim] for name, claim in claims]]
     for claimed in _pieces(snapshot.claimed):
         yield ["claimed", [[*key, *value] for key, value in claimed]]
+    for held in _pieces(snapshot.held):
+        yield ["held", [[*key, places] for key, places in held]]
+    for unattended in _pieces((key, None) for key in snapshot.unattended):
+        yield ["unattended", [key for key, _ in unattended]]
 
 
 def _packed_meta(snapshot: Snapshot, rest: Callable[[], None]) -> bytes:
@@ -381,6 +388,11 @@ def _restore_groups(state: StateMachine, name: str, kind: str, rows: list[list[A
         state.claims.restore([(name, Claim(*claim)) for name, *claim in rows], ())
     elif kind == "claimed":
         state.claims.restore((), [((app, tx_id), tuple(claimed)) for app, tx_id, *claimed in rows])
+    elif kind == "held":
+        for app, tx_id, places in rows:
+            state.held.hold((app, tx_id), [(group, topic, tuple(flat)) for group, topic, flat in places])
+    elif kind == "unattended":
+        state.transactions.unattended.update(((app, tx_id), None) for app, tx_id in rows)
 
 
 def _open_record(fields: list[Any]) -> OpenTx:

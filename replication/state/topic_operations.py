@@ -11,6 +11,7 @@ from escrowmq.replication.format.codec import Op
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.state.attempts import Attempts
 from escrowmq.replication.state.group_offsets import GroupOffsets
+from escrowmq.replication.state.held_offsets import HeldOffsets
 from escrowmq.replication.state.producer_memory import ProducerMemory
 from escrowmq.replication.state.shares import Shares
 from escrowmq.replication.state.timers import Timers
@@ -27,12 +28,13 @@ class TopicOperations:
         topics: TopicTable,
         producers: ProducerMemory,
         group_offsets: GroupOffsets,
+        held: HeldOffsets,
         attempts: Attempts,
         shares: Shares,
         timers: Timers,
     ) -> None:
         self._topics, self._producers, self._group_offsets = topics, producers, group_offsets
-        self._attempts, self._shares, self._timers = attempts, shares, timers
+        self._held, self._attempts, self._shares, self._timers = held, attempts, shares, timers
 
     def create(self, index: int, op: Op) -> Result:
         """CREATE_TOPIC. Replaces an earlier topic whose deletion was interrupted in this group."""
@@ -57,6 +59,7 @@ class TopicOperations:
             dead = {p.slot for p in topic.partitions.values()}
             self._producers.discard_where(lambda key: key[1] in dead)
             self._group_offsets.drop_topic(name)
+            self._held.drop_topic(name)
             self._attempts.drop_topic(name)
             self._shares.drop_slots(dead)
             self._timers.counts.forget(dead)

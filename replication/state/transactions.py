@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 
+from escrowmq.replication.format.offset_ops import BY_TIMEOUT
 from escrowmq.replication.model import ResultCode, TransactionState
 from escrowmq.replication.state.decided import AcrossGroups, Decided
 from escrowmq.replication.state.dedup import TwoGenerations
@@ -128,6 +129,8 @@ class TransactionTable:
         #: History of the most recently settled ones.
         self.lives = Lives()
         self.across = AcrossGroups()
+        #: Open ones that the leader rolls back when their time has passed: (app, id).
+        self.unattended: dict[tuple[str, str], None] = {}
         #: A heap with each app that has open transactions, and an index not above that of its oldest. The
         #: number only breaks ties.
         self._fronts: list[tuple[int, int, AppTransactions]] = []
@@ -160,6 +163,11 @@ class TransactionTable:
         elif like.home_group >= 0:
             self.across.branches += count
 
+    def note_unattended(self, app: str, tx_ids: Iterable[str], on_timeout: str) -> None:
+        """These were opened with this ``on_timeout``; see ``PrepareExtra``."""
+        if on_timeout:
+            self.unattended.update(((app, tx_id), None) for tx_id in tx_ids)
+
     def settle(
         self,
         now_ms: int,
@@ -177,6 +185,9 @@ class TransactionTable:
         self._open -= len(tx_ids)
         if table.parked:
             table.parked.difference_update(tx_ids)
+        if self.unattended:
+            for tx_id in tx_ids:
+                self.unattended.pop((app, tx_id), None)
         for run in runs:
             table.settle(run, outcome)
             for tx_id, record in zip(run.tx_ids, run.records, strict=False):  # none in a block has branches
@@ -292,8 +303,9 @@ class TransactionTable:
         self.given.opened = waiting + sum(record.given for _, _, record in self.iterate_open())
 
     def record_decision(self, now_ms: int, by: str, app: str, tx_ids: Sequence[str], outcome: int) -> None:
-        """Record the decider, except for producers, feedback and home groups, which are the usual case."""
-        if by == "feedback" or _is_rule(by):
+        """Record the decider, except for producers, feedback, time-outs and home groups, which are the usual
+        case."""
+        if by in ("feedback", BY_TIMEOUT) or _is_rule(by):
             return
         name = STATE_OF[outcome].value
         self.audit.extend((now_ms, by, app, tx_id, name) for tx_id in tx_ids)

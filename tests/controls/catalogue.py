@@ -15,6 +15,7 @@ from tests.controls import (
     inquiry_faults,
     member_faults,
     mending_faults,
+    offset_faults,
     raft_faults,
     share_faults,
     state_faults,
@@ -39,6 +40,7 @@ MODULES = (
     topic_faults,
     timer_faults,
     share_faults,
+    offset_faults,
     finding_faults,
     claim_faults,
 )

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import strategies as st
 
 from escrowmq.replication.errors import InvalidMessage
-from escrowmq.replication.format import codec, ops, share_ops, timer_ops
+from escrowmq.replication.format import codec, offset_ops, ops, share_ops, timer_ops
 from escrowmq.replication.format.codec import PrepareExtra
 from escrowmq.replication.replica.validation import TIMEOUT_MS_MAX, parse_request
 from escrowmq.replication.state import snapshot as snapshots
@@ -75,6 +75,11 @@ REQUESTS = [
     share_ops.nack("mail", "__dead.mail", 0, [0], [-1], [""], "", "operator:me", 0),
     share_ops.nack("mail", "orders", 1, [0, 1], [0, 0], ["", ""], "", "me", 0, stream=True),
     share_ops.places("billing", "orders", [0, 3, 2, 1, 4, 0]),
+    ops.prepare("shop", "orders", ["v"], None, 0, 0, [7], -1, 2, PrepareExtra("me", on_timeout="rollback"))
+    + ops.pre_message("orders", 1, [0], [len(ROW)], [ROW])
+    + offset_ops.pre_offsets("readers", "orders", {0: (3, 4), 1: (1, 1)}),
+    ops.prepare("shop", "orders", ["w"], None, 0, 0, [7], -1, 1, PrepareExtra("me"))
+    + offset_ops.pre_offsets("new", "orders", {1: (-1, 0)}),
     ops.delete_group("mail", 3),
 ]  # fmt: skip
 
@@ -100,6 +105,8 @@ def survives(state: StateMachine) -> None:
     assert waiting(again) == waiting(state)
     assert again.transactions.open_count() == state.transactions.open_count()
     assert again.group_offsets == state.group_offsets
+    assert (again.held.by_tx, again.held.holders) == (state.held.by_tx, state.held.holders)
+    assert again.transactions.unattended == state.transactions.unattended
     assert {key: pair.saved() for key, pair in again.shares.pairs.items()} == {
         key: pair.saved() for key, pair in state.shares.pairs.items()
     }
@@ -123,7 +130,7 @@ def served(single: Single, request: bytes) -> None:
     (answer,) = answers
     assert answer[0] == "ok", answer
     codec.pack(answer)
-    attached = codec.OpType.PRE_MESSAGE, codec.OpType.PRE_SCHEDULED
+    attached = codec.OpType.PRE_MESSAGE, codec.OpType.PRE_SCHEDULED, codec.OpType.PRE_OFFSETS
     assert len(answer[1]) == sum(1 for op in ops_in if op.type not in attached)  # type: ignore[arg-type]
     survives(single.replica.state)
 

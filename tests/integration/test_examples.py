@@ -20,6 +20,7 @@ from examples import (
     notify_partner,
     order_service,
     outbox_orders,
+    pipeline,
     reminders,
     saga,
     share_consumer,
@@ -114,6 +115,14 @@ def test_an_order_service_that_is_killed_with_its_relay_sends_every_order_once(
     assert stored == sent == [f"order-{n}" for n in range(24) if n % 3 != 2]
     said = capfd.readouterr().out
     assert "killed: the broker has the batch" in said and "8 orders sent" in said
+
+
+def test_members_that_are_killed_make_exactly_one_invoice_for_each_order(
+    cluster: Cluster, unique: Unique, capfd: pytest.CaptureFixture[str]
+) -> None:
+    found = pipeline.run(cluster, unique("orders"), count=300, kills=1)
+    assert found == {b"invoice for order-%d" % number: 1 for number in range(300)}
+    assert "killed between prepare and commit" in capfd.readouterr().out
 
 
 @pytest.mark.long

@@ -56,7 +56,8 @@ def everything(state: StateMachine) -> list[object]:
 
 
 def _claims(state: StateMachine) -> list[object]:
-    return [list(state.claims.by_name.items()), sorted(state.claims.open.items())]
+    beside = [sorted(state.held.by_tx.items()), sorted(state.transactions.unattended)]
+    return [list(state.claims.by_name.items()), sorted(state.claims.open.items()), beside]
 
 
 def _shares(state: StateMachine) -> list[object]:
@@ -69,6 +70,7 @@ def _never_checked(state: StateMachine) -> list[tuple[str, str]]:
     due = state.due
     queued = {(app, tx_id) for (app, _), tx_ids in due._due.items() for tx_id in tx_ids}
     queued.update(key for queue in due.branches._homes.values() for key in queue)
+    queued.update(due.expired)
     for chunks in due._buckets.values():
         queued.update((app, tx_id) for app, tx_ids in chunks for tx_id in tx_ids)
     opened = state.transactions.iterate_open()

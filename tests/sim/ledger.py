@@ -43,10 +43,12 @@ class LiveRecorder(Recorder):
 
 
 _WITHOUT_RESULT = frozenset(
-    {OpType.PRE_MESSAGE, OpType.PRE_SCHEDULED, OpType.REF_MESSAGE, OpType.TX_MESSAGE}
+    {OpType.PRE_MESSAGE, OpType.PRE_SCHEDULED, OpType.PRE_OFFSETS, OpType.REF_MESSAGE, OpType.TX_MESSAGE}
     | {OpType.TIMER, OpType.RELEASE, OpType.FORWARD, OpType.CARRY}
 )
-APART = frozenset({DELAYED, RECREATED, "named"})
+#: The app of pipelines, which hold their outputs against the group's places.
+PIPELINE = "pipeline"
+APART = frozenset({DELAYED, RECREATED, PIPELINE, "named"})
 OF_TRANSACTIONS = frozenset({OpType.PREPARE, OpType.COMMIT, OpType.ROLLBACK})
 #: Topic, and rows by part: (part, (topic, partition), row).
 Content = tuple[str, list[tuple[int, tuple[str, int], bytes]]]

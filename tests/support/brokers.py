@@ -48,6 +48,7 @@ _PARTS = {
 }
 _ANSWERS = {method: (part, method) for part, methods in _PARTS.items() for method in methods} | {
     "group_join": ("groups", "join"),
+    "held_places": ("reads", "places"),
     "group_heartbeat": ("groups", "heartbeat"),
     "group_leave": ("groups", "leave"),
     "commit_offsets": ("groups", "commit"),

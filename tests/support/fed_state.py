@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from escrowmq.replication.format import claim_ops, ops, share_ops, timer_ops
+from escrowmq.replication.format import claim_ops, offset_ops, ops, share_ops, timer_ops
 from escrowmq.replication.format.codec import PrepareExtra, decode_ops, encode_command, encode_row
 from escrowmq.replication.state.lives import to_snapshot
 from escrowmq.replication.state.machine import StateMachine
@@ -194,6 +194,17 @@ def state_with_claims() -> FedState:
     return log
 
 
+def state_with_held_places() -> FedState:
+    """The same, with a transaction that will move places of a group, and one about which nobody is asked."""
+    log = state_with_claims()
+    moving = PrepareExtra("p", heard_ms=log.now_ms + 1)
+    alone = PrepareExtra("p", heard_ms=log.now_ms + 1, on_timeout=offset_ops.ROLLBACK)
+    frame = ops.prepare("app", "t", ["moving"], None, 0, 0, [1], -1, 1, moving)
+    log.add(frame + offset_ops.pre_offsets("g", "t", {0: (1, 4), 1: (5, 6)}))
+    log.add(ops.prepare("app", "t", ["alone"], None, 0, 0, [1], -1, 0, alone))
+    return log
+
+
 def waiting(state: StateMachine) -> list[bytes]:
     """The records of all messages that wait for their time, in order."""
     store = state.timers.store
@@ -231,6 +242,7 @@ def dump(state: StateMachine) -> dict[str, Any]:
         "shares": {key: (*pair.saved(), pair.start) for key, pair in state.shares.pairs.items()},
         "share groups": (state.shares.groups, state.shares.ranges, list(state.attempts.items())),
         "claims": (list(state.claims.by_name.items()), state.claims.open),
+        "held": (state.held.by_tx, state.held.holders, list(state.transactions.unattended)),
         "given since": [
             state.transactions.given.turned_ms,
             state.transactions.given.forgotten_ms,

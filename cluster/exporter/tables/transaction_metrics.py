@@ -91,7 +91,8 @@ TRANSACTION_METRICS: tuple[Metric, ...] = (
         help=(
             "Transactions decided, each counted by the replica that led then. outcome: committed, "
             "rollback; by: producer, "
-            "feedback (a check), home (of a branch), operator, policy, other."
+            "feedback (a check), home (of a branch), operator, policy, timeout (without a local "
+            "transaction), other."
         ),
         source=f"{THE_BROKER}, while it leads",
         panel=Panel(

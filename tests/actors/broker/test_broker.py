@@ -122,6 +122,7 @@ LEADERS_CALLS: list[tuple[str, tuple[Any, ...]]] = [
     ("topics", (True,)),
     ("topic_names", (0, 0)),
     ("committed", ("g",)),
+    ("held_places", ("g", ["t"])),
     ("transactions", ()),
     ("find_transaction", ("x",)),
     ("audit", ()),

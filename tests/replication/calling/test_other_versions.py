@@ -23,7 +23,7 @@ from escrowmq.actors.client.consumer_groups import (
 from escrowmq.cluster.placement import Condition
 from escrowmq.cluster.watch import condition_of
 from escrowmq.feedback.asking import shard_report
-from escrowmq.replication.calling import answers, finding_answers
+from escrowmq.replication.calling import answers, finding_answers, offset_answers
 from escrowmq.replication.calling.answers import (
     AcrossReport,
     FoundTransaction,
@@ -182,6 +182,7 @@ SAMPLES: list[Any] = [
     ),
     answers.ScheduledMessages.of([[0, 5, 7, 1, 20], [1, 6, 7, 2, 30]], b"key"),
     answers.TopicNames(7, 3, ["orders"]),
+    offset_answers.HeldPlaces({"orders": {0: 5}}, {"orders": [0]}),
     answers.PartitionBounds([0], [1], [2]),
     answers.PartitionSpans([0], [1], [2]),
     answers.FoundOffsets([0], [1]),
@@ -198,6 +199,7 @@ SAMPLES: list[Any] = [
     consumer_groups.MembershipStale("why"),
     consumer_groups.GroupCallRefused("why"),
     consumer_groups.GroupCallRefused("why", "share"),
+    consumer_groups.GroupCallRefused("why", held=("orders", 0)),
     consumer_groups.TopicMissing("orders"),
     consumer_groups.TopicIsOther("orders"),
     consumer_groups.GroupLives(("m",)),
@@ -210,7 +212,7 @@ def test_every_answer_may_get_a_field() -> None:
     """A field that a later version adds is ignored; known fields arrive unchanged."""
     kinds = {
         kind
-        for module in (answers, finding_answers, consumer_groups, shard_report)
+        for module in (answers, finding_answers, offset_answers, consumer_groups, shard_report)
         for kind in structs_of(module)
     }
     assert {type(sample) for sample in SAMPLES} == kinds

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from escrowmq.replication.errors import CorruptLog, UnknownVersion
-from escrowmq.replication.format import claim_ops, ops, share_ops, timer_ops
+from escrowmq.replication.format import claim_ops, offset_ops, ops, share_ops, timer_ops
 from escrowmq.replication.format.codec import (
     META_TYPES,
     META_TYPES_2,
@@ -42,6 +42,7 @@ from tests.support.fed_state import (
     state_with_a_first_group,
     state_with_a_numbered_alteration,
     state_with_claims,
+    state_with_held_places,
     state_with_ids,
     state_with_lives,
     state_with_shares,
@@ -84,6 +85,8 @@ DAMAGED = [
     "CARRY",
     "CLAIM",
     "PREPARE version 2 with a claim",
+    "PRE_OFFSETS",
+    "PREPARE version 2 without a local transaction",
 ]
 ROWS = [encode_row(b"k", b"v", {"h": b"1"}, None), encode_row(None, b"", None, "tx")]
 
@@ -132,7 +135,7 @@ def samples() -> dict[str, str]:
     frames["ALTER_TOPIC version 3"] = ops.alter_topic("orders", {"check_max": 3}, 1_000, 9)
     frames["TRIM version 2"] = ops.trim("orders", {0: 12}, 9)
     frames["DELETE_GROUP"] = ops.delete_group("billing", 3 << 32 | 1)
-    frames |= timers() | shares() | claims()
+    frames |= timers() | shares() | claims() | offsets()
     frames["CUT"] = cut(["orders", "invoices"], 250)
     frames["command"] = encode_command([frames["MESSAGE"], frames["COMMIT"]], 2, 1_700_000_000_123)
     frames["snapshot"] = b"".join(encode(capture(busy_state().state, 3, ["a.runs"])))
@@ -147,6 +150,8 @@ def samples() -> dict[str, str]:
     frames["snapshot of level 8"] = b"".join(encode(capture(state_with_timers().state, 3, ["a.runs"])))
     frames["snapshot of level 9"] = b"".join(encode(capture(state_with_shares().state, 3, ["a.runs"])))
     frames["snapshot with claims"] = b"".join(encode(capture(state_with_claims().state, 3, ["a.runs"])))
+    taken = capture(state_with_held_places().state, 3, ["a.runs"])
+    frames["snapshot with held places"] = b"".join(encode(taken))
     columns = tuple(array("Q", [i, i + 1]) for i in range(6))
     frames["run file"] = b"".join(encode_runs({7: columns}))
     return {name: data.hex() for name, data in frames.items()}
@@ -192,6 +197,17 @@ def claims() -> dict[str, bytes]:
     return {
         "CLAIM": claim_ops.claim("outbox.shop.0", 3, "producer-1"),
         "PREPARE version 2 with a claim": ops.prepare("shop", "orders", ["a"], None, 0, 0, [1], -1, 0, extra),
+    }
+
+
+def offsets() -> dict[str, bytes]:
+    """What came with places in transactions."""
+    extra = PrepareExtra("producer-1", heard_ms=5, on_timeout=offset_ops.ROLLBACK)
+    return {
+        "PRE_OFFSETS": offset_ops.pre_offsets("billing", "orders", {0: (-1, 12), 3: (7, 9)}, 9),
+        "PREPARE version 2 without a local transaction": ops.prepare(
+            "shop", "orders", ["a"], None, 0, 0, [1], -1, 0, extra
+        ),
     }
 
 

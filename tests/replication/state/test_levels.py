@@ -28,6 +28,7 @@ from tests.support.fed_state import (
     state_with_a_first_group,
     state_with_a_numbered_alteration,
     state_with_claims,
+    state_with_held_places,
     state_with_lives,
     state_with_shares,
     state_with_timers,
@@ -65,6 +66,7 @@ def without_runs(state: StateMachine) -> dict[str, object]:
         ("snapshot of level 8", 8, state_with_timers),
         ("snapshot of level 9", 9, state_with_shares),
         ("snapshot with claims", 9, state_with_claims),
+        ("snapshot with held places", 9, state_with_held_places),
     ],
 )
 def test_snapshots_of_all_levels_bring_back_the_state(

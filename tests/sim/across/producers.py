@@ -47,7 +47,7 @@ COMPRESSING = 0.3  # share of the processes that compress values
 TRIES = 3  # with one id
 
 
-class _Core(VirtualCore):
+class SimCore(VirtualCore):
     """``rolling_back``: ids of which it has sent, or wanted to send, a rollback."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -89,7 +89,9 @@ class AcrossProducer:
         )
         info = ClusterInfo("sim", "sim", scene.groups, scene.size)
         self._turns = WorldTurns(self._world, clients.wire, info, config.channel, self.rng)
-        self.core = _Core(info, app, config, clock=lambda: self._world.now, turns=self._turns, instance=name)
+        self.core = SimCore(
+            info, app, config, clock=lambda: self._world.now, turns=self._turns, instance=name
+        )
         self.core.ids = map(f"x{{}}{scene.ids_end}".format, iter(clients.number, None))
         self.core.encoder = self._encoder(config)
         self.core.encoder.time_of = self.core.delays.time_of

@@ -17,6 +17,7 @@ from tests.support.places import info
 
 #: name -> what it adds to the world.
 REACHES = {
+    "pipelines": "members of a group that move its place in their transactions, in worlds of level 9",
     "placed-topics": "topics that lie where their creator has written, in some of the worlds",
     "mute-branches": "transactions over several groups of an app whose producers never poll",
     "small-requests": "brokers that take no more of each other than a dozen decisions, in some of the worlds",

@@ -29,6 +29,7 @@ from tests.sim.across.ledger import AcrossLedger, AcrossTx
 from tests.sim.across.loop import WorldLoop
 from tests.sim.across.named import NamedProducers
 from tests.sim.across.operator import Operator
+from tests.sim.across.pipelines import END_S, Pipelines
 from tests.sim.across.producers import AcrossProducer
 from tests.sim.across.scene import Scene
 from tests.sim.across.wire import Wire
@@ -116,6 +117,7 @@ class AcrossWorkload(Acting):
         self._links: dict[str, Links] = {}
         self.operator = Operator(self)
         self.cutting = Cutting(self)
+        self.pipelines = Pipelines(self)
         self._topics = 0
         self.crowds: list[Crowd] = []
         if self.scene.crowd:
@@ -293,6 +295,7 @@ class AcrossWorkload(Acting):
         for clients in self.delayed:
             clients.act()
         self.cutting.act()
+        self.pipelines.act()
 
     def another(self, producer: AcrossProducer) -> AcrossProducer | None:
         """A live process of the same app."""
@@ -362,6 +365,7 @@ class AcrossWorkload(Acting):
         for tx in self._open_at_home():
             self.operator.decide(tx, self._rng.choice(("COMMITTED", "ROLLBACK")) if tx.whole else "ROLLBACK")
         self._resolve()
+        self._let_go()
         self.many.judging = True
         for process in self.processes:
             process.check()
@@ -370,6 +374,13 @@ class AcrossWorkload(Acting):
         self.cutting.check()
         self.report = self.ledger.recorder.checker.finish(expect_resolved=True)
         self.ledger.recorder.judge()
+
+    def _let_go(self) -> None:
+        """Wait until no place of a group is held any more."""
+        until = self.many.world.now + END_S
+        while self.pipelines.works and (held := self.pipelines.held(self._wait_until_all_agree())):
+            if self.many.world.now > until:
+                raise Violation(held, "held-for-ever")
 
     def _run(self, seconds: float) -> None:
         world = self.many.world
@@ -435,6 +446,7 @@ class AcrossWorkload(Acting):
             ]
             read += [self.later_across.check(gid, leader) for gid, leader in enumerate(leaders)]
             read += [self.named.read(gid, leader) for gid, leader in enumerate(leaders)]
+            read.append(self.pipelines.check(leaders))
             if all(read):
                 break
         else:

@@ -1,0 +1,105 @@
+"""What a transaction is told about the places of a consumer group that it moves: the work behind it.
+
+A consumer makes one of what its ``poll`` has returned; an application that reads otherwise, of offsets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from escrowmq.actors.client.consumer_groups import GROUP_NAME_BYTES_MAX, TopicPartition, coordinator_group
+from escrowmq.replication.errors import InvalidMessage, UnknownTopic
+from escrowmq.replication.format.offset_ops import NONE_YET, pre_offsets
+from escrowmq.replication.replica.offset_validation import NUMBER_MAX, PLACES_MAX
+
+#: Where the work began, and where it ends: the group's committed offset (``NONE_YET``: it has none), and the
+#: next one.
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupWork:
+    """``ids``: those of the topics that were read. ``check`` raises StaleMember if the reader has lost a
+    partition. ``ended`` hears, once, whether the transaction was committed."""
+
+    group: str
+    places: Mapping[TopicPartition, Span]
+    ids: Mapping[str, int]
+    check: Callable[[], None] = lambda: None
+    ended: Callable[[bool], None] = lambda committed: None
+
+    def frames(self) -> tuple[bytes, ...]:
+        """Its PRE_OFFSETS: one for each topic."""
+        by_topic: dict[str, dict[int, Span]] = {}
+        for (topic, partition), span in sorted(self.places.items()):
+            by_topic.setdefault(topic, {})[partition] = span
+        return tuple(pre_offsets(self.group, topic, by, self.ids[topic]) for topic, by in by_topic.items())
+
+    def gid(self, groups: int) -> int:
+        """The broker group whose log has these places."""
+        return coordinator_group(self.group, groups)
+
+    @property
+    def topic(self) -> str:
+        """One that was read."""
+        return min(topic for topic, _ in self.places)
+
+
+class Reader(Protocol):
+    """A consumer, for ``Transaction.send_offsets``."""
+
+    def group_work(self) -> GroupWork: ...
+
+
+def work_of(
+    reader: Reader | str,
+    offsets: Mapping[TopicPartition, Span] | None,
+    id_of: Callable[[str], int],
+    partitions: Callable[[str], int],
+) -> GroupWork:
+    """Of a consumer, or of a group and its ``offsets``. ``partitions(topic)`` raises UnknownTopic."""
+    if offsets is not None:
+        return _given_work(reader, offsets, id_of, partitions)
+    make = getattr(reader, "group_work", None)
+    if make is None:
+        raise InvalidMessage(
+            f"send_offsets takes a consumer with poll, or a group and its offsets, not {reader!r:.80}"
+        )
+    work: GroupWork = make()
+    return work
+
+
+def _given_work(
+    group: object,
+    places: object,
+    id_of: Callable[[str], int],
+    partitions: Callable[[str], int],
+) -> GroupWork:
+    if not isinstance(group, str) or not 0 < len(group.encode()) <= GROUP_NAME_BYTES_MAX:
+        raise InvalidMessage(
+            f"a group's name is text of 1 to {GROUP_NAME_BYTES_MAX} bytes, not {group!r:.80}"
+        )
+    if not isinstance(places, Mapping) or not 0 < len(places) <= PLACES_MAX:
+        raise InvalidMessage(f"offsets are a dict of 1 to {PLACES_MAX} (topic, partition): (from, to)")
+    for place, span in places.items():
+        _check(place, span)
+        topic, partition = place
+        if partition >= (count := partitions(topic)):
+            raise UnknownTopic(topic, partition, count)
+    return GroupWork(group, dict(places), {topic: id_of(topic) for topic, _ in places})
+
+
+def _check(place: object, span: object) -> None:
+    numbers: tuple[object, ...] = ()
+    if isinstance(place, tuple) and isinstance(span, tuple) and len(place) == len(span) == 2:
+        numbers = place[1], *span
+    if not numbers or type(place[0]) is not str or not all(type(n) is int for n in numbers):  # type: ignore[index]
+        raise InvalidMessage(f"offsets are (topic, partition): (from, to), not {place!r}: {span!r}")
+    partition, begin, end = numbers
+    if not (partition >= 0 and NONE_YET <= begin <= end <= NUMBER_MAX and end >= 0):  # type: ignore[operator]
+        raise InvalidMessage(
+            f"{place!r}: {begin} to {end} goes backwards, or is no offset; the first one is what the group "
+            f"has committed, {NONE_YET} if nothing"
+        )

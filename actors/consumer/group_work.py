@@ -1,0 +1,95 @@
+"""What a consumer has read, as work of a transaction that moves the group's places itself.
+
+Each partition's work began at the group's place, as it was when this consumer took the partition over or
+moved it last. If the transaction does not commit, whatever the reason, the consumer goes back to the group's
+place, which it looks up once nobody holds it any more: so the same records are polled again, unless somebody
+else has done the work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from escrowmq.actors.client.consumer_groups import TopicPartition
+from escrowmq.actors.client.group_work import GroupWork, Span
+from escrowmq.actors.consumer.core import ConsumerCore
+from escrowmq.actors.consumer.positions import PartitionState
+from escrowmq.replication.errors import ConfigError, InvalidMessage, StaleMember
+from escrowmq.replication.format.offset_ops import NONE_YET
+
+
+def group_work(core: ConsumerCore) -> GroupWork:
+    """What ``poll`` has returned since the group's place was last moved, up to the lowest nacked record.
+
+    Raises ConfigError without a group, StaleMember, InvalidMessage if the consumer was moved back behind the
+    group's place, and what looking up a place raises. Blocks only if a place must be looked up.
+    """
+    core.check_open()
+    member = core.membership
+    if member is None:
+        raise ConfigError("a consumer without a group has no offsets to send; use send_offsets(group, {...})")
+    _look_up_places(core)
+    with core.condition:
+        member.check_not_fenced()
+        work = {state: span for state in core.positions.states() if (span := _span(core, state)) is not None}
+        ids = {topic: _id_of(core, topic) for topic in {state.topic for state in work}}
+        joins = member.joins
+
+    def check() -> None:
+        with core.condition:
+            member.check_not_fenced()
+            same = all(core.positions.get(state.tp) is state for state in work)
+            held = member.joins == joins or member.still_holds(frozenset(state.tp for state in work))
+            if member.idle or not same or not held:
+                raise StaleMember("partitions were lost since they were read; poll again")
+
+    def ended(committed: bool) -> None:
+        with core.condition:
+            for state, (_, end) in work.items():
+                if committed:
+                    state.place = state.committed = end
+                elif core.positions.get(state.tp) is state:
+                    state.place = None
+                    state.look_up("committed")
+                    core.redelivery.drop(state.tp)
+        if not committed:
+            core.membership_thread.wake()
+
+    places: Mapping[TopicPartition, Span] = {state.tp: span for state, span in work.items()}
+    return GroupWork(member.group, places, ids, check, ended)
+
+
+def _span(core: ConsumerCore, state: PartitionState) -> Span | None:
+    """Where a partition's work began and ends; None: there is none."""
+    if state.position is None or state.place is None:
+        return None
+    floor = core.redelivery.floor(state.tp)
+    end = state.position if floor is None else min(floor, state.position)
+    if end < state.place:
+        raise InvalidMessage(
+            f"{state.topic}/{state.partition} was moved back to {end}, and its group is at {state.place}; a "
+            "transaction moves a group forwards only: use admin.reset_group"
+        )
+    return None if end == state.place else (state.place, end)
+
+
+def _id_of(core: ConsumerCore, topic: str) -> int:
+    """The id of the topic that was read."""
+    assert core.membership is not None
+    told = core.membership.ids or {}
+    return told[topic] if topic in told else core.router.places.id_of(topic)
+
+
+def _look_up_places(core: ConsumerCore) -> None:
+    """Of partitions that the application has moved before the group's place was known."""
+    with core.condition:
+        moved = [state for state in core.positions.states() if state.position is not None]
+        unknown = [state for state in moved if state.place is None]
+    if not unknown:
+        return
+    assert core.group is not None
+    found = core.offsets.committed(core.group, {state.topic for state in unknown}, core.config.call_timeout_s)
+    with core.condition:
+        for state in unknown:
+            if state.place is None:
+                state.place = found.get(state.tp, NONE_YET)

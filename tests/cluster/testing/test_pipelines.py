@@ -1,0 +1,315 @@
+"""Consume, transform, produce: each order becomes one invoice, whatever fails in between."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+import escrowmq
+from escrowmq import (
+    ConfigError,
+    EscrowMQError,
+    GroupKindMismatch,
+    InvalidMessage,
+    Message,
+    OffsetsMoved,
+    OffsetsPending,
+    OutcomeUnknown,
+    TransactionSettled,
+    Unavailable,
+    UnknownTopic,
+)
+from escrowmq.testing import InMemoryCluster
+
+GROUP = "billing"
+ORDERS = 12
+
+
+@pytest.fixture
+def cluster() -> Iterator[InMemoryCluster]:
+    with InMemoryCluster() as made:
+        made.admin.create_topic("orders", partitions=2)
+        made.admin.create_topic("invoices", partitions=2)
+        with made.producer("shop") as producer:
+            for number in range(ORDERS):
+                producer.send(Message("orders", str(number).encode(), partition=number % 2))
+        yield made
+
+
+def member(cluster: InMemoryCluster) -> escrowmq.Consumer:
+    return cluster.consumer(GROUP, ["orders"], auto_offset_reset="earliest")
+
+
+def transform(consumer: escrowmq.Consumer, producer: escrowmq.Producer, most: int = 5) -> int:
+    """One transaction; how many orders it had."""
+    records = consumer.poll(max_records=most, timeout_s=1)
+    with producer.transaction(local=False) as tx:
+        tx.send_offsets(consumer)
+        for record in records:
+            tx.send(Message("invoices", record.value))
+    return len(records)
+
+
+def drain(cluster: InMemoryCluster) -> None:
+    with member(cluster) as consumer, cluster.producer("shop") as producer:
+        idle = 0
+        while idle < 3:
+            with suppress(OffsetsMoved, OffsetsPending):
+                idle = 0 if transform(consumer, producer) else idle + 1
+
+
+def invoices(cluster: InMemoryCluster) -> list[int]:
+    with cluster.consumer("reader", ["invoices"], auto_offset_reset="earliest") as consumer:
+        return sorted(int(record.value) for record in consumer.poll(max_records=1_000))
+
+
+def place(cluster: InMemoryCluster, partition: int = 0) -> int | None:
+    with cluster.consumer(GROUP) as consumer:
+        return consumer.committed("orders", partition)
+
+
+def test_orders_become_invoices_and_the_group_is_behind_them(cluster: InMemoryCluster) -> None:
+    drain(cluster)
+    assert invoices(cluster) == list(range(ORDERS))
+    assert (place(cluster), place(cluster, 1)) == (6, 6)
+
+
+@pytest.mark.parametrize("when", ["poll", "send_offsets", "send", "prepare"])
+def test_an_exception_brings_the_same_orders_again(cluster: InMemoryCluster, when: str) -> None:
+    with member(cluster) as consumer, cluster.producer("shop") as producer:
+        with pytest.raises(ZeroDivisionError), producer.transaction(local=False) as tx:
+            if when == "poll":
+                tx.send_offsets(consumer)
+            found = consumer.poll(max_records=4)
+            if when != "poll":
+                tx.send_offsets(consumer)
+            tx.send(*(Message("invoices", record.value) for record in found))
+            if when == "prepare":
+                tx.prepare()
+            raise ZeroDivisionError
+        if when == "poll":
+            return  # what was polled after it belongs to the next transaction
+        cluster.clock.advance(1)
+        again = consumer.poll(max_records=4)
+        assert [(r.partition, r.offset) for r in again] == [(r.partition, r.offset) for r in found]
+    assert not invoices(cluster)
+
+
+def test_of_two_members_that_have_polled_the_same_one_prepares(cluster: InMemoryCluster) -> None:
+    with member(cluster) as first, cluster.producer("shop") as producer:
+        records = first.poll(max_records=100)
+        assert len(records) == ORDERS
+        with producer.transaction(local=False) as one:
+            one.send_offsets(first)
+            one.send(*(Message("invoices", record.value) for record in records))
+            one.prepare()
+            places = {("orders", 0): (-1, 6), ("orders", 1): (-1, 6)}
+            with pytest.raises(OffsetsPending), producer.transaction(local=False) as two:
+                two.send_offsets(GROUP, places)
+                two.send(Message("invoices", b"99"))
+        with pytest.raises(OffsetsMoved) as moved, producer.transaction(local=False) as two:
+            two.send_offsets(GROUP, places)
+            two.send(Message("invoices", b"99"))
+        assert (moved.value.group, moved.value.committed) == (GROUP, 6)
+        assert transform(first, producer) == 0, "the next transaction begins where the last one ended"
+        producer.send(Message("orders", b"12", partition=0))
+        assert transform(first, producer) == 1
+    assert invoices(cluster) == list(range(ORDERS + 1))
+
+
+def test_a_member_that_was_late_goes_on_where_the_work_is_done(cluster: InMemoryCluster) -> None:
+    with member(cluster) as late, cluster.producer("shop") as producer:
+        assert late.poll(max_records=3)
+        with producer.transaction(local=False) as other:
+            other.send_offsets(GROUP, {("orders", 0): (-1, 5)})
+            other.send(*(Message("invoices", str(n).encode()) for n in range(0, 10, 2)))
+        with pytest.raises(OffsetsMoved):
+            transform(late, producer)
+        cluster.clock.advance(1)
+    drain(cluster)
+    assert invoices(cluster) == list(range(ORDERS))
+
+
+def test_a_new_reader_waits_for_the_outcome(cluster: InMemoryCluster) -> None:
+    with cluster.producer("shop") as producer:
+        for commit in (False, True):
+            with producer.transaction(local=False) as tx:
+                begin = -1 if place(cluster) is None else 0
+                tx.send_offsets(GROUP, {("orders", 0): (begin, 2)})
+                tx.prepare()
+                with member(cluster) as consumer:
+                    seen = {record.partition for record in consumer.poll(max_records=100, timeout_s=1)}
+                    assert seen == {1}, "what is held is not read"
+                    (tx.commit if commit else tx.rollback)()
+                    first = consumer.poll(max_records=1, timeout_s=1)[0]
+                    assert (first.partition, first.offset) == (0, 2 if commit else 0)
+
+
+def test_nobody_is_asked_and_the_time_out_ends_it(cluster: InMemoryCluster) -> None:
+    with member(cluster) as consumer, cluster.producer("shop") as producer:
+        records = consumer.poll(max_records=100)
+        with pytest.raises(TransactionSettled), producer.transaction(local=False) as tx:
+            tx.send_offsets(consumer)
+            tx.send(*(Message("invoices", record.value) for record in records))
+            tx.prepare()
+            cluster.clock.advance(20)
+        assert len(consumer.poll(max_records=100, timeout_s=2)) == ORDERS, "the same again"
+    drain(cluster)
+    assert invoices(cluster) == list(range(ORDERS))
+
+
+@pytest.mark.parametrize("carried_out", [False, True])
+@pytest.mark.parametrize("what", ["prepare", "commit"])
+def test_an_answer_that_is_lost_neither_doubles_nor_drops_an_order(
+    cluster: InMemoryCluster, what: str, carried_out: bool
+) -> None:
+    with member(cluster) as consumer, cluster.producer("shop") as producer:
+        cluster.fail_next(what, OutcomeUnknown, carried_out=carried_out)
+        with pytest.raises((OutcomeUnknown, Unavailable, TransactionSettled)):
+            transform(consumer, producer)
+        cluster.clock.advance(30)
+    drain(cluster)
+    assert invoices(cluster) == list(range(ORDERS))
+
+
+def test_it_ends_at_the_lowest_record_that_waits_after_nack(cluster: InMemoryCluster) -> None:
+    with member(cluster) as consumer, cluster.producer("shop") as producer:
+        records = [record for record in consumer.poll(max_records=100) if record.partition == 0]
+        consumer.nack(records[3], delay_s=60)
+        with producer.transaction(local=False) as tx:
+            tx.send_offsets(consumer)
+        assert (place(cluster), place(cluster, 1)) == (3, 6)
+
+
+def test_with_a_local_transaction_it_works_the_same(cluster: InMemoryCluster) -> None:
+    with member(cluster) as consumer, cluster.producer("shop") as producer:
+        records = consumer.poll(max_records=100)
+        with producer.transaction() as tx:
+            tx.send_offsets(consumer)
+            tx.send(*(Message("invoices", record.value) for record in records))
+            tx.prepare()
+            cluster.clock.advance(5)
+            assert place(cluster) is None
+    assert invoices(cluster) == list(range(ORDERS)) and place(cluster) == 6
+
+
+def test_plain_commits_resets_and_deletions_wait(cluster: InMemoryCluster) -> None:
+    with member(cluster) as consumer, cluster.producer("shop") as producer:
+        consumer.poll(max_records=4)
+        consumer.commit()
+        consumer.poll(max_records=100)
+        with producer.transaction(local=False) as tx:
+            tx.send_offsets(consumer)
+            tx.prepare()
+            with pytest.raises(OffsetsPending):
+                consumer.commit()
+    with cluster.producer("shop") as producer, producer.transaction(local=False) as tx:
+        tx.send_offsets(GROUP, {("orders", 0): (6, 6)})
+        tx.prepare()
+        cluster.clock.advance(3)
+        with pytest.raises(OffsetsPending):
+            cluster.admin.reset_group(GROUP, to="earliest")
+        with pytest.raises(OffsetsPending):
+            cluster.admin.delete_group(GROUP)
+    cluster.admin.delete_group(GROUP)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (("",), InvalidMessage),
+        (("", {("orders", 0): (0, 1)}), InvalidMessage),
+        (("x" * 256, {("orders", 0): (0, 1)}), InvalidMessage),
+        ((None,), InvalidMessage),
+        ((GROUP, {}), InvalidMessage),
+        ((GROUP, {("orders", 0): (5, 4)}), InvalidMessage),
+        ((GROUP, {("orders", 0): (-2, 4)}), InvalidMessage),
+        ((GROUP, {("orders", 0): (-1, -1)}), InvalidMessage),
+        ((GROUP, {("orders", -1): (0, 1)}), InvalidMessage),
+        ((GROUP, {("orders", 0): 4}), InvalidMessage),
+        ((GROUP, {("orders", 0): (0, 1 << 60)}), InvalidMessage),
+        ((GROUP, {"orders": (0, 1)}), InvalidMessage),
+        ((GROUP, {("orders", 0): (0.0, 1)}), InvalidMessage),
+        ((GROUP, [("orders", 0)]), InvalidMessage),
+        ((GROUP, {("orders", 2): (0, 1)}), UnknownTopic),
+        ((GROUP, {("nothing", 0): (0, 1)}), UnknownTopic),
+    ],
+)
+def test_what_is_no_offset_is_refused(
+    cluster: InMemoryCluster, arguments: tuple[Any, ...], error: type[EscrowMQError]
+) -> None:
+    with cluster.producer("shop") as producer, pytest.raises(error), producer.transaction(local=False) as tx:
+        tx.send_offsets(*arguments)
+
+
+def test_mistakes_with_a_consumer_are_typed_errors(cluster: InMemoryCluster) -> None:
+    with cluster.producer("shop") as producer, member(cluster) as consumer:
+        consumer.poll(max_records=100)
+        with pytest.raises(InvalidMessage, match="once"), producer.transaction(local=False) as tx:
+            tx.send_offsets(consumer)
+            tx.send_offsets(consumer)
+        with producer.transaction(local=False) as tx:
+            tx.prepare()
+            with pytest.raises(InvalidMessage, match="before prepare"):
+                tx.send_offsets(consumer)
+        with (
+            cluster.consumer() as alone,
+            pytest.raises(ConfigError, match="without a group"),
+            producer.transaction(local=False) as tx,
+        ):
+            tx.send_offsets(alone)
+        drain_place = {("orders", 0): (-1, 6)}
+        with producer.transaction(local=False) as tx:
+            tx.send_offsets(GROUP, drain_place)
+        consumer.poll(timeout_s=1)
+        consumer.seek("orders", 0, 2)
+        consumer.poll(max_records=1, timeout_s=1)
+
+
+def test_a_share_group_has_no_offsets(cluster: InMemoryCluster) -> None:
+    with cluster.share_consumer("shared", ["orders"]) as shared, cluster.producer("shop") as producer:
+        shared.poll(max_records=1)
+        with pytest.raises(InvalidMessage, match="consumer with poll"), producer.transaction() as tx:
+            tx.send_offsets(shared)
+        with pytest.raises(GroupKindMismatch), producer.transaction(local=False) as tx:
+            tx.send_offsets("shared", {("orders", 0): (-1, 1)})
+
+
+def test_moved_back_by_hand_is_refused(cluster: InMemoryCluster) -> None:
+    with member(cluster) as consumer, cluster.producer("shop") as producer:
+        transform(consumer, producer, most=100)
+        consumer.seek("orders", 0, 2)
+        with pytest.raises(InvalidMessage, match="moved back"), producer.transaction(local=False) as tx:
+            tx.send_offsets(consumer)
+        consumer.seek("orders", 0, 6)
+        assert transform(consumer, producer) == 0
+
+
+def test_a_topic_that_was_created_again_gets_no_old_place(cluster: InMemoryCluster) -> None:
+    with member(cluster) as consumer, cluster.producer("shop") as producer:
+        consumer.poll(max_records=100)
+        with producer.transaction(local=False) as tx:
+            tx.send_offsets(consumer)
+            tx.send(Message("invoices", b"1"))
+            tx.prepare()
+            cluster.admin.delete_topic("orders")
+            cluster.admin.create_topic("orders", partitions=2)
+    assert invoices(cluster) == [1] and place(cluster) is None
+
+
+def test_asyncio_does_the_same(cluster: InMemoryCluster) -> None:
+    async def run() -> None:
+        consumer, producer = member(cluster), cluster.producer("shop")
+        records = await consumer.aio.poll(max_records=100)
+        async with producer.aio.transaction(local=False) as tx:
+            await tx.send_offsets(consumer.aio)
+            await tx.send(*(Message("invoices", record.value) for record in records))
+        producer.close()
+        consumer.close()
+
+    asyncio.run(run())
+    assert invoices(cluster) == list(range(ORDERS)) and place(cluster) == 6
