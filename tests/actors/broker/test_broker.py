@@ -122,6 +122,7 @@ LEADERS_CALLS: list[tuple[str, tuple[Any, ...]]] = [
     ("topics", (True,)),
     ("topic_names", (0, 0)),
     ("committed", ("g",)),
+    ("failed_attempts", ("g", [("t", 0, 1)])),
     ("transactions", ()),
     ("find_transaction", ("x",)),
     ("audit", ()),
