@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from escrowmq.actors.share_consumer.arguments import reason_text
+from escrowmq.actors.client.failure_arguments import reason_text
 from escrowmq.actors.share_consumer.core import ShareConsumerCore
 from escrowmq.actors.share_consumer.record import ShareRecord
 from escrowmq.replication.errors import Closed, EscrowMQError, RecordNotHeld

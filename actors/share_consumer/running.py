@@ -12,7 +12,7 @@ import logging
 import threading
 from collections.abc import Callable
 
-from escrowmq.actors.share_consumer.arguments import reason_text
+from escrowmq.actors.client.failure_arguments import reason_text
 from escrowmq.actors.share_consumer.core import ShareConsumerCore
 from escrowmq.actors.share_consumer.record import ShareRecord
 from escrowmq.replication.errors import Closed, EscrowMQError, Overloaded, RecordNotHeld
