@@ -48,3 +48,8 @@ def reason_text(reason: object) -> str:
         raise InvalidMessage(f"reason must be a str, not {type(reason).__name__}")
     cut = reason.encode(errors="replace")[:REASON_BYTES_MAX]
     return cut.decode(errors="ignore").strip() or NO_REASON
+
+
+def reason_of(failure: BaseException) -> str:
+    """What a handler's exception is stored as."""
+    return reason_text(f"{type(failure).__name__}: {failure}")

@@ -20,7 +20,7 @@ from escrowmq.actors.client.failure_arguments import (
     reason_text,
 )
 from escrowmq.actors.client.forking import FORKED, tell_after_fork
-from escrowmq.actors.client.observable import ObservableCondition
+from escrowmq.actors.client.observable import ObservableCondition, wait_out
 from escrowmq.actors.client.replica_calls import ReplicaCalls
 from escrowmq.actors.client.router import Router, over_ray
 from escrowmq.actors.client.topology import ClusterInfo
@@ -119,10 +119,7 @@ class ShareConsumerCore:
 
     def pause(self, seconds: float) -> None:
         """Waits, by the clock that everything here goes by."""
-        until = self.clock() + seconds
-        with self.condition:
-            while (left_s := until - self.clock()) > 0:
-                self.condition.wait(left_s)
+        wait_out(self.condition, self.clock, seconds)
 
     # ------------------------------------------------------------ poll
 
