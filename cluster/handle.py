@@ -23,6 +23,7 @@ from escrowmq.actors.client.values import Deserializer, Serializer
 from escrowmq.actors.consumer.config import ConsumerConfig
 from escrowmq.actors.consumer.consumer import Consumer
 from escrowmq.actors.consumer.replies import Replies, check_app
+from escrowmq.actors.consumer.retry_policy import RetryPolicy
 from escrowmq.actors.consumer.statistics import ConsumerStatistics
 from escrowmq.actors.consumer.takeover import Handler
 from escrowmq.actors.producer.config import ProducerConfig
@@ -109,6 +110,7 @@ class Cluster(Closing):
         statistics_callback: Callable[[ConsumerStatistics], object] | None = None,
         statistics_interval_s: float = 60.0,
         tags: Collection[str] | None = None,
+        retry: RetryPolicy | None = None,
         **options: Any,
     ) -> Consumer:
         """A member of consumer group ``group``. ``options``: settings of ``ConsumerConfig``.
@@ -116,7 +118,8 @@ class Cluster(Closing):
         ``on_assign``, ``on_revoke``, ``on_lost``: see :meth:`Consumer.subscribe`. ``instance_id``: a static
         member, see :class:`Consumer`. ``pattern``: instead of ``topics``, see :meth:`Consumer.subscribe`.
         ``value_deserializer``: "json", "msgpack", "arrow" or a function, see :class:`Consumer`.
-        ``tags``: only messages with one of these tags, see :class:`Consumer`.
+        ``tags``: only messages with one of these tags, see :class:`Consumer`. ``retry``: what ``nack`` does,
+        such as ``RetryPolicy(order="ordered")``, see :class:`Consumer`.
         """
         settings = self._settings("consumer", config, options)
         return self._made(
@@ -135,6 +138,7 @@ class Cluster(Closing):
                 statistics_callback=statistics_callback,
                 statistics_interval_s=statistics_interval_s,
                 tags=tags,
+                retry=retry,
             )
         )
 

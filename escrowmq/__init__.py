@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from escrowmq.actors.consumer.config import ConsumerConfig
     from escrowmq.actors.consumer.consumer import Consumer
     from escrowmq.actors.consumer.replies import Replies, Reply
+    from escrowmq.actors.consumer.retry_policy import RetryPolicy
     from escrowmq.actors.consumer.statistics import ConsumerStatistics
+    from escrowmq.actors.consumer.stream_record import StreamRecord
     from escrowmq.actors.producer.async_producer import AsyncProducer
     from escrowmq.actors.producer.bulk_requests import PreparedTransaction, TransactionRequest
     from escrowmq.actors.producer.config import ProducerConfig
@@ -153,12 +155,14 @@ __all__ = [
     "RecordNotHeld",
     "Replies",
     "Reply",
+    "RetryPolicy",
     "SentMany",
     "ShareConsumer",
     "ShareConsumerConfig",
     "ShareConsumerStatistics",
     "ShareRecord",
     "StaleMember",
+    "StreamRecord",
     "TooManyOpenTransactions",
     "TooManyScheduled",
     "TopicExists",
@@ -210,7 +214,9 @@ _SOURCES = {
     "actors.producer.config": "ProducerConfig",
     "actors.consumer.consumer": "Consumer",
     "actors.consumer.replies": "Replies Reply",
+    "actors.consumer.retry_policy": "RetryPolicy",
     "actors.consumer.statistics": "ConsumerStatistics",
+    "actors.consumer.stream_record": "StreamRecord",
     "actors.producer.producer": "Producer",
     "actors.producer.results": "TransactionResult",
     "actors.producer.sent_many": "SentMany",

@@ -86,7 +86,7 @@ def test_the_limits_are_those_of_the_code() -> None:
         "members of a consumer group": coordinator.MEMBERS_MAX,
         "consumer groups with live members, of one broker group": coordinator.GROUPS_MAX,
         "replicas of a broker group": VOTERS_MAX,
-        "records that a consumer holds back after `nack`": NACKED_MAX,
+        "records that a consumer without `retry` holds back after `nack`": NACKED_MAX,
         "transactions that one `txn list` shows": LIST_MAX,
         "pairs of a share group and a partition, of one broker group": shares.PAIRS_MAX,
         "consumer groups with settings of their own": shares.GROUPS_MAX,

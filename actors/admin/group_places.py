@@ -8,16 +8,19 @@ of a portion are asked for at once, and then the partitions of all of them toget
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 
 from escrowmq.actors.admin.share_places import describe_shares
-from escrowmq.actors.admin.share_types import ShareSettings
+from escrowmq.actors.admin.share_types import ShareDescription, ShareSettings
 from escrowmq.actors.admin.types import GroupDescription, GroupPartition
 from escrowmq.actors.client.consumer_groups import GroupSnapshot, TopicPartition, coordinator_group
 from escrowmq.actors.client.router import Router, result_of
 from escrowmq.actors.client.share_groups import settings_told
 from escrowmq.actors.consumer.offsets import OffsetReader
 from escrowmq.replication.errors import UnknownTopic
+from escrowmq.replication.format.internal_topics import retry_topic
+from escrowmq.replication.format.share_settings import STREAM
 
 #: Groups asked for at a time. Their calls occupy the sixteen threads of a leader that also serve heartbeats.
 AT_A_TIME = 32
@@ -43,9 +46,19 @@ def describe_groups(
         for name, snapshot in zip(names, snapshots, strict=True):
             gid = coordinator_group(name, router.info.groups)
             places = _places(snapshot, bounds)
-            share = shares.get(name)
+            share = _of_kind(name, shares.get(name), places)
             found.append(GroupDescription(name, gid, snapshot.members, places, snapshot.generation, share))
     return found
+
+
+def _of_kind(
+    group: str, share: ShareDescription | None, places: Iterable[GroupPartition]
+) -> ShareDescription | None:
+    """A group that reads by offsets has handled its retries up to its places."""
+    if share is None or share.settings.kind != STREAM:
+        return share
+    waiting = sum(place.lag or 0 for place in places if place.topic == retry_topic(group))
+    return replace(share, retrying=waiting + share.retrying_later)
 
 
 def _portions(groups: Iterable[str]) -> Iterator[list[str]]:

@@ -228,6 +228,10 @@ class BrokerCalls:
         return self._led(lambda parts: parts.reads.committed(group, topics))
 
     @concurrency("control")
+    def failed_attempts(self, group: str, places: Sequence[tuple[str, int, int]]) -> Reply:
+        return self._led(lambda parts: parts.reads.attempts(group, places))
+
+    @concurrency("control")
     def held_places(self, group: str, topics: Sequence[str]) -> Reply:
         return self._led(lambda parts: parts.reads.places(group, topics))
 
@@ -314,8 +318,10 @@ class BrokerCalls:
         generation: int,
         offsets: Mapping[str, Mapping[int, int]],
         ids: Mapping[str, int] | None = None,
+        attempts: Mapping[str, Mapping[int, int]] | None = None,
     ) -> Reply:
-        return self._led(lambda parts: parts.groups.commit(group, member, generation, offsets, ids))
+        asked = group, member, generation, offsets, ids, attempts
+        return self._led(lambda parts: parts.groups.commit(*asked))
 
     @concurrency("settle")
     def group_delete(self, group: str, places: Mapping[str, Mapping[int, int]]) -> Reply:

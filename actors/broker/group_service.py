@@ -13,6 +13,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Self, TypeVar
 
 from escrowmq.actors.broker.claims import id_of
@@ -30,7 +31,7 @@ from escrowmq.actors.client.consumer_groups import (
     TopicPartition,
 )
 from escrowmq.replication.calling.answers import Leadership, Reply
-from escrowmq.replication.format import ops
+from escrowmq.replication.format import ops, share_ops
 from escrowmq.replication.format.share_settings import SHARE, GroupSettings
 from escrowmq.replication.host.reads import Reads
 from escrowmq.replication.host.requests import Requests, Turn
@@ -161,10 +162,13 @@ class GroupService:
         generation: int,
         offsets: Mapping[str, Mapping[int, int]],
         ids: Mapping[str, int] | None = None,
+        attempts: Mapping[str, Mapping[int, int]] | None = None,
     ) -> Reply:
         """``("ok", None)`` once replicated; ``("ok", MembershipStale | TopicMissing | TopicIsOther |
-        GroupCallRefused)``; any other status as submit. ``ids``: those of the topics that are meant."""
-        if (refused := _ids_problem(ids)) is not None:
+        GroupCallRefused)``; any other status as submit. ``ids``: those of the topics that are meant.
+        ``attempts``: topic -> partition -> how often the message at its place has failed; a topic in it names
+        each of its partitions in ``offsets``."""
+        if (refused := _ids_problem(ids) or _attempts_problem(attempts, offsets)) is not None:
             return "ok", GroupCallRefused(refused)
         if (shared := self._shared(group)) is not None:
             return shared
@@ -194,7 +198,7 @@ class GroupService:
 
         if not offsets:
             return check(lambda: None) or ("ok", None)
-        return self._log(group, offsets, check)
+        return self._log(group, offsets, check, attempts or {})
 
     def _commit_first(
         self, group: str, offsets: Mapping[str, Mapping[int, int]], ids: Mapping[str, int]
@@ -293,9 +297,20 @@ class GroupService:
                 return TopicIsOther(topic)
         return None
 
-    def _log(self, group: str, offsets: Mapping[str, Mapping[int, int]], check: Turn) -> Reply:
+    def _log(
+        self,
+        group: str,
+        offsets: Mapping[str, Mapping[int, int]],
+        check: Turn,
+        attempts: Mapping[str, Mapping[int, int]] = MappingProxyType({}),
+    ) -> Reply:
         topics = list(offsets)
-        request = b"".join(ops.group_offsets(group, topic, offsets[topic]) for topic in topics)
+        request = b"".join(
+            _places(group, topic, offsets[topic], attempts[topic])
+            if topic in attempts
+            else ops.group_offsets(group, topic, offsets[topic])
+            for topic in topics
+        )
         term: int | None = None
 
         def turn(queue: Callable[[], None]) -> Reply | None:
@@ -453,6 +468,18 @@ def _held(place: Sequence[Any]) -> GroupCallRefused:
 
 def _pairs(offsets: Mapping[str, Mapping[int, int]]) -> list[TopicPartition]:
     return [(topic, partition) for topic, by in offsets.items() for partition in by]
+
+
+def _places(group: str, topic: str, offsets: Mapping[int, int], attempts: Mapping[int, int]) -> bytes:
+    flat = [n for partition, offset in offsets.items() for n in (partition, offset, attempts[partition])]
+    return share_ops.places(group, topic, flat)
+
+
+def _attempts_problem(attempts: Any, offsets: Mapping[str, Mapping[int, int]]) -> str | None:
+    for topic, by in (attempts or {}).items():
+        if topic not in offsets or by.keys() != offsets[topic].keys():
+            return f"attempts must name the partitions of {topic!r} that offsets name"
+    return None
 
 
 def _group_problem(group: str) -> str | None:

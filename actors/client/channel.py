@@ -36,9 +36,10 @@ SLOW_CALLS_MIN = 2
 #: Methods that change nothing: without an answer, nothing was done.
 READ_ONLY = frozenset(
     (
-        "about", "audit", "client_link", "committed", "fetch", "fetch_ends", "find", "find_transaction",
-        "group_describe", "group_list", "group_places", "held_places", "levels", "members", "message_at",
-        "metrics", "offsets", "open_pairs", "open_topics", "partition_bounds", "scheduled", "share_final",
+        "about", "audit", "client_link", "committed", "failed_attempts", "fetch", "fetch_ends", "find",
+        "find_transaction", "group_describe", "group_list", "group_places", "held_places", "levels",
+        "members", "message_at", "metrics", "offsets", "open_pairs", "open_topics", "partition_bounds",
+        "scheduled", "share_final",
         "share_places", "share_states", "spans", "status", "topic_names", "topics", "transactions",
         "tx_states", "watch", "whoami",
     )

@@ -18,3 +18,11 @@ class ObservableCondition(threading.Condition):
         super().notify_all()
         for listener in tuple(self.listeners):
             listener()
+
+
+def wait_out(condition: threading.Condition, clock: Callable[[], float], seconds: float) -> None:
+    """Waits so long, by a clock that may be a test's."""
+    until = clock() + seconds
+    with condition:
+        while (left_s := until - clock()) > 0:
+            condition.wait(left_s)

@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from escrowmq.actors.client.catalog import TopicCatalog
 from escrowmq.actors.client.consumer_groups import coordinator_group
 from escrowmq.replication.errors import ConfigError, EscrowMQError, GroupKindMismatch, Overloaded
 from escrowmq.replication.format import ops
-from escrowmq.replication.format.internal_topics import owner_problem
+from escrowmq.replication.format.internal_topics import dead_topic, owner_problem, retry_topic
 from escrowmq.replication.format.share_ops import group_settings
 from escrowmq.replication.format.share_settings import NAMES, GroupSettings, Value
 from escrowmq.replication.model import NO_ID, ResultCode
@@ -91,3 +92,18 @@ def create_internal_topic(submit: Submit, groups: int, name: str) -> int:
         elif gid == 0:
             topic_id = info or NO_ID
     return topic_id
+
+
+def of_kind(submit: Submit, groups: int, group: str, kind: str) -> GroupSettings:
+    """Decides the group's kind, if nobody has. Raises GroupKindMismatch."""
+    settings = set_group(submit, groups, group, {})
+    return settings if settings.kind == kind else set_group(submit, groups, group, {"kind": kind})
+
+
+def make_internal_topics(submit: Submit, groups: int, catalog: TopicCatalog, group: str) -> None:
+    """Creates the group's topics of retries and of dead letters, unless they exist."""
+    internal = retry_topic(group), dead_topic(group)
+    catalog.learn(internal)
+    for topic in internal:
+        if catalog.known(topic) is None:
+            create_internal_topic(submit, groups, topic)

@@ -19,6 +19,8 @@ POLL_S_MAX = 3600.0
 ARROW_RECORDS = 10_000
 #: A day: redelivery waits in memory; longer waits belong in the application's own store.
 NACK_DELAY_S_MAX = 86_400.0
+#: The pause of a nack without ``retry``, if none is given.
+NACK_DELAY_S = 5.0
 
 
 def check_group(group: object) -> None:

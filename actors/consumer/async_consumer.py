@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Generator, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Self
 
@@ -23,13 +23,25 @@ from escrowmq.actors.consumer import arguments as args
 from escrowmq.actors.consumer.config import ConsumerConfig
 from escrowmq.actors.consumer.core import ConsumerCore, T, Take
 from escrowmq.actors.consumer.group_work import group_work
+from escrowmq.actors.consumer.retries import Retries
+from escrowmq.actors.consumer.retry_policy import RetryPolicy
+from escrowmq.actors.consumer.running import run_async
 from escrowmq.actors.consumer.statistics import ConsumerStatistics
+from escrowmq.actors.consumer.stream_record import StreamRecord
 from escrowmq.actors.consumer.takeover import Handler, Handlers
 from escrowmq.replication.errors import Closed
 from escrowmq.replication.model import ConsumerRecord
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+class _Done:
+    """To be awaited or not: it is done."""
+
+    def __await__(self) -> Generator[None, None, None]:
+        return
+        yield
 
 
 class AsyncConsumer(AsyncClosing):
@@ -57,6 +69,7 @@ class AsyncConsumer(AsyncClosing):
         pattern: str | re.Pattern[str] | None = None,
         value_deserializer: Deserializer | None = None,
         tags: Collection[str] | None = None,
+        retry: RetryPolicy | None = None,
     ) -> Self:
         """As ``Consumer(...)``, which calls the brokers if ``topics`` are given."""
         core = await asyncio.to_thread(
@@ -71,6 +84,7 @@ class AsyncConsumer(AsyncClosing):
             pattern=pattern,
             value_deserializer=value_deserializer,
             tags=tags,
+            retry=retry,
         )
         return cls(core)
 
@@ -174,9 +188,29 @@ class AsyncConsumer(AsyncClosing):
         """As :meth:`Consumer.seek_to_end`; does not wait."""
         self._core.look_up(partitions, "latest")
 
-    def nack(self, record: ConsumerRecord, delay_s: float = 5.0) -> None:
-        """As :meth:`Consumer.nack`; does not wait."""
-        self._core.nack(record, delay_s)
+    def nack(self, record: ConsumerRecord, delay_s: float | None = None, reason: str = "") -> Awaitable[None]:
+        """As :meth:`Consumer.nack`. With ``retry``, await it: it is durable then. Without, it is done when
+        this returns."""
+        retries = self._core.retries
+        if isinstance(retries, Retries):
+            return asyncio.ensure_future(asyncio.to_thread(retries.nack, record, delay_s, reason))
+        retries.nack(record, delay_s, reason)
+        return _Done()
+
+    async def reject(self, record: ConsumerRecord, reason: str = "") -> None:
+        """As :meth:`Consumer.reject`."""
+        await asyncio.to_thread(self._core.retries.reject, record, reason)
+
+    async def run(
+        self,
+        handler: Callable[[StreamRecord], Awaitable[object]],
+        *,
+        ordered: bool | None = None,
+        stop: asyncio.Event | None = None,
+    ) -> None:
+        """As :meth:`Consumer.run`, with a coroutine. Cancelling it cancels the handler; its record was not
+        handled, and ``poll`` returns it again."""
+        await run_async(self, self._core, handler, ordered, stop)  # type: ignore[arg-type]  # StreamRecords
 
     def pause(self, *partitions: TopicPartition) -> None:
         """As :meth:`Consumer.pause`; does not wait."""

@@ -65,17 +65,27 @@ class Committer:
         #: The join under whose generation copies of a commit may be on their way.
         self._copies_of_join: int | None = None
 
-    def commit(self, offsets: Mapping[TopicPartition, int] | None) -> None:
-        """See :meth:`Consumer.commit`."""
+    def commit(
+        self,
+        offsets: Mapping[TopicPartition, int] | None,
+        attempts: Mapping[TopicPartition, int] | None = None,
+    ) -> None:
+        """See :meth:`Consumer.commit`. ``attempts``: how often the messages at these places have failed, for
+        all of them or for none."""
         deadline = self._router.clock() + self._timeout_s
         if not self._turn.acquire(timeout=self._timeout_s):
             raise Unavailable("another commit of this consumer takes too long", 1.0)
         try:
-            self._commit(offsets, deadline)
+            self._commit(offsets, attempts or {}, deadline)
         finally:
             self._turn.release()
 
-    def _commit(self, offsets: Mapping[TopicPartition, int] | None, deadline: float) -> None:
+    def _commit(
+        self,
+        offsets: Mapping[TopicPartition, int] | None,
+        attempts: Mapping[TopicPartition, int],
+        deadline: float,
+    ) -> None:
         with self._condition:
             self._membership.check_not_fenced()
             wanted = self._delivered() if offsets is None else self._explicit(offsets)
@@ -89,7 +99,7 @@ class Committer:
             if joins == self._copies_of_join:
                 refusal: str | None = "an earlier commit of this consumer may be on its way"
             else:
-                refusal = self._send(wanted, joins, generation, deadline)
+                refusal = self._send(wanted, attempts, joins, generation, deadline)
             if refusal is None:
                 with self._condition:
                     for state, offset in wanted.items():
@@ -136,13 +146,17 @@ class Committer:
                 raise OffsetOutOfRange(*tp, beyond[tp], *bounds)
 
     def _send(
-        self, wanted: Mapping[PartitionState, int], joins: int, generation: int, deadline: float
+        self,
+        wanted: Mapping[PartitionState, int],
+        attempts: Mapping[TopicPartition, int],
+        joins: int,
+        generation: int,
+        deadline: float,
     ) -> str | None:
         """None when the commit is durable; otherwise why the coordinator refused this member."""
         member = self._membership
-        by_topic: dict[str, dict[int, int]] = {}
-        for state, offset in wanted.items():
-            by_topic.setdefault(state.topic, {})[state.partition] = offset
+        by_topic = _by_topic({state.tp: offset for state, offset in wanted.items()})
+        told = (None, _by_topic(attempts)) if attempts else ()
         gid = coordinator_group(member.group, self._router.info.groups)
         left_s = max(deadline - self._router.clock(), 0.001)
 
@@ -150,7 +164,7 @@ class Committer:
             self._copies_of_join = joins
 
         call = self._router.leader_call(
-            *(gid, "commit_offsets", member.group, member.member, generation, by_topic),
+            *(gid, "commit_offsets", member.group, member.member, generation, by_topic, *told),
             timeout_s=left_s,
             repeated=repeated,
         )
@@ -187,3 +201,10 @@ class Committer:
         same = all(self._positions.get(state.tp) is state for state in wanted)
         if member.idle or not same or not member.still_holds(frozenset(state.tp for state in wanted)):
             raise StaleMember(f"{reason}; what was not committed is delivered again to its new reader")
+
+
+def _by_topic(numbers: Mapping[TopicPartition, int]) -> dict[str, dict[int, int]]:
+    found: dict[str, dict[int, int]] = {}
+    for (topic, partition), number in numbers.items():
+        found.setdefault(topic, {})[partition] = number
+    return found

@@ -30,7 +30,10 @@ from escrowmq.actors.consumer.async_consumer import AsyncConsumer
 from escrowmq.actors.consumer.config import ConsumerConfig
 from escrowmq.actors.consumer.core import ConsumerCore
 from escrowmq.actors.consumer.group_work import group_work
+from escrowmq.actors.consumer.retry_policy import RetryPolicy
+from escrowmq.actors.consumer.running import run
 from escrowmq.actors.consumer.statistics import ConsumerStatistics
+from escrowmq.actors.consumer.stream_record import StreamRecord
 from escrowmq.actors.consumer.takeover import Handler, Handlers
 from escrowmq.replication.errors import Closed
 from escrowmq.replication.model import ConsumerRecord
@@ -60,6 +63,7 @@ class Consumer(Closing):
         statistics_callback: Callable[[ConsumerStatistics], object] | None = None,
         statistics_interval_s: float = 60.0,
         tags: Collection[str] | None = None,
+        retry: RetryPolicy | None = None,
         background: Background | None = None,
     ) -> None:
         """Subscribes at once if ``topics`` or a ``pattern`` are given, which needs a ``group``. Raises
@@ -80,6 +84,12 @@ class Consumer(Closing):
         ``tags``: only messages with one of these tags are returned; the consumer passes over all others, and
         ``commit`` covers them. So all members of a group must want the same tags.
 
+        ``retry``: what ``nack`` does. With a :class:`RetryPolicy` the group counts attempts, and gives up
+        with dead letters, as it is set by ``admin.set_group``. Records are then :class:`StreamRecord`. The
+        first such consumer makes the group one that reads by offsets, and creates its topics of retries and
+        of dead letters, ``__retry.<group>`` and ``__dead.<group>``; the former is read beside any other
+        topics. All members of a group need the same ``retry``. Raises GroupKindMismatch, NotSupported.
+
         ``auto_offset_reset`` overrides ``config``'s: "earliest", "latest" or "none" (OffsetOutOfRange).
         ``calls``, ``background``: how replicas are reached, and what runs this consumer; None: Ray, threads.
         """
@@ -97,6 +107,7 @@ class Consumer(Closing):
             background=background,
             value_deserializer=value_deserializer,
             tags=tags,
+            retry=retry,
         )
 
         self._timer: StatisticsTimer[ConsumerStatistics] | None = None
@@ -261,15 +272,53 @@ class Consumer(Closing):
         count as committed from the moment the first consumer was created)."""
         return self.core.committed(topic, partition)
 
-    def nack(self, record: ConsumerRecord, delay_s: float = 5.0) -> None:
-        """Reports a record that could not be processed now: this consumer's ``poll`` returns it again after
-        ``delay_s``.
+    def nack(self, record: ConsumerRecord, delay_s: float | None = None, reason: str = "") -> None:
+        """Reports a record that could not be processed now: it comes again, after ``delay_s``, or as the
+        group's table says. At its last attempt it becomes a dead letter instead, with ``reason`` (cut to
+        1 KiB).
 
-        Until then ``commit()`` stops before it. Only this consumer knows of it: if it dies or loses the
-        partition, the next reader gets everything from this record on again. Breaks the order of the record's
-        key; does not count attempts. Raises Overloaded at 10,000 such records.
+        ``retry`` with order "concurrent": any member of the group gets a copy, with the same ``origin``.
+        Returns when that is durable; only then a commit passes the record. Raises TooManyScheduled,
+        Unavailable or OutcomeUnknown: then this consumer's ``poll`` returns it again after five seconds.
+
+        Order "ordered": from now on ``poll`` returns nothing of the partition, and after the pause this
+        record and all behind it again; behind a dead letter it goes on at once. So leave out what you have
+        in hand of the partition behind it; a nack of that does nothing. Returns when the attempt is durable,
+        together with the partition's place: what lies before the record counts as handled. Raises
+        StaleMember if the partition has moved, Unavailable or OutcomeUnknown: then the record comes again
+        after five seconds, and its next reader may not know of the attempt.
+
+        Without ``retry``: this consumer's ``poll`` returns the record again after ``delay_s`` (5). Until then
+        ``commit()`` stops before it. Only this consumer knows of it: if it dies or loses the partition, the
+        next reader gets everything from this record on again. Breaks the order of the record's key, counts
+        no attempts, and keeps no reason. Raises Overloaded at 10,000 such records.
         """
-        self.core.nack(record, delay_s)
+        self.core.retries.nack(record, delay_s, reason)
+
+    def reject(self, record: ConsumerRecord, reason: str = "") -> None:
+        """No attempt will ever succeed: the record becomes a dead letter now. Otherwise as :meth:`nack`.
+        Raises ConfigError without ``retry``."""
+        self.core.retries.reject(record, reason)
+
+    def run(
+        self,
+        handler: Callable[[StreamRecord], object],
+        *,
+        ordered: bool | None = None,
+        stop: threading.Event | None = None,
+    ) -> None:
+        """Calls ``handler(record)`` for one record after the other, until ``stop`` is set or this consumer is
+        closed. Needs ``retry``.
+
+        When the handler raises, the record is nacked, with the exception as the reason; in a group that reads
+        in order, nothing of its partition is handled until it comes again. Commits every second, and before
+        partitions move. A value that cannot be read is nacked, too. Outages are waited out.
+
+        ``ordered``: states which order the handler needs; raises ConfigError if the consumer's policy is the
+        other one. A handler that takes longer than ``poll_interval_max_s`` loses its partitions. What it
+        raises that is no ``Exception`` (SystemExit) ends this, too.
+        """
+        run(self.core, handler, ordered, stop)  # type: ignore[arg-type]  # with retries they are StreamRecords
 
     def statistics(self) -> ConsumerStatistics:
         """Its counters and present state. Cheap, from any thread, also after ``close``."""

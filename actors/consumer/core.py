@@ -18,6 +18,7 @@ from typing import TypeAlias, TypeVar
 
 from escrowmq.actors.client.background import Background, Threads
 from escrowmq.actors.client.consumer_groups import GroupSnapshot, TopicPartition, coordinator_group
+from escrowmq.actors.client.failure_arguments import check_not_internal
 from escrowmq.actors.client.forking import FORKED, tell_after_fork
 from escrowmq.actors.client.member_names import dynamic_name, static_name
 from escrowmq.actors.client.observable import ObservableCondition
@@ -32,10 +33,13 @@ from escrowmq.actors.consumer.fetcher import FetchThread
 from escrowmq.actors.consumer.membership import Membership
 from escrowmq.actors.consumer.membership_thread import MembershipThread
 from escrowmq.actors.consumer.offsets import OffsetReader
+from escrowmq.actors.consumer.ordered_retries import OrderedRetries, retries_of
 from escrowmq.actors.consumer.pattern import TopicPattern
 from escrowmq.actors.consumer.positions import PartitionState, Positions
 from escrowmq.actors.consumer.redelivery import Redelivery
 from escrowmq.actors.consumer.replica_choice import ReplicaChoice
+from escrowmq.actors.consumer.retries import LocalRetries, Retries
+from escrowmq.actors.consumer.retry_policy import RetryPolicy, check_retry
 from escrowmq.actors.consumer.statistics import ConsumerStatistics, Counted
 from escrowmq.actors.consumer.subscribing import Subscribing
 from escrowmq.actors.consumer.takeover import HandlerCall, Handlers, TakeOver
@@ -52,7 +56,6 @@ from escrowmq.replication.errors import (
     UnknownTopic,
 )
 from escrowmq.replication.message_headers import tags_wanted
-from escrowmq.replication.model import ConsumerRecord
 from escrowmq.replication.replica.validation import has_control_characters
 
 T = TypeVar("T")
@@ -85,6 +88,7 @@ class ConsumerCore:
         background: Background | None = None,
         value_deserializer: Deserializer | None = None,
         tags: Collection[str] | None = None,
+        retry: RetryPolicy | None = None,
     ) -> None:
         """See :class:`Consumer`."""
         chosen = deserializer_of(value_deserializer), tags_wanted(tags)
@@ -95,6 +99,7 @@ class ConsumerCore:
         args.check_topics(topics)
         args.check_needs_group(group, bool(topics) or pattern is not None, handlers not in (None, Handlers()))
         args.check_instance(instance_id, group)
+        check_retry(retry, group)
         self.info, self.config, self.group = info, config, group
         self.background = background = background or Threads()
         self.condition = background.condition()
@@ -108,6 +113,7 @@ class ConsumerCore:
             linger_s=config.fetch_linger_ms / 1000,
         )
         self.redelivery = Redelivery()
+        self.retries: LocalRetries | Retries = LocalRetries(self)
         self._counted, self._calls = Counted(), calls or over_ray(info)
         self.router = Router(info, config.channel, self._calls, name=THREAD, background=background)
         self.clock, self.offsets = background.clock, OffsetReader(self.router)
@@ -138,10 +144,7 @@ class ConsumerCore:
         if self.membership is not None:
             self._make_parts_of_a_member(self.membership, handlers or Handlers())
         try:
-            if group is not None and has_control_characters(group):
-                self._check_known(group)
-            if topics or pattern is not None:
-                self.subscribe(topics, pattern=pattern)
+            self._begin(topics, pattern, retry)
         except BaseException:
             self.close()
             raise
@@ -162,6 +165,25 @@ class ConsumerCore:
             wait_s,
             self._counted,
         )
+
+    def _begin(
+        self, topics: Sequence[str], pattern: str | re.Pattern[str] | None, retry: RetryPolicy | None
+    ) -> None:
+        if self.group is not None and has_control_characters(self.group):
+            self._check_known(self.group)
+        if retry is not None and self.membership is not None:
+            self._begin_retries(retry, self.membership)
+        if topics or pattern is not None:
+            self.subscribe(topics, pattern=pattern)
+
+    def _begin_retries(self, retry: RetryPolicy, member: Membership) -> None:
+        assert self.committer is not None
+        wait_s = self.config.call_timeout_s
+        self.retries = made = retries_of(retry.order, self, member, self._subscribing, self.committer, wait_s)
+        if isinstance(made, OrderedRetries):
+            self.membership_thread.on_places = made.found
+        self.taking.with_past = made.with_past
+        made.begin()
 
     def check_open(self) -> None:
         """Raises Closed after ``close``."""
@@ -188,6 +210,8 @@ class ConsumerCore:
     ) -> None:
         """See :meth:`Consumer.subscribe`."""
         args.check_topics(topics)
+        if isinstance(self.retries, Retries):
+            check_not_internal(topics)
         member = self.membership
         if member is None or self.take_over is None:
             raise ConfigError("subscribe needs a group; create the consumer with group=...")
@@ -205,8 +229,7 @@ class ConsumerCore:
             if handlers is not None:
                 self.take_over.handlers = self.take_over.handlers.updated(handlers)
             self.membership_thread.pattern = following
-            member.topics = wanted
-            member.joined = False  # joins (again) with these
+            member.subscribe(wanted)
             self.membership_thread.polled_at = self.clock()
         self.membership_thread.wake(heartbeat=True)
 
@@ -251,6 +274,8 @@ class ConsumerCore:
 
         ``take``: one of the methods of ``taking``."""
         deadline, me = self.clock() + timeout_s, threading.get_ident()
+        with self.condition:  # a cluster in memory fetches when the lock is released
+            self.taking.resume(self.clock())
         while True:
             with self.condition:
                 while True:
@@ -286,7 +311,8 @@ class ConsumerCore:
                 return [], now, None
             due = self.redelivery.next_due()
             # A due record that was not taken is in a paused partition: ``resume`` notifies the condition.
-            return found, float("inf") if due is None or due <= now else due, None
+            again = float("inf") if due is None or due <= now else due
+            return found, min(again, self.positions.resume_next), None
 
     def _take_over(self, take_over: TakeOver, now: float, caller: object) -> HandlerCall | None:
         """Takes over a new assignment, if the membership thread has brought one: by polling, this thread
@@ -374,7 +400,9 @@ class ConsumerCore:
         """Reading continues at ``offset``; records that wait for redelivery there are forgotten."""
         args.check_offset(offset)
         with self.condition:
-            self.assigned(topic, partition).restart(offset)
+            state = self.assigned(topic, partition)
+            state.restart(offset)
+            state.resume_at = 0.0
             self.redelivery.drop((topic, partition))
             self.condition.notify_all()
         self.fetch.wake()
@@ -428,15 +456,6 @@ class ConsumerCore:
             raise ConfigError("a consumer without a group cannot commit; keep position() yourself")
         tp = args.check_partition((topic, partition))
         return self.offsets.committed(self.group, [topic], self.config.call_timeout_s).get(tp)
-
-    def nack(self, record: ConsumerRecord, delay_s: float) -> None:
-        """See :meth:`Consumer.nack`."""
-        args.check_delay(delay_s)
-        with self.condition:
-            state = self.assigned(record.topic, record.partition)
-            args.check_returned(record, state.position)
-            self.redelivery.add(record, self.clock() + delay_s)
-            self.condition.notify_all()
 
     def statistics(self) -> ConsumerStatistics:
         """See :meth:`Consumer.statistics`."""

@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 PARTITIONS_PER_CALL_MAX = 256
 #: Calls that were given up but whose answers may still be used.
 GIVEN_UP_MAX = 64
+#: Calls at a replica that are not counted though they are under way: they keep places for parked calls busy.
+ABANDONED_MAX = 16
 SLEEP_S_MAX = 0.5
 #: Shortest pause between two steps while no answer comes.
 PAUSE_S = 0.001
@@ -81,12 +83,18 @@ class Fetches:
             rid = self._choice.pick(state.gid, state.turn, now)
             by_replica.setdefault((state.gid, rid), []).append(state)
         for (gid, rid), states in by_replica.items():
-            under_way = sum(1 for call in self._calls.values() if (call.gid, call.rid) == (gid, rid))
-            if room > 0 and under_way < self._config.fetch_calls_in_flight:
+            if room > 0 and self._under_way(gid, rid) < self._config.fetch_calls_in_flight:
                 room -= 1
                 self._send(gid, rid, states[:PARTITIONS_PER_CALL_MAX], now)
         times = [call.give_up_at for call in self._calls.values()]
         return min([*times, self._positions.next_wakeup(now) or now + SLEEP_S_MAX, now + SLEEP_S_MAX])
+
+    def _under_way(self, gid: int, rid: int) -> int:
+        """Calls at a replica. Not those whose answers nobody awaits, since reading went on elsewhere: while
+        they park there, others must not wait for them."""
+        calls = [call for call in self._calls.values() if (call.gid, call.rid) == (gid, rid)]
+        abandoned = sum(1 for call in calls if not self._positions.awaits(call.asked))
+        return len(calls) - min(abandoned, ABANDONED_MAX)
 
     def _send(self, gid: int, rid: int, states: list[PartitionState], now: float) -> None:
         self._token += 1

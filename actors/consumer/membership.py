@@ -37,6 +37,8 @@ class Membership:
     def __init__(self, group: str, member: str) -> None:
         self.group, self.member = group, member
         self.topics: tuple[str, ...] = ()
+        #: What it reads beside any topics that it subscribes to: its group's retries.
+        self.own_topics: tuple[str, ...] = ()
         self.joined = False
         #: Whether it left because the application stopped polling; the next poll ends this.
         self.idle = False
@@ -52,6 +54,11 @@ class Membership:
         self.pending = False
         #: Number of joins, for threads that wait for the next one.
         self.joins = 0
+
+    def subscribe(self, topics: tuple[str, ...]) -> None:
+        """It is to read these: it joins (again) with them."""
+        self.topics = (*topics, *self.own_topics) if topics else ()
+        self.joined = False
 
     def on_join(self, answer: GroupJoined) -> None:
         """The coordinator has accepted this member (again)."""

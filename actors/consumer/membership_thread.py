@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from escrowmq.actors.client.background import Background
@@ -80,6 +80,8 @@ class MembershipThread:
         self.failure: Exception | None = None
         #: Topics of the subscription that no longer exist.
         self.gone: frozenset[str] = frozenset()
+        #: Called with the committed places of partitions before anything of these is fetched.
+        self.on_places: Callable[[Sequence[tuple[str, int, int]]], None] | None = None
         self._missed: frozenset[str] = frozenset()
         self._next_look = float("-inf")
         #: An open transaction holds the group's place somewhere.
@@ -238,10 +240,7 @@ class MembershipThread:
             return
         with self._condition:
             if self.pattern is pattern and pattern.topics:
-                member.topics, member.joined = (
-                    pattern.topics,
-                    False,
-                )  # joins with these, and keeps its partitions
+                member.subscribe(pattern.topics)  # keeps its partitions
                 self._next_heartbeat = float("-inf")
 
     def _look_for_topics(self, now: float) -> None:
@@ -280,6 +279,9 @@ class MembershipThread:
         if not lookups:
             return
         found = self._offsets.resolve(lookups, group, self._config.auto_offset_reset, CALL_S, committed)
+        if self.on_places is not None:
+            pairs = zip(lookups, found, strict=True)
+            self.on_places([(*look.tp, place) for look, place in pairs if isinstance(place, int)])
         at_end = self._config.auto_offset_reset == "latest"  # then the end is committed as the group's place
         with self._condition:
             for look, offset in zip(lookups, found, strict=True):

@@ -14,6 +14,7 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from escrowmq.actors.client.consumer_groups import TopicPartition
 from escrowmq.actors.consumer.records import Chunk, FetchedRun
@@ -27,6 +28,22 @@ ROTATE_IDLE_S = 0.5
 AGAIN = Backoff(first_s=0.01, longest_s=0.2)
 
 _epochs = itertools.count(1)
+
+
+class Failed(NamedTuple):
+    """How often the message at an offset has failed, in a group that reads in order. ``since``: its first
+    failure, by the consumer's clock; None: another consumer has seen that one."""
+
+    offset: int = -1
+    times: int = 0
+    since: float | None = None
+
+    def at(self, offset: int) -> int:
+        """How often the message at this offset has failed."""
+        return self.times if offset == self.offset else 0
+
+
+NEVER_FAILED = Failed()
 
 
 @dataclass(slots=True, eq=False)
@@ -44,6 +61,11 @@ class PartitionState:
     chunks: deque[Chunk] = field(default_factory=deque)
     buffered: int = 0
     paused: bool = False
+    #: In a group that reads in order: until when nothing is handed out, since a message has failed (0: it is
+    #: handed out), and the position before reading went back to that message.
+    resume_at: float = 0.0
+    returned: int = 0
+    failed: Failed = NEVER_FAILED
     #: What to look up while the position is unknown: "committed", "earliest", "latest", or "check": whether
     #: ``suspect`` (an offset that one replica does not have) is really out of range.
     goal: str = "committed"
@@ -73,6 +95,7 @@ class PartitionState:
         return (
             self.position is not None
             and not self.paused
+            and not self.resume_at
             and self.in_flight is None
             and self.error is None
             and self.not_before <= now
@@ -81,7 +104,7 @@ class PartitionState:
     def look_up(self, goal: str, suspect: int = 0) -> None:
         """Makes the position unknown until ``resolve``."""
         self.restart(None)
-        self.goal, self.suspect = goal, suspect
+        self.goal, self.suspect, self.resume_at = goal, suspect, 0.0
 
     def back_off(self, now: float) -> None:
         """Delays the next fetch, each time for longer."""
@@ -111,6 +134,8 @@ class Positions:
         self._order: deque[TopicPartition] = deque()  # the first one's records are handed out next
         #: Fetching stopped because memory is full: a poll that takes records must wake the fetch thread.
         self.starved = False
+        #: When ``resume`` has something to do, or earlier; infinity: never.
+        self.resume_next = float("inf")
 
     def states(self) -> list[PartitionState]:
         """Every assigned partition's state."""
@@ -140,6 +165,23 @@ class Positions:
                 self._states[topic, partition] = PartitionState(topic, partition, gid, partition)
         self._order = deque(sorted(self._states))
         return lost
+
+    def suspend(self, state: PartitionState, until: float) -> None:
+        """Nothing of the partition is handed out until then."""
+        state.resume_at = until
+        self.resume_next = min(self.resume_next, until)
+
+    def resume(self, now: float) -> bool:
+        """Ends the pauses that are over. Returns whether there were any."""
+        if now < self.resume_next:
+            return False
+        over = [state for state in self._states.values() if 0.0 < state.resume_at <= now]
+        for state in over:
+            state.resume_at = 0.0
+        self.resume_next = min(
+            (s.resume_at for s in self._states.values() if s.resume_at), default=float("inf")
+        )
+        return bool(over)
 
     def unresolved(self) -> list[PartitionState]:
         """Partitions whose position must be looked up before they can be fetched."""
@@ -175,6 +217,11 @@ class Positions:
         ready = [s for s in states if s.fetchable(now)]
         self.starved = calls == 0 or any(s.buffered >= share for s in ready)
         return sorted((s for s in ready if s.buffered < share), key=lambda s: s.buffered), calls
+
+    def awaits(self, asked: Iterable[tuple[TopicPartition, int, int]]) -> bool:
+        """Whether an answer to this fetch (partition, epoch, offset) is still of use."""
+        states = ((self._states.get(tp), epoch) for tp, epoch, _ in asked)
+        return any(state is not None and state.epoch == epoch for state, epoch in states)
 
     def next_wakeup(self, now: float) -> float | None:
         """The earliest time at which a partition that backs off may be fetched again."""
@@ -241,7 +288,7 @@ class Positions:
         for _ in range(len(self._order)):
             tp = self._order[0]
             state = self._states[tp]
-            while state.chunks and count < limit and not state.paused:
+            while state.chunks and count < limit and not state.paused and not state.resume_at:
                 chunk = state.chunks[0]
                 assert chunk.next == state.position, (chunk.next, state.position)
                 try:

@@ -3,7 +3,8 @@
 Kept as simple as possible: this consumer keeps a nacked record, and ``poll`` returns it after its delay;
 until then no commit without explicit offsets goes past it. So if this consumer dies or loses the partition
 first, the next reader starts at that record: it and everything after it is delivered again. Attempts are not
-counted, and there is no dead-letter topic.
+counted, and there is no dead-letter topic. A consumer with ``retry`` keeps a record here only until its
+failure is durable elsewhere.
 
 Pure: takes ``now``. Bounded by ``limit``.
 """
@@ -34,15 +35,25 @@ class Redelivery:
         return self._count
 
     def add(self, record: ConsumerRecord, due: float) -> None:
-        """Keeps a record until ``due``; repeated for a record, the new time counts. Raises Overloaded at the
-        limit."""
+        """Keeps a record until ``due`` (infinity: until it is discarded); repeated for a record, the new time
+        counts. Raises Overloaded at the limit."""
         waiting = self._records.setdefault((record.topic, record.partition), {})
         if record.offset not in waiting:
             if self._count >= self._limit:
                 raise Overloaded(f"{self._limit} nacked records wait for redelivery; let them drain", 1.0)
             self._count += 1
         waiting[record.offset] = due, record
-        heapq.heappush(self._due, (due, record.topic, record.partition, record.offset))
+        if due < float("inf"):
+            heapq.heappush(self._due, (due, record.topic, record.partition, record.offset))
+
+    def discard(self, record: ConsumerRecord) -> bool:
+        """Forgets a record. False: it was forgotten before, with its partition."""
+        waiting = self._records.get((record.topic, record.partition), {})
+        if record.offset not in waiting:
+            return False
+        del waiting[record.offset]
+        self._count -= 1
+        return True
 
     def take(self, now: float, limit: int, skip: Collection[TopicPartition] = ()) -> list[ConsumerRecord]:
         """Due records, at most ``limit``; those of partitions in ``skip`` (paused) continue to wait."""

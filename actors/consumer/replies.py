@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from escrowmq.actors.client.closing import Closing
-from escrowmq.actors.client.router import result_of
+from escrowmq.actors.client.outcomes import submitting
 from escrowmq.actors.client.share_groups import create_internal_topic
 from escrowmq.actors.client.share_level import await_level
 from escrowmq.actors.consumer.consumer import Consumer
@@ -59,13 +59,9 @@ class Replies(Closing):
         core = consumer.core
         wait_s = core.config.call_timeout_s
 
-        def submit(gid: int, request: bytes) -> tuple[int, object]:
-            (result,) = result_of(core.router.submit(gid, request, wait_s), wait_s)
-            return result[0], result[1] if len(result) > 1 else None
-
         try:
             await_level(core.router, wait_s)
-            create_internal_topic(submit, core.info.groups, replies_topic(app))
+            create_internal_topic(submitting(core.router, wait_s), core.info.groups, replies_topic(app))
             consumer.subscribe([replies_topic(app)])
         except BaseException:
             consumer.close()

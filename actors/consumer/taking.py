@@ -15,6 +15,7 @@ from escrowmq.actors.consumer.positions import HandOut, PartitionState, Position
 from escrowmq.actors.consumer.records import Chunk
 from escrowmq.actors.consumer.redelivery import Redelivery
 from escrowmq.actors.consumer.statistics import Counted
+from escrowmq.actors.consumer.stream_record import StreamRecord
 from escrowmq.replication.errors import EscrowMQError
 from escrowmq.replication.format.packing import UNPACKED_BYTES
 from escrowmq.replication.model import ConsumerRecord
@@ -32,6 +33,8 @@ class Taking:
 
     #: The last call stopped only because it had passed over many messages: more may be there.
     interrupted = False
+    #: Adds what is known of a record's past; None: a consumer without ``retry``.
+    with_past: Callable[[ConsumerRecord], StreamRecord] | None = None
 
     def __init__(
         self,
@@ -61,7 +64,7 @@ class Taking:
                 return 0
             start = chunk.next
             part = chunk.take(state.topic, state.partition, left, room, self._deserialize, self._tags)
-            records.extend(part)
+            records.extend(part if self.with_past is None else map(self.with_past, part))
             room = room - chunk.unpacked if records else UNPACKED_BYTES
             return chunk.next - start
 
@@ -91,7 +94,13 @@ class Taking:
         self._fetched(limit, len(again), add, lambda: sum(batch.num_rows for batch in batches))
         return batches
 
+    def resume(self, now: float) -> None:
+        """Goes on with partitions whose pause is over."""
+        if self._positions.resume(now):
+            self._wake_fetch()
+
     def _again(self, limit: int, now: float) -> list[ConsumerRecord]:
+        self.resume(now)
         if not self._redelivery:
             return []
         paused = {state.tp for state in self._positions.states() if state.paused}

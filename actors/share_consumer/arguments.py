@@ -4,56 +4,13 @@ from __future__ import annotations
 
 from escrowmq.actors.share_consumer.config import LEASE_S_MAX, LEASE_S_MIN
 from escrowmq.replication.errors import ConfigError, InvalidMessage, MessageTooLarge
-from escrowmq.replication.format.internal_topics import is_reserved, owner_problem
-from escrowmq.replication.format.share_ops import BY_TABLE, REASON_BYTES_MAX
-from escrowmq.replication.format.share_settings import DELAY_MS_MAX
+from escrowmq.replication.format.internal_topics import owner_problem
 from escrowmq.replication.model import ConsumerRecord
 
 #: Threads of one ``run``: as many as a process can have at all.
 THREADS_MAX = 10_000
 #: Result of an ack: a reply is a message, and messages are of about this size by default.
 RESULT_BYTES_MAX = 1 << 20
-#: A reason that nobody gave.
-NO_REASON = "no reason given"
-
-
-def check_group(group: object) -> str:
-    """The name of a group that can have retries and dead letters. Raises ConfigError."""
-    if type(group) is not str:
-        raise ConfigError(f"group must be a str, not {group!r}")
-    if (problem := owner_problem("group", group)) is not None:
-        raise ConfigError(problem)
-    return group
-
-
-def check_not_internal(topics: object) -> None:
-    """A share group reads its own retries by itself, and nobody else's. Raises ConfigError."""
-    for topic in topics if isinstance(topics, list | tuple) else ():
-        if is_reserved(topic):
-            raise ConfigError(
-                f"topic {topic!r} is the broker's own; name the topics that messages are sent to"
-            )
-
-
-def delay_ms(delay_s: object) -> int:
-    """The delay of a nack as requests have it; None: by the group's table. Raises InvalidMessage."""
-    if delay_s is None:
-        return BY_TABLE
-    if (
-        isinstance(delay_s, bool)
-        or not isinstance(delay_s, int | float)
-        or not 0 <= delay_s <= DELAY_MS_MAX / 1000
-    ):
-        raise InvalidMessage(f"delay_s must be seconds from 0 to ten years, or None, not {delay_s!r}")
-    return round(delay_s * 1000)
-
-
-def reason_text(reason: object) -> str:
-    """A reason as it is stored: cut to 1 KiB of UTF-8, and never empty. Raises InvalidMessage."""
-    if not isinstance(reason, str):
-        raise InvalidMessage(f"reason must be a str, not {type(reason).__name__}")
-    cut = reason.encode(errors="replace")[:REASON_BYTES_MAX]
-    return cut.decode(errors="ignore").strip() or NO_REASON
 
 
 def check_lease(lease_s: object) -> float:

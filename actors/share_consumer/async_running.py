@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from escrowmq.actors.share_consumer.arguments import reason_text
+from escrowmq.actors.client.failure_arguments import reason_of
 from escrowmq.actors.share_consumer.core import ShareConsumerCore
 from escrowmq.actors.share_consumer.record import ShareRecord
 from escrowmq.replication.errors import Closed, EscrowMQError, RecordNotHeld
@@ -86,11 +86,11 @@ class AsyncRunner:
             await asyncio.shield(self._say(record, self._core.release))
             raise
         except Exception as error:
-            reason = f"{type(error).__name__}: {error}"
+            reason = reason_of(error)
             if limit.expired():
                 reason = f"the handler did not return within {patience_s:g} s"
             log.info("the handler failed at %s/%d, offset %d", *_place(record), exc_info=error)
-            await self._say(record, self._core.nack, None, reason_text(reason))
+            await self._say(record, self._core.nack, None, reason)
         else:
             try:
                 self._core.ack(record)

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from escrowmq.actors.client.catalog import TopicCatalog
+from escrowmq.actors.client.outcomes import outcome, submitting
 from escrowmq.actors.client.router import Router, result_of
-from escrowmq.actors.client.share_groups import create_internal_topic, set_group
+from escrowmq.actors.client.share_groups import make_internal_topics, of_kind
 from escrowmq.actors.client.share_level import await_level
-from escrowmq.actors.share_consumer.results import outcome
 from escrowmq.replication.errors import (
     EscrowMQError,
     GroupKindMismatch,
@@ -22,7 +22,6 @@ from escrowmq.replication.errors import (
     TopicRecreated,
     UnknownTopic,
 )
-from escrowmq.replication.format.internal_topics import dead_topic, retry_topic
 from escrowmq.replication.format.share_ops import share_create
 from escrowmq.replication.format.share_settings import SHARE, GroupSettings
 from escrowmq.replication.model import ResultCode
@@ -42,10 +41,6 @@ def begin(router: Router, group: str, topics: Sequence[str], create: str, timeou
 
     Raises UnknownTopic, GroupKindMismatch, NotSupported (below format level 9), Overloaded, Unavailable.
     """
-
-    def submit(gid: int, operation: bytes) -> tuple[int, Any]:
-        return outcome(result_of(router.submit(gid, operation, timeout_s), timeout_s)[0])
-
     catalog = TopicCatalog(router, timeout_s, clock=router.clock)
     names = tuple(dict.fromkeys(topics))
     catalog.learn(names)
@@ -56,8 +51,9 @@ def begin(router: Router, group: str, topics: Sequence[str], create: str, timeou
             by_group.setdefault(gid, {}).setdefault(topic, []).append(partition)
     await_level(router, timeout_s)
     # From here on something is written: a misspelt topic has no effect.
-    settings = of_kind(submit, router, group, SHARE)
-    make_internal_topics(submit, router, catalog, group)
+    submit = submitting(router, timeout_s)
+    settings = of_kind(submit, router.info.groups, group, SHARE)
+    make_internal_topics(submit, router.info.groups, catalog, group)
     for gid, found in by_group.items():
         places = [(topic, partition) for topic, partitions in found.items() for partition in partitions]
         ids = router.places.id_of
@@ -67,22 +63,6 @@ def begin(router: Router, group: str, topics: Sequence[str], create: str, timeou
             _check_begun(group, topic, *outcome(result))
     # A broker group without partitions of the topics has no retries of them either.
     return Begun(settings, {gid: sorted(found) for gid, found in by_group.items()})
-
-
-def of_kind(submit: Any, router: Router, group: str, kind: str) -> GroupSettings:
-    """Decides the group's kind, if nobody has. Raises GroupKindMismatch."""
-    groups = router.info.groups
-    settings = set_group(submit, groups, group, {})
-    return settings if settings.kind == kind else set_group(submit, groups, group, {"kind": kind})
-
-
-def make_internal_topics(submit: Any, router: Router, catalog: TopicCatalog, group: str) -> None:
-    """Creates the group's topics of retries and of dead letters, unless they exist."""
-    internal = retry_topic(group), dead_topic(group)
-    catalog.learn(internal)
-    for topic in internal:
-        if catalog.known(topic) is None:
-            create_internal_topic(submit, router.info.groups, topic)
 
 
 def _check_begun(group: str, topic: str, code: int, info: Any) -> None:

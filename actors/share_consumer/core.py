@@ -13,8 +13,14 @@ import threading
 from collections.abc import Sequence
 
 from escrowmq.actors.client.background import Background, Threads
+from escrowmq.actors.client.failure_arguments import (
+    check_group,
+    check_not_internal,
+    delay_in_ms,
+    reason_text,
+)
 from escrowmq.actors.client.forking import FORKED, tell_after_fork
-from escrowmq.actors.client.observable import ObservableCondition
+from escrowmq.actors.client.observable import ObservableCondition, wait_out
 from escrowmq.actors.client.replica_calls import ReplicaCalls
 from escrowmq.actors.client.router import Router, over_ray
 from escrowmq.actors.client.topology import ClusterInfo
@@ -57,11 +63,11 @@ class ShareConsumerCore:
     ) -> None:
         """See :class:`ShareConsumer`."""
         deserialize = deserializer_of(value_deserializer)
-        self.group, self.config = args.check_group(group), config or ShareConsumerConfig()
+        self.group, self.config = check_group(group), config or ShareConsumerConfig()
         check_topics(topics)
         if not topics:
             raise ConfigError("topics names at least one topic: a share group reads what it names")
-        args.check_not_internal(topics)
+        check_not_internal(topics)
         self.member = secrets.token_hex(16)
         #: Messages to have ahead of ``poll``.
         self.prefetch = self.config.prefetch_records
@@ -113,10 +119,7 @@ class ShareConsumerCore:
 
     def pause(self, seconds: float) -> None:
         """Waits, by the clock that everything here goes by."""
-        until = self.clock() + seconds
-        with self.condition:
-            while (left_s := until - self.clock()) > 0:
-                self.condition.wait(left_s)
+        wait_out(self.condition, self.clock, seconds)
 
     # ------------------------------------------------------------ poll
 
@@ -168,7 +171,7 @@ class ShareConsumerCore:
             with self.condition:
                 self._in_hand.settled(batch, offset)
             try:
-                self.settling.nack_in(batch, offset, BY_TABLE, args.reason_text(reason), BY_CLIENT)
+                self.settling.nack_in(batch, offset, BY_TABLE, reason_text(reason), BY_CLIENT)
             except EscrowMQError as error:  # its lease ends, and it comes again
                 log.warning("an unreadable message could not be nacked: %s", error)
 
@@ -199,13 +202,13 @@ class ShareConsumerCore:
 
     def nack(self, record: ConsumerRecord, delay_s: float | None, reason: str) -> None:
         """See :meth:`ShareConsumer.nack`."""
-        delay_ms, text = args.delay_ms(delay_s), args.reason_text(reason)
+        delay_ms, text = delay_in_ms(delay_s), reason_text(reason)
         self.check_open()
         self.settling.nack(record, delay_ms, text, BY_CONSUMER)
 
     def reject(self, record: ConsumerRecord, reason: str) -> None:
         """See :meth:`ShareConsumer.reject`."""
-        text = args.reason_text(reason)
+        text = reason_text(reason)
         self.check_open()
         self.settling.nack(record, REJECT, text, BY_CONSUMER)
 

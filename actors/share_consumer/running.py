@@ -12,7 +12,7 @@ import logging
 import threading
 from collections.abc import Callable
 
-from escrowmq.actors.share_consumer.arguments import reason_text
+from escrowmq.actors.client.failure_arguments import reason_of
 from escrowmq.actors.share_consumer.core import ShareConsumerCore
 from escrowmq.actors.share_consumer.record import ShareRecord
 from escrowmq.replication.errors import Closed, EscrowMQError, Overloaded, RecordNotHeld
@@ -121,7 +121,7 @@ class Runner:
         if failure is None:
             self._say(record, self._core.ack)
             return
-        reason = reason_text(f"{type(failure).__name__}: {failure}")
+        reason = reason_of(failure)
         log.info("the handler failed at %s/%d, offset %d", *_place(record), exc_info=failure)
         self._say(record, self._core.nack, None, reason)
         if not isinstance(failure, Exception):

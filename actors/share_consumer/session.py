@@ -15,6 +15,7 @@ from typing import Any
 
 from escrowmq.actors.client.channel import Request
 from escrowmq.actors.client.failures import Failure
+from escrowmq.actors.client.outcomes import outcome
 from escrowmq.actors.client.router import Router
 from escrowmq.actors.share_consumer.acquired import Acquired
 from escrowmq.actors.share_consumer.asking import FAILED_PAUSE_S, AskedGroup, Asking
@@ -22,7 +23,6 @@ from escrowmq.actors.share_consumer.config import ShareConsumerConfig
 from escrowmq.actors.share_consumer.gathering import Gathering, Ranges
 from escrowmq.actors.share_consumer.in_hand import Batch, InHand, PlaceOfBatch
 from escrowmq.actors.share_consumer.ranges import flat, merged, pairs, ranges_of
-from escrowmq.actors.share_consumer.results import outcome
 from escrowmq.actors.share_consumer.statistics import ShareCounted
 from escrowmq.replication.calling.share_answers import AcquiredRow, Place
 from escrowmq.replication.errors import (

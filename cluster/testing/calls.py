@@ -29,6 +29,7 @@ KINDS = {
     "commit": (OpType.COMMIT,),
     "rollback": (OpType.ROLLBACK,),
     "cancel": (OpType.CANCEL,),
+    "nack": (OpType.NACK,),
 }
 #: A test can also make this call fail.
 COMMIT_OFFSETS = "commit_offsets"

@@ -92,11 +92,11 @@ class InMemoryCluster(Cluster):
         """Make the next request of a kind fail, and only that one.
 
         ``what``: "send" (plain messages), "prepare", "commit", "rollback" (of transactions), "cancel" (of
-        delayed messages), or "commit_offsets" (of a consumer). ``error``: with Unavailable, Overloaded or
-        DiskFull, the broker does nothing; with OutcomeUnknown, the broker carries out the request only if
-        ``carried_out``. Everything in one request fails together. The client retries until its own time-out,
-        as with a real cluster, so the clock is that much later afterwards (``delivery_timeout_s``,
-        ``call_timeout_s``: 30 s). Raises ConfigError.
+        delayed messages), "nack" (of any consumer with retries), or "commit_offsets" (of a consumer).
+        ``error``: with Unavailable, Overloaded or DiskFull, the broker does nothing; with OutcomeUnknown, the
+        broker carries out the request only if ``carried_out``. Everything in one request fails together. The
+        client retries until its own time-out, as with a real cluster, so the clock is that much later
+        afterwards (``delivery_timeout_s``, ``call_timeout_s``: 30 s). Raises ConfigError.
         """
         self._network.plan(what, error, carried_out)
 

@@ -32,7 +32,7 @@ REFERENCE: dict[str, tuple[str, str, str]] = {
     "consumer": (
         "Consumers",
         "Read what is committed. [Guide](../guide.md#consumers).",
-        "Consumer AsyncConsumer ConsumerStatistics Replies Reply",
+        "Consumer AsyncConsumer RetryPolicy StreamRecord ConsumerStatistics Replies Reply",
     ),
     "share-consumer": (
         "Share consumers",

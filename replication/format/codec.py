@@ -130,7 +130,7 @@ META_TYPES: dict[int, Any] = {
     OpType.CANCEL: tuple[str, int, list[int], int],
     OpType.FORWARD: tuple[str, int, list[int], list[int]],
     OpType.SHARE_ACK: tuple[str, str, int, list[int], str, int],
-    OpType.NACK: tuple[str, str, int, list[int], list[int], list[str], str, str, bool, int],
+    OpType.NACK: tuple[str, str, int, list[int], list[int], list[str], str, str, int, int],
     OpType.CREATE_TOPIC: tuple[str, dict[str, int | str]],
     OpType.DELETE_TOPIC: tuple[str],
     OpType.GROUP_OFFSETS: tuple[str, str, list[int]],

@@ -87,6 +87,7 @@ def nack(
     topic_id: int,
     *,
     stream: bool = False,
+    attempt: int = 1,
 ) -> bytes:
     """NACK ``[group, topic, partition, [offset...], [delay_ms...], [reason...], member, by, stream,
     topic_id]``: the group could not handle these messages.
@@ -94,14 +95,16 @@ def nack(
     A delay of ``BY_TABLE`` leaves it to the group's settings, as which attempt it was decides whether the
     message comes back; with ``REJECT`` it does not. ``member``: who holds the leases, "": nobody; ``by`` is
     told in the copy. ``stream``: the group reads by offsets, so no original becomes final, and what is
-    repeated is copied again. In the group's own topic of dead letters it means: redrive, at once and as at
-    the first attempt.
+    repeated is copied again. It stands as 0, or as the number of the attempt that has failed, if the group
+    counts attempts at its places (``places``). In the group's own topic of dead letters it means: redrive,
+    at once and as at the first attempt.
 
     Result: OK, also for messages that are final already; else PARTIAL with ``[place, code, info]``:
     LEASE_LOST (somebody else holds it), RETRY (send again: it did not fit), OUT_OF_RANGE, UNKNOWN_TOPIC with
     the internal topic that is to be created, TOO_MANY_SCHEDULED.
     """
-    meta = (group, topic, partition, offsets, delays_ms, reasons, member, by, stream, topic_id)
+    number = attempt if stream else 0
+    meta = (group, topic, partition, offsets, delays_ms, reasons, member, by, number, topic_id)
     return encode_op(OpType.NACK, meta)
 
 

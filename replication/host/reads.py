@@ -175,6 +175,12 @@ class Reads:
 
         return self._running.led(read)
 
+    def attempts(self, group: str, places: Sequence[tuple[str, int, int]]) -> Reply:
+        """``("ok", [number, ...])``: how often the message at each of these places (topic, partition, next
+        offset) of a consumer group has failed; leader only."""
+        noted = self._replica.state.attempts
+        return self._running.led(lambda: [noted.at(group, *place) for place in places])
+
     def group_names(self) -> list[str]:
         """Groups that have committed offsets or settings."""
         state = self._replica.state

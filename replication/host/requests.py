@@ -19,13 +19,14 @@ from escrowmq.replication.state.topics import Topic
 #: If a request is not answered within this time, its outcome is unknown to the caller (it may still take
 #: effect).
 SUBMIT_WAIT_S = 15.0
+_PLACES = frozenset((OpType.GROUP_OFFSETS, OpType.PLACES))
 #: Calls its argument to queue a request, which must not take long; or returns the refusal to answer with.
 Turn = Callable[[Callable[[], None]], Reply | None]
 
 
 def topics_of_places(ops: Sequence[Op], topics: Mapping[str, Topic]) -> dict[str, Topic | None]:
     """The present topics of the consumer groups' places in ``ops``, by name."""
-    return {op.meta[1]: topics.get(op.meta[1]) for op in ops if op.type == OpType.GROUP_OFFSETS}
+    return {op.meta[1]: topics.get(op.meta[1]) for op in ops if op.type in _PLACES}
 
 
 class Requests:

@@ -109,12 +109,15 @@ class Failures:
         by: str,
         now_ms: int,
         *,
+        attempt: int,
         redrives: bool,
     ) -> list[Copy]:
-        """What is written in its place. Raises OffsetGone."""
+        """What is written in its place. ``attempt``: the one that has failed, unless the message's headers
+        tell of more. Raises OffsetGone."""
         row, run = self._rows.read(partition, offset)
         found = decode_row(row)
         past = _history(partition, offset, run, found)
+        past = past._replace(attempt=max(past.attempt, attempt))
         assert past.origin is not None
         headers = {forwarded.ORIGIN: forwarded.origin_text(past.origin), forwarded.GROUP: group}
         if redrives:

@@ -147,7 +147,7 @@ class ShareAdmission:
     def nack(self, writer: EntryWriter, submission: Submission, number: int) -> None:
         """NACK."""
         op = submission.units[number].ops[0]
-        group, topic, _, offsets, delays_ms, reasons, member, by, stream, _ = op.meta
+        group, topic, _, offsets, delays_ms, reasons, member, by, stream, _ = op.meta  # stream: which attempt
         partition = self._partition(op)
         pair = self._state.shares.get(group, partition) if isinstance(partition, Partition) else None
         if not isinstance(partition, Partition):
@@ -163,9 +163,8 @@ class ShareAdmission:
             found = self._refusal_of_nack(group, partition, None if stream else pair, member, offset)
             if found is None:
                 try:
-                    copies = self._failures.copies(
-                        group, partition, offset, delay_ms, reason, by, writer.now_ms, redrives=redrives
-                    )
+                    about = group, partition, offset, delay_ms, reason, by, writer.now_ms
+                    copies = self._failures.copies(*about, attempt=stream, redrives=redrives)
                     found = self._admit(writer, copies, targets)
                 except OffsetGone:  # retention has overtaken it
                     found = _OK if not stream else [int(ResultCode.OUT_OF_RANGE), partition.index.start]

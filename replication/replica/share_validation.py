@@ -89,11 +89,13 @@ def _reply_problem(op: Op) -> str | None:
 
 
 def _nack_problem(op: Op) -> str | None:
-    _, _, _, offsets, delays_ms, reasons, member, by, _, _ = op.meta
+    _, _, _, offsets, delays_ms, reasons, member, by, attempt, _ = op.meta
     if not offsets or len(offsets) > NACKED_MAX or not len(offsets) == len(delays_ms) == len(reasons):
         return f"NACK needs 1 to {NACKED_MAX} offsets, and a delay and a reason for each"
     if min(delays_ms) < REJECT or max(delays_ms) > DELAY_MS_MAX:
         return f"a delay must be 0 to {DELAY_MS_MAX} ms"
+    if not 0 <= attempt <= NUMBER_MAX:
+        return f"the number of an attempt must be 0 to {NUMBER_MAX}"
     if max(map(len, reasons)) > REASON_CHARS_MAX or max(len(member), len(by)) > NAME_CHARS_MAX:
         return f"a reason has at most {REASON_CHARS_MAX} characters, and a name {NAME_CHARS_MAX}"
     return _offsets_problem(offsets)

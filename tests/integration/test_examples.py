@@ -19,6 +19,7 @@ from examples import (
     inbox_billing,
     notify_partner,
     order_service,
+    ordered_retry,
     outbox_orders,
     pipeline,
     reminders,
@@ -26,7 +27,7 @@ from examples import (
     share_consumer,
     why_not_dual_write,
 )
-from tests.support.share_examples import COMPENSATED, DUAL_WRITES, GIVEN_UP, HEARD, SAGAS
+from tests.support.share_examples import COMPENSATED, DUAL_WRITES, GIVEN_UP, HEARD, ORDERED, SAGAS
 
 if TYPE_CHECKING:
     from escrowmq import Cluster
@@ -89,6 +90,10 @@ def test_every_order_gets_its_mail_or_is_a_dead_letter(cluster: Cluster, unique:
         "order-2": "no such address",
         "order-7": "ValueError: the mailbox is full",
     }
+
+
+def test_bookings_keep_their_order_through_failures(cluster: Cluster, unique: Unique) -> None:
+    assert ordered_retry.run(cluster, unique("bookings")) == ORDERED
 
 
 def test_an_order_service_that_is_killed_leaves_no_order_in_one_place_only(

@@ -47,6 +47,7 @@ _PARTS = {
     "running": ["whoami", "levels"],
 }
 _ANSWERS = {method: (part, method) for part, methods in _PARTS.items() for method in methods} | {
+    "failed_attempts": ("reads", "attempts"),
     "group_join": ("groups", "join"),
     "held_places": ("reads", "places"),
     "group_heartbeat": ("groups", "heartbeat"),

@@ -20,3 +20,9 @@ DUAL_WRITES = {
     "send_again_when_in_doubt": (1, 2),
     "escrow": (1, 1),
 }
+#: ordered_retry: the bookings of each account, the attempts at the wrong one, the dead letters.
+ORDERED = (
+    {f"account-{n}": [0, 1, 2, 3, 4] if n else [0, 1, 2, 4] for n in range(4)},
+    [1, 2, 3],
+    {"3": "ValueError: the amount is no number"},
+)

@@ -123,6 +123,7 @@ LEADERS_CALLS: list[tuple[str, tuple[Any, ...]]] = [
     ("topic_names", (0, 0)),
     ("committed", ("g",)),
     ("held_places", ("g", ["t"])),
+    ("failed_attempts", ("g", [("t", 0, 1)])),
     ("transactions", ()),
     ("find_transaction", ("x",)),
     ("audit", ()),

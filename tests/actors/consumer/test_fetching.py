@@ -262,3 +262,23 @@ def test_penalties_double_and_end():
     assert choice.pick(0, 0, 1e6 + PENALTY.longest_s) == 0
     choice.answered(0, 1)
     assert choice.pick(0, 1, 3.1) == 1
+
+
+def test_fetches_that_nobody_awaits_do_not_hold_up_others():
+    """They park at the broker after ``seek``, and their answers are of no use."""
+    sent = []
+    positions = Positions(fetch_bytes=1000, buffer_bytes=100_000, linger_s=0.0)
+    config = ConsumerConfig(fetch_calls_in_flight=2, fetch_wait_s=30.0)
+    fetches = Fetches(positions, ReplicaChoice(1), config, lambda gid, rid, args, token: sent.append(args[0]))
+    positions.assign({("t", 0): 0, ("u", 0): 0}, [])
+    state, other = positions.states()
+    for offset in range(6):
+        state.restart(offset)
+        fetches.advance(offset / 10)
+    assert [offset for ((_, _, offset),) in sent] == [*range(6)]
+    other.restart(3)
+    fetches.advance(0.7)
+    assert sent[-1] == [("u", 0, 3)]
+    state.restart(9)
+    state.paused = True
+    assert fetches.in_flight == 7 and positions.awaits([(other.tp, other.epoch, 3)])

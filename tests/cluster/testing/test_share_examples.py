@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from escrowmq.testing import InMemoryCluster
-from examples import compensation, notify_partner, saga, why_not_dual_write
-from tests.support.share_examples import COMPENSATED, DUAL_WRITES, GIVEN_UP, HEARD, SAGAS
+from examples import compensation, notify_partner, ordered_retry, saga, why_not_dual_write
+from tests.support.share_examples import COMPENSATED, DUAL_WRITES, GIVEN_UP, HEARD, ORDERED, SAGAS
 
 
 @pytest.fixture
@@ -29,6 +29,10 @@ def test_a_shop_gives_back_what_the_warehouse_cannot_deliver(cluster: InMemoryCl
 
 def test_a_saga_ends_booked_or_undone(cluster: InMemoryCluster) -> None:
     assert saga.run(cluster) == SAGAS
+
+
+def test_bookings_keep_their_order_through_failures(cluster: InMemoryCluster) -> None:
+    assert ordered_retry.run(cluster) == ORDERED
 
 
 def test_two_writes_without_a_transaction_break_and_the_escrow_does_not(cluster: InMemoryCluster) -> None:

@@ -1,0 +1,68 @@
+"""A commit may say how often the message at its place has failed: who may say it, and how long it counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from escrowmq import Message
+from escrowmq.actors.client.consumer_groups import GroupCallRefused, MembershipStale
+from escrowmq.testing import InMemoryCluster
+
+TOPIC = "orders"
+
+
+class Member:
+    """Member ``m`` of group ``g``, which reads both partitions."""
+
+    def __init__(self, cluster: InMemoryCluster) -> None:
+        self.router = cluster.admin._router
+        self.generation = 0
+        self.generation = self.call("group_join", "g", "m", [TOPIC], 10.0).assignment.generation
+        self.call("group_heartbeat", "g", "m", self.generation)
+
+    def call(self, method: str, *args: Any) -> Any:
+        return self.router.leader_call(0, method, *args, timeout_s=5.0).result(0)
+
+    def commit(
+        self, offsets: dict[int, int], attempts: dict[int, int] | None = None, generation: int = 0
+    ) -> Any:
+        told = [] if attempts is None else [None, {TOPIC: attempts}]
+        return self.call("commit_offsets", "g", "m", generation or self.generation, {TOPIC: offsets}, *told)
+
+    def attempts(self, *places: tuple[int, int]) -> Any:
+        return self.call("failed_attempts", "g", [(TOPIC, *place) for place in places])
+
+
+@pytest.fixture
+def member() -> Iterator[Member]:
+    with InMemoryCluster() as cluster:
+        cluster.admin.create_topic(TOPIC, partitions=2)
+        with cluster.producer("shop") as producer:
+            for number in range(10):
+                producer.send(Message(TOPIC, b"x", partition=number % 2)).result(0)
+        yield Member(cluster)
+
+
+def test_attempts_count_as_long_as_the_place_does(member: Member) -> None:
+    assert member.commit({0: 2, 1: 3}, {0: 4, 1: 1}) is None
+    assert member.attempts((0, 2), (1, 3), (0, 1), (0, 3), (7, 0)) == [4, 1, 0, 0, 0]
+    assert member.call("committed", "g", [TOPIC]) == {TOPIC: {0: 2, 1: 3}}
+    assert member.commit({0: 3}, {0: 0}) is None
+    assert member.attempts((0, 2), (0, 3), (1, 3)) == [0, 0, 1]
+    assert member.commit({1: 3}) is None, "the place is the same"
+    assert member.attempts((1, 3)) == [1]
+
+
+def test_only_who_holds_the_partition_may_say_it(member: Member) -> None:
+    answer = member.commit({0: 2}, {0: 4}, generation=member.generation + 1)
+    assert isinstance(answer, MembershipStale)
+    assert member.attempts((0, 2)) == [0]
+
+
+@pytest.mark.parametrize("attempts", [{1: 1}, {0: 1, 1: 1}, {}])
+def test_attempts_are_for_the_places_that_are_committed(member: Member, attempts: dict[int, int]) -> None:
+    assert isinstance(member.commit({0: 2}, attempts), GroupCallRefused)
+    assert member.call("committed", "g", [TOPIC]) == {TOPIC: {}}
