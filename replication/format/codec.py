@@ -164,6 +164,7 @@ META_TYPES_2: dict[int, Any] = {
 META_TYPES_3: dict[int, Any] = {
     OpType.ROLLBACK: tuple[str, list[str], str, list[int], list[int], int],
     OpType.MESSAGE: tuple[str, int, str, int, int, int, int, int],
+    OpType.CANCEL: tuple[bytes, list[int], list[int], list[int]],
     OpType.CREATE_TOPIC: tuple[str, dict[str, int | str], int, int],
     OpType.ALTER_TOPIC: tuple[str, dict[str, int | str], int, int],
 }

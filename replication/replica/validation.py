@@ -253,8 +253,8 @@ def _problem(op: Op) -> str | None:
 def _timer_problem(op: Op) -> str | None:
     """What is wrong with an operation about delayed messages, apart from a PRE_SCHEDULED's rows, which are
     checked with its PREPARE."""
-    if len(op.meta) == 3:
-        return "CANCEL version 2 is written by leaders only"
+    if type(op.meta[0]) is bytes:
+        return "CANCEL version 2 and 3 are written by leaders only"
     meta, topic_id = op.meta, op.meta[-1]
     if meta[1] < 0 or not NO_ID <= topic_id <= NUMBER_MAX:
         return f"a partition is 0 or more, and a topic's id {NO_ID} to {NUMBER_MAX}"

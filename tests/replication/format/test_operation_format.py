@@ -84,6 +84,7 @@ DAMAGED = [
     "CARRY",
     "CLAIM",
     "PREPARE version 2 with a claim",
+    "CANCEL version 3",
 ]
 ROWS = [encode_row(b"k", b"v", {"h": b"1"}, None), encode_row(None, b"", None, "tx")]
 
@@ -165,6 +166,7 @@ def timers() -> dict[str, bytes]:
         "RELEASE": timer_ops.release(key, 2, [7, 3, 2, 28]),
         "CANCEL": timer_ops.cancel("orders", 3, [(when, (1 << 64) - 1, 5)], 9),
         "CANCEL version 2": timer_ops.decided_cancel(key, [1], [7, 3, 1, 14]),
+        "CANCEL version 3": timer_ops.named_cancel(key, [1], [7, 3, 1, 14], [12]),
         "CARRY": timer_ops.carry(RECORD.pack(when, 7, 5, 0, 12, 90, sizes[0]), ROWS[:1]),
     }
 
