@@ -122,7 +122,7 @@ class ShareDesk:
             ask.done(("unsupported", share_ops.LEVEL_OF_SHARES))
         elif self.waiting >= ASKS_MAX or self.leases.full or self._state.shares.full:
             ask.done(("overloaded", FULL_RETRY_S))
-        elif self._has_some(ask):
+        elif self._has_some(ask, now_ms):
             self._wanting.append(ask)
         elif ask.until_ms <= now_ms:
             ask.done(("ok", []))
@@ -145,7 +145,7 @@ class ShareDesk:
                 for ask in asked:
                     self._serve(ask, now_ms)
             if self._stirred and self._parked:
-                self._look()
+                self._look(now_ms)
             if not self._wanting:
                 break
             self._round, self._asked, self._wanting = self._raft.check_lead(), self._wanting, []
@@ -180,6 +180,7 @@ class ShareDesk:
             self._nack_all(doomed)
         if self.leases.expired != expired:
             self._stirred = self.freed = True
+        self._stirred = self._stirred or self.leases.doubtful  # who may get something changes with time
         if now_ms >= self._tidied_ms + TIDY_MS:
             self._tidied_ms = now_ms
             for pair in self.leases.pairs():
@@ -208,7 +209,9 @@ class ShareDesk:
         for topic in ask.topics:
             if not self._partitions(topic):
                 rows.append(HandedOut(topic, -1, int(ResultCode.UNKNOWN_TOPIC)))
-        for partition in self._places(ask):
+        places = self._places(ask)
+        alone = self._alone(ask, places, now_ms)
+        for partition in places:
             if left <= 0 or bytes_left <= 0:
                 break
             final = self._state.shares.get(ask.group, partition)
@@ -216,25 +219,34 @@ class ShareDesk:
             if final is None:
                 rows.append(HandedOut(*place, int(ResultCode.UNKNOWN_SHARE), partition.topic_id))
                 continue
-            pair = ask.group, partition.slot
-            if not self.leases.has_some(pair, final, partition.index.end):
-                continue
+            pair, end, until_ms = (ask.group, partition.slot), partition.index.end, now_ms + ask.lease_ms
             reach = Reach(partition.index, bytes_left, at_least_one=left == ask.wanted)
-            taken = self.leases.acquire(
-                pair,
-                final,
-                partition.index.end,
-                ask.member,
-                now_ms + ask.lease_ms,
-                left,
-                reach.stretch,
-            )
+            if alone is None:
+                if not self.leases.has_some(pair, final, end):
+                    continue
+                taken = self.leases.acquire(pair, final, end, ask.member, until_ms, left, reach.stretch)
+            elif pair in alone:
+                taken = self.leases.acquire_alone(pair, final, ask.member, until_ms, reach.stretch)
+                left = 0
+            else:
+                continue
             if taken:
                 code = int(ResultCode.OK)
                 rows.append(HandedOut(*place, code, partition.topic_id, reach.runs, taken))
                 left -= sum(last - first + 1 for first, last, _ in taken)
                 bytes_left = reach.bytes_left
         return rows
+
+    def _alone(self, ask: Ask, places: Sequence[Partition], now_ms: int) -> list[Pair] | None:
+        """See ``Leases.alone``."""
+        if not self.leases.doubtful:
+            return None
+        finals = [
+            ((ask.group, partition.slot), final)
+            for partition in places
+            if (final := self._state.shares.get(ask.group, partition)) is not None
+        ]
+        return self.leases.alone(ask.member, finals, now_ms)
 
     def _places(self, ask: Ask) -> list[Partition]:
         """Retries first, then all partitions in turn, so that none waits behind a busy one."""
@@ -248,32 +260,33 @@ class ShareDesk:
         return [] if known is None else list(known.partitions.values())
 
     # -------------------------------------------------------------- waiting
-    def _has_some(self, ask: Ask) -> int:
+    def _has_some(self, ask: Ask, now_ms: int) -> int:
         """In how many places there is something for it, or something to tell."""
-        places = self._places(ask)[:LOOKS_MAX]
+        places = self._places(ask)
         unknown = sum(not self._partitions(topic) for topic in ask.topics)
-        return unknown + sum(self._is_some(ask.group, partition) for partition in places)
+        alone = self._alone(ask, places, now_ms)
+        return unknown + sum(self._is_some(ask.group, partition, alone) for partition in places[:LOOKS_MAX])
 
-    def _is_some(self, group: str, partition: Partition) -> bool:
-        final = self._state.shares.get(group, partition)
+    def _is_some(self, group: str, partition: Partition, alone: list[Pair] | None) -> bool:
+        pair, final = (group, partition.slot), self._state.shares.get(group, partition)
         if final is None:
             return True
-        return self.leases.has_some((group, partition.slot), final, partition.index.end)
+        return self.leases.has_some(pair, final, partition.index.end) if alone is None else pair in alone
 
-    def _look(self) -> None:
+    def _look(self, now_ms: int) -> None:
         """Call up as many of those that wait longest as there are places with something for them."""
         self._stirred = False
         left = LOOKS_MAX
-        places: dict[tuple[str, tuple[str, ...]], int] = {}
+        places: dict[tuple[str, tuple[str, ...], str], int] = {}
         for _ in range(len(self._parked)):
             ask = self._parked.popleft()
-            key = ask.group, ask.topics
+            key = ask.group, ask.topics, ask.member if self.leases.doubtful else ""
             if key not in places:
                 if left <= 0:
                     self._parked.appendleft(ask)
                     self._stirred = True  # the next step goes on from here
                     return
-                places[key] = self._has_some(ask)
+                places[key] = self._has_some(ask, now_ms)
                 left -= len(self._places(ask)) + 1
             if places[key] > 0:
                 places[key] -= 1
