@@ -23,7 +23,8 @@ from escrowmq.replication.model import ResultCode
 from escrowmq.replication.replica.handing_out import HandedOut, Reach
 from escrowmq.replication.sharing.leases import Doomed, Leases, Pair
 from escrowmq.replication.sharing.ranges import Final, Range
-from escrowmq.replication.sharing.window import EXPIRIES_MAX
+from escrowmq.replication.sharing.receipts import UNNUMBERED, Given, Receipts
+from escrowmq.replication.sharing.window import EXPIRIES_MAX, Taken
 from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.topics import Partition
 
@@ -52,7 +53,9 @@ class Lead(Protocol):
 
 @dataclass(slots=True)
 class Ask:
-    """One call. ``done`` is called once, with ``("ok", [HandedOut, ...])`` or a refusal. Times in ms."""
+    """One call. ``done`` is called once, with ``("ok", [HandedOut, ...])`` or a refusal. Times in ms.
+
+    ``call`` and ``received``: see ``sharing/receipts.py``; ``number``: of the answer, once there is one."""
 
     group: str
     member: str
@@ -62,6 +65,14 @@ class Ask:
     lease_ms: int
     until_ms: int
     done: Callable[[Reply], None]
+    call: int = UNNUMBERED
+    received: int = UNNUMBERED
+    number: int = UNNUMBERED
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Whose it is."""
+        return self.group, self.member
 
 
 class ShareDesk:
@@ -75,6 +86,7 @@ class ShareDesk:
         self._state, self._nack, self._refusal = state, nack, refusal
         self._raft: Lead | None = None
         self.leases = Leases()
+        self._receipts = Receipts()
         self._wanting: list[Ask] = []  # for the next round
         self._asked: list[Ask] = []  # wait for the round under way
         self._round: Any = None
@@ -85,6 +97,9 @@ class ShareDesk:
         self.freed = False
         #: Rounds that were begun.
         self.rounds = 0
+        self._answers = 0  # that handed something out
+        #: Messages whose leases ended because the answer that brought them was lost: of this process.
+        self.unreceived = 0
 
     def attach(self, raft: Lead) -> None:
         """The node that confirms; once, before anything else."""
@@ -93,12 +108,12 @@ class ShareDesk:
     # -------------------------------------------------------------- leadership
     def begin(self) -> None:
         """Leadership begins: whatever is not final is handed out again."""
-        self.leases, self._stirred = Leases(), True
+        self.leases, self._receipts, self._stirred = Leases(), Receipts(), True
 
     def resign(self) -> None:
         """This replica does not lead, or is not ready: nobody is served, and nothing is leased."""
         if self.leases.in_use:
-            self.leases = Leases()
+            self.leases, self._receipts = Leases(), Receipts()
         if not self.waiting:
             return
         asks = [*self._asked, *self._wanting, *self._parked]
@@ -122,12 +137,23 @@ class ShareDesk:
             ask.done(("unsupported", share_ops.LEVEL_OF_SHARES))
         elif self.waiting >= ASKS_MAX or self.leases.full or self._state.shares.full:
             ask.done(("overloaded", FULL_RETRY_S))
+        elif self._is_late(ask, now_ms):
+            ask.done(("ok", []))
         elif self._has_some(ask, now_ms):
             self._wanting.append(ask)
         elif ask.until_ms <= now_ms:
             ask.done(("ok", []))
         else:
             self._parked.append(ask)
+
+    def _is_late(self, ask: Ask, now_ms: int) -> bool:
+        """Whether it is a copy of an earlier call. If not, what the member has not received is free."""
+        for lost in self._receipts.called(ask.key, ask.call, ask.received, now_ms):
+            held = self.leases.held(lost.pair)
+            self.leases.release(lost.pair, ask.member, lost.ranges)
+            self.unreceived += held - self.leases.held(lost.pair)
+            self._stirred = self.freed = True
+        return self._receipts.is_late(ask.key, ask.call)
 
     def step(self, now_ms: int) -> None:
         """After whatever may have changed something: answers from peers, entries applied, new calls."""
@@ -183,6 +209,7 @@ class ShareDesk:
         self._stirred = self._stirred or self.leases.doubtful  # who may get something changes with time
         if now_ms >= self._tidied_ms + TIDY_MS:
             self._tidied_ms = now_ms
+            self._receipts.tidy(now_ms)
             for pair in self.leases.pairs():
                 if pair[1] not in self._state.topics.slots:
                     self.leases.forget(pair)
@@ -197,6 +224,9 @@ class ShareDesk:
 
     # -------------------------------------------------------------- serving
     def _serve(self, ask: Ask, now_ms: int) -> None:
+        if self._receipts.is_late(ask.key, ask.call):
+            ask.done(("ok", []))
+            return
         rows = self._hand_out(ask, now_ms)
         self._stirred = True  # there may be more, for somebody else
         if rows or ask.until_ms <= now_ms:
@@ -235,7 +265,15 @@ class ShareDesk:
                 rows.append(HandedOut(*place, code, partition.topic_id, reach.runs, taken))
                 left -= sum(last - first + 1 for first, last, _ in taken)
                 bytes_left = reach.bytes_left
+                self._gave(ask, pair, taken)
         return rows
+
+    def _gave(self, ask: Ask, pair: Pair, taken: Sequence[Taken]) -> None:
+        if ask.number == UNNUMBERED:
+            self._answers += 1
+            ask.number = self._answers
+        ranges = [(first, last) for first, last, _ in taken]
+        self._receipts.gave(ask.key, Given(ask.call, ask.number, pair, ranges))
 
     def _alone(self, ask: Ask, places: Sequence[Partition], now_ms: int) -> list[Pair] | None:
         """See ``Leases.alone``."""
