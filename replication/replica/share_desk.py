@@ -127,6 +127,11 @@ class ShareDesk:
         """How many calls are here."""
         return len(self._asked) + len(self._wanting) + len(self._parked)
 
+    def members(self, group: str) -> list[str]:
+        """Who of a group waits here, or holds something."""
+        asks = [*self._asked, *self._wanting, *self._parked]
+        return sorted({ask.member for ask in asks if ask.group == group} | self.leases.members(group))
+
     # -------------------------------------------------------------- calls
     def acquire(self, ask: Ask, now_ms: int) -> None:
         """Answers at once, or from a later ``step``."""

@@ -216,6 +216,11 @@ class Leases:
             self.messages -= window.messages
             self._doubtful.pop(pair, None)
 
+    def members(self, group: str) -> set[str]:
+        """Who holds messages of a group. What the leader gives up itself, nobody holds."""
+        windows = (window for pair, window in self._windows.items() if pair[0] == group)
+        return {piece.grant.member for window in windows for piece in window.held} - {""}
+
     def pairs(self) -> list[Pair]:
         """Those of which something is remembered."""
         return list(self._windows)

@@ -85,6 +85,8 @@ DAMAGED = [
     "CLAIM",
     "PREPARE version 2 with a claim",
     "CANCEL version 3",
+    "GROUP_SETTINGS version 2",
+    "DELETE_GROUP version 2",
 ]
 ROWS = [encode_row(b"k", b"v", {"h": b"1"}, None), encode_row(None, b"", None, "tx")]
 
@@ -184,6 +186,8 @@ def shares() -> dict[str, bytes]:
         "GROUP_SETTINGS": share_ops.group_settings(
             "mail", {"max_attempts": 3, "delays_ms": [1_000, 60_000], "dead_letters": "keep"}, 17
         ),
+        "GROUP_SETTINGS version 2": share_ops.group_settings("mail", {"max_attempts": 3}, 17, "eve"),
+        "DELETE_GROUP version 2": share_ops.delete_share_group("mail", "eve"),
         "PLACES": share_ops.places("billing", "orders", [0, 17, 2]),
     }
 

@@ -112,6 +112,8 @@ def test_a_group_that_is_deleted_begins_anew(single: Desk) -> None:
     single.put("a", "b")
     assert single.values() == ["a", "b"]
     assert single.ack(1, 1) == [0]
+    assert single.submit(ops.delete_group("g", 1)) == [[ResultCode.LEASE_LOST, [ME]]]
+    single.pass_ms(LEASE_MS + TICK_MS)
     assert single.submit(ops.delete_group("g", 1)) == [[0]]
     single.submit(share_ops.share_create("g", "t", 0, share_ops.EARLIEST, single.id_of("t")))
     assert single.values(OTHER) == ["a", "b"]
