@@ -344,28 +344,32 @@ class Admin(MessageAdmin, MemberAdmin, Closing):
         group_reset.carry_out(self._router, group, to, self._timeout_s)
         return tuple(to)
 
-    def delete_group(self, group: str) -> None:
-        """Deletes a consumer group without live members, with all of its places.
+    def delete_group(self, group: str, by: str = "admin") -> None:
+        """Deletes a consumer group without live members, with all of its places; of a share group, what it
+        has finished, and its settings. Its dead letters and retries stay, in topics that can be deleted then.
 
         Consumers that use the name later form a new group. A member that was disconnected during the deletion
-        and returns does not restore its places. Raises UnknownGroup, GroupNotEmpty (which names the live
-        members), NotSupported while a replica runs older software, OutcomeUnknown.
+        and returns does not restore its places; a share consumer that returns begins anew. ``by``: who does
+        it, for the audit trail of share groups. Raises UnknownGroup, GroupNotEmpty (which names the live
+        members), NotSupported while a replica runs older software, OutcomeUnknown. Repeat the call if it was
+        interrupted.
         """
-        delete_group(self._router, group, self._timeout_s)
+        delete_group(self._router, group, self._timeout_s, self._submit, by)
 
     # ------------------------------------------------------------ retries and dead letters
 
-    def set_group(self, group: str, **settings: Any) -> ShareSettings:
+    def set_group(self, group: str, *, by: str = "admin", **settings: Any) -> ShareSettings:
         """Changes settings of a consumer group, in every broker group; returns all that are then in force.
 
         Settings: ``max_attempts``, ``delays_s`` (a list), ``lease_s``, ``max_age_s`` (None: no limit) and
         ``dead_letters`` ("keep" or "drop"), see ``ShareSettings``; those not named stay. They count from the
-        next failure or lease on, also for messages that wait. Repeat the call if it was interrupted. Raises
-        ConfigError, NotSupported while a replica runs older software.
+        next failure or lease on, also for messages that wait. ``by``: who does it, for the audit trail.
+        Repeat the call if it was interrupted. Raises ConfigError, NotSupported while a replica runs older
+        software.
         """
         values = share_settings.values_of(settings)
         await_level(self._router, self._timeout_s)
-        return ShareSettings.of(share_groups.set_group(self._submit, self.info.groups, group, values))
+        return ShareSettings.of(share_groups.set_group(self._submit, self.info.groups, group, values, by))
 
     def dead_letters(
         self, group: str, limit: int = 100, since: datetime | int | None = None, reason: str | None = None

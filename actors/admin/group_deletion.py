@@ -15,22 +15,27 @@ from escrowmq.actors.client.consumer_groups import (
     coordinator_group,
 )
 from escrowmq.actors.client.router import Router, result_of
+from escrowmq.actors.client.share_groups import Submit
 from escrowmq.replication.errors import (
+    EscrowMQError,
     GroupNotEmpty,
     InvalidMessage,
     NotSupported,
     Overloaded,
     UnknownGroup,
 )
+from escrowmq.replication.format import share_ops
+from escrowmq.replication.format.share_settings import SHARE
+from escrowmq.replication.model import ResultCode
 
 #: A further round is needed only if another client set the group's places meanwhile.
 ROUNDS_MAX = 5
 
 
-def delete_group(router: Router, group: str, timeout_s: float) -> None:
-    """Deletes the group's places. Raises UnknownGroup if it has none, GroupNotEmpty, NotSupported while a
-    replica runs older software, OffsetsPending while a transaction holds one of its places, Overloaded if
-    other clients keep setting them."""
+def delete_group(router: Router, group: str, timeout_s: float, submit: Submit, by: str) -> None:
+    """Deletes the group's places; of a share group, what all broker groups know of it. Raises UnknownGroup if
+    there is nothing, GroupNotEmpty, NotSupported while a replica runs older software, OffsetsPending while a
+    transaction holds one of its places, Overloaded if other clients keep setting its places."""
     gid = coordinator_group(group, router.info.groups)
     for _ in range(ROUNDS_MAX):
         seen: GroupSnapshot = result_of(
@@ -38,6 +43,9 @@ def delete_group(router: Router, group: str, timeout_s: float) -> None:
         )
         if seen.members:
             raise GroupNotEmpty(group, [member.member for member in seen.members])
+        if seen.settings.get("kind") == SHARE:
+            delete_share_group(submit, router.info.groups, group, by)
+            return
         if not seen.committed:
             raise UnknownGroup(group)
         if not seen.generation:
@@ -54,3 +62,21 @@ def delete_group(router: Router, group: str, timeout_s: float) -> None:
             refused = InvalidMessage(f"deleting group {group!r} was refused: {answer.reason}")
             raise answer.error(group, refused)
     raise Overloaded(f"the places of group {group!r} keep changing", 1.0)
+
+
+def delete_share_group(submit: Submit, groups: int, group: str, by: str) -> None:
+    """Deletes what broker groups know of a share group. The one that decides its kind is the last: until then
+    an interrupted deletion can be repeated. Each leader refuses it while members hold or want its messages.
+
+    Raises GroupNotEmpty, UnknownGroup."""
+    last = coordinator_group(group, groups)
+    found = False
+    for gid in (*(gid for gid in range(groups) if gid != last), last):
+        code, info = submit(gid, share_ops.delete_share_group(group, by if gid == last else ""))
+        if code == ResultCode.LEASE_LOST:
+            raise GroupNotEmpty(group, info)
+        if code not in (ResultCode.OK, ResultCode.DUPLICATE):
+            raise EscrowMQError(f"deleting group {group!r} was refused: {ResultCode(code).name} {info!r}")
+        found = found or code == ResultCode.OK
+    if not found:
+        raise UnknownGroup(group)

@@ -119,9 +119,12 @@ class BrokerCalls:
         max_bytes: int,
         lease_s: float | None,
         wait_s: float,
+        call: int = -1,
+        received: int = -1,
     ) -> Reply:
         asked = group, member, topics, max_records, max_bytes, lease_s, wait_s
-        answer = self._led(lambda parts: parts.sharing.acquire(*asked, self._fetch_buffers.join))
+        told = call, received
+        answer = self._led(lambda parts: parts.sharing.acquire(*asked, self._fetch_buffers.join, *told))
         if answer[0] != "ok":
             return answer
         status, rows, *rest = answer

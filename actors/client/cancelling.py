@@ -12,7 +12,13 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from escrowmq.actors.client.schedule_ids import ScheduleId
-from escrowmq.replication.errors import EscrowMQError, InvalidMessage, OutcomeUnknown, UnknownTopic
+from escrowmq.replication.errors import (
+    EscrowMQError,
+    InvalidMessage,
+    OutcomeUnknown,
+    Unavailable,
+    UnknownTopic,
+)
 from escrowmq.replication.format import timer_ops
 from escrowmq.replication.model import ResultCode
 
@@ -37,7 +43,7 @@ class Cancellation:
 
     def is_done(self, result: Sequence[Any]) -> bool | OtherTopic:
         """From the answer, whether the message will never be read; False: it can be read already, or nothing
-        is known of it. Raises UnknownTopic (the topic was deleted, and the message with it),
+        is known of it. Raises UnknownTopic (the topic was deleted, and the message with it), Unavailable,
         OutcomeUnknown."""
         done = _is_cancelled(self.message, result)
         if done is False and self._repeated:
@@ -60,6 +66,8 @@ def _is_cancelled(message: ScheduleId, result: Sequence[Any]) -> bool | OtherTop
         return True
     if code == ResultCode.UNKNOWN_TIMER:
         return False
+    if code == ResultCode.RETRY:
+        raise Unavailable(f"{message.topic}: a transaction with the same id is open", 1.0)
     if code == ResultCode.OTHER_TOPIC:
         return OtherTopic(info if isinstance(info, int) else info[-1])
     if code == ResultCode.UNKNOWN_TOPIC:

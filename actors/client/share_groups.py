@@ -27,9 +27,11 @@ ROUNDS_MAX = 10
 _NO_SETTINGS = frozenset(("name", "first_group", "topic_id"))
 
 
-def set_group(submit: Submit, groups: int, group: str, values: Mapping[str, Value]) -> GroupSettings:
+def set_group(
+    submit: Submit, groups: int, group: str, values: Mapping[str, Value], by: str = ""
+) -> GroupSettings:
     """Gives the group these settings, in every broker group; returns all that are then in force. Safe to
-    repeat; without values it completes an interrupted change.
+    repeat; without values it completes an interrupted change. ``by``: whom the audit trail names for it.
 
     A kind is decided in the group's coordinator's broker group first, which knows whether it has offsets.
     Raises ConfigError, GroupKindMismatch, NotSupported below format level 9, or Overloaded when others
@@ -43,7 +45,7 @@ def set_group(submit: Submit, groups: int, group: str, values: Mapping[str, Valu
             gid = coordinator_group(group, groups)
             _told(group, *submit(gid, group_settings(group, {"kind": values["kind"]})))
         for _ in range(ROUNDS_MAX):
-            code, told = submit(0, group_settings(group, values, number))
+            code, told = submit(0, group_settings(group, values, number, by))
             found, number = _told(group, code, told)
             if code != ResultCode.RETRY:
                 break

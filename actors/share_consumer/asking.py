@@ -27,6 +27,9 @@ class AskedGroup:
     gid: int
     #: Messages asked for in the call under way; 0: there is none.
     asked: int = 0
+    #: The number of this call, and that of the last answer that brought messages: see ``share_answers``.
+    call: int = 0
+    received: int = -1
     not_before: float = 0.0
     troubled_since: float | None = None
     error: EscrowMQError | None = None
@@ -54,6 +57,7 @@ class Asking:
             share = max(-(-missing // len(ready)), 1)
             for group in ready:
                 group.asked = share
+                group.call += 1
                 self._groups.remove(group)
                 self._groups.append(group)
         return ready

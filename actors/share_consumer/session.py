@@ -160,7 +160,7 @@ class ShareSession:
     def _ask(self, asked: AskedGroup) -> None:
         wait_s, bytes_max = self.asking.wait_s, self._config.acquire_bytes
         about = self._topics[asked.gid], min(asked.asked, ASKED_MAX), bytes_max, self._config.lease_s, wait_s
-        args = self._group, self._member, *about
+        args = self._group, self._member, *about, asked.call, asked.received
         self._call(asked.gid, "share_acquire", args, partial(self._acquired, asked), wait_s)
 
     def _acquired(self, asked: AskedGroup, answer: Any, asked_at: float) -> None:
@@ -169,7 +169,9 @@ class ShareSession:
         if isinstance(answer, EscrowMQError):
             self.asking.failed(asked, answer, now, asked_at)
             return
-        _, rows, lease_s, again_s = answer
+        _, rows, lease_s, again_s, number = answer
+        if number >= 0:
+            asked.received = number
         self.gone.difference_update(self._topics[asked.gid])
         for row in map(AcquiredRow._make, rows):
             if row.code == ResultCode.OK:

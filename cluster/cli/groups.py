@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 from typing import Annotated, Any
 
 import typer
@@ -9,6 +10,7 @@ import typer
 from escrowmq.cluster.cli.options import ConnectionOptions, moment, with_connection
 from escrowmq.cluster.cli.output import note, plain, show_json, show_pairs, show_rows
 from escrowmq.cluster.cli.shown import Format, Shown
+from escrowmq.cluster.cli.transactions import By
 
 app = typer.Typer(no_args_is_help=True, help="List, describe, set, reset and delete consumer groups.")
 
@@ -104,6 +106,7 @@ def set_settings(
         typer.Option(help="Failures so long after the first one make dead letters; 'none': no limit."),
     ] = None,
     dead_letters: Annotated[str | None, typer.Option(help="keep or drop.")] = None,
+    by: By = None,
     shown: Shown = Format.table,
 ) -> None:
     """Change settings of a group, and show all of them. They count from the next failure or lease on."""
@@ -119,7 +122,7 @@ def set_settings(
     if max_age_s is not None:
         settings["max_age_s"] = None if max_age_s == "none" else _seconds("--max-age-s", max_age_s)
     with connection.joined() as cluster:
-        found = cluster.admin.set_group(name, **settings)
+        found = cluster.admin.set_group(name, by=by or getpass.getuser(), **settings)
     show_pairs(shown, found, plain(found))
 
 
@@ -175,6 +178,7 @@ def delete(
     connection: ConnectionOptions,
     name: Annotated[str, typer.Argument(help="Name of the group.", show_default=False)],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    by: By = None,
     shown: Shown = Format.table,
 ) -> None:
     """Delete a group without live members, with all its places. Shows them and asks for confirmation."""
@@ -183,5 +187,5 @@ def delete(
             places = [plain(place) for place in cluster.admin.describe_group(name).partitions]
             show_rows(shown, places, ("topic", "partition", "committed", "end", "lag"), empty="no places")
             typer.confirm(f"Delete group {name} with these places?", abort=True, err=True)
-        cluster.admin.delete_group(name)
+        cluster.admin.delete_group(name, by or getpass.getuser())
     note(f"group {name} is deleted")

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from escrowmq.replication.calling.answers import Reply
 from escrowmq.replication.host.sharing import Asked, Sharing
+from escrowmq.replication.sharing.receipts import UNNUMBERED
 
 
 class StagedSharing(Sharing):
     """Replaces ``Sharing``."""
 
-    def _ask(self, asked: Asked, wait_s: float) -> Reply:
-        def attempt() -> Reply | None:
-            answer = super(StagedSharing, self)._ask(asked, 0.0)
-            return answer if answer[0] != "ok" or answer[1] else None
+    def _ask(self, asked: Asked, wait_s: float, call: int, received: int) -> tuple[Reply, int]:
+        def attempt() -> tuple[Reply, int] | None:
+            found = super(StagedSharing, self)._ask(asked, 0.0, call, received)
+            return found if found[0][0] != "ok" or found[0][1] else None
 
-        return self._running.news.wait_for(attempt, wait_s) or ("ok", [])
+        return self._running.news.wait_for(attempt, wait_s) or (("ok", []), UNNUMBERED)

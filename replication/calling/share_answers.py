@@ -1,9 +1,13 @@
 """What share consumers ask brokers for leases, and the answers. Leader only; see ``Reply`` for its refusals.
 
-``share_acquire(group, member, topics, max_records, max_bytes, lease_s, wait_s)``
-    ``("ok", [row, ...], lease_s, again_s)``: see ``AcquiredRow``. Leases run for ``lease_s``, which may be
-    less than was asked for. An answer without rows came after ``wait_s``, or at once if too many calls wait
-    already: then the caller asks again after ``again_s``.
+``share_acquire(group, member, topics, max_records, max_bytes, lease_s, wait_s, call, received)``
+    ``("ok", [row, ...], lease_s, again_s, number)``: see ``AcquiredRow``. Leases run for ``lease_s``, which
+    may be less than was asked for. An answer without rows came after ``wait_s``, or at once if too many calls
+    wait already: then the caller asks again after ``again_s``.
+
+    ``call`` rises with each call of the member to this broker group, and ``received`` is the ``number`` of
+    the last answer that had one: what came in others is handed out again at once. Both -1: the member does
+    not tell. ``number`` -1: nothing was handed out.
 ``share_extend(group, member, places, lease_s)``, ``share_release(group, member, places)``
     ``("ok", places)``: what the member does not hold, or no longer. See ``Place``.
 

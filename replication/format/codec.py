@@ -164,11 +164,14 @@ META_TYPES_2: dict[int, Any] = {
     OpType.PRE_MESSAGE: tuple[str, int, list[int], list[int], int],
     OpType.CANCEL: tuple[bytes, list[int], list[int]],
     OpType.SHARE_ACK: tuple[str, str, int, str, list[int], list[int], int],
+    OpType.GROUP_SETTINGS: tuple[str, dict[str, int | str | list[int]], int, str],
+    OpType.DELETE_GROUP: tuple[str, int, str],
 }
 #: And of version 3.
 META_TYPES_3: dict[int, Any] = {
     OpType.ROLLBACK: tuple[str, list[str], str, list[int], list[int], int],
     OpType.MESSAGE: tuple[str, int, str, int, int, int, int, int],
+    OpType.CANCEL: tuple[bytes, list[int], list[int], list[int]],
     OpType.CREATE_TOPIC: tuple[str, dict[str, int | str], int, int],
     OpType.ALTER_TOPIC: tuple[str, dict[str, int | str], int, int],
 }

@@ -30,6 +30,8 @@ BY_LEASE = "lease"
 REASON_BYTES_MAX: Final = 1_024
 #: What an operator has done with dead letters: see ``share_ack``.
 DROPPED, REDRIVEN = "DROPPED", "REDRIVEN"
+#: And with a group.
+ALTERED, DELETED = "ALTERED", "DELETED"
 #: In place of the number of an alteration: whichever is in force.
 ANY_NUMBER: Final = -1
 
@@ -108,7 +110,7 @@ def nack(
     return encode_op(OpType.NACK, meta)
 
 
-def group_settings(group: str, values: Mapping[str, Value], number: int = ANY_NUMBER) -> bytes:
+def group_settings(group: str, values: Mapping[str, Value], number: int = ANY_NUMBER, by: str = "") -> bytes:
     """GROUP_SETTINGS ``[group, {setting: value}, number]``: the group has these settings from this entry on
     (see ``share_settings``); what is not named stays.
 
@@ -117,8 +119,21 @@ def group_settings(group: str, values: Mapping[str, Value], number: int = ANY_NU
     gets the entry's index as its number. The other groups get the number that group 0 has assigned; a change
     that is not newer than the one in force is a DUPLICATE. Without settings it only asks. Result info:
     ``[all settings in force, number]``. GROUP_KIND with the kind that the group has: it cannot change.
+
+    With ``by`` it is version 2, which has it as a fourth column, and the audit trail tells who it was.
     """
+    if by:
+        return encode_op(OpType.GROUP_SETTINGS, (group, dict(values), number, by), version=2)
     return encode_op(OpType.GROUP_SETTINGS, (group, dict(values), number))
+
+
+def delete_share_group(group: str, by: str = "") -> bytes:
+    """DELETE_GROUP of a share group: its settings and what it has finished, in this broker group. LEASE_LOST
+    with names of members: they hold messages of it, or wait for some, and nothing is done. DUPLICATE: there
+    is nothing of it. With ``by`` it is version 2, which has it as a third column, for the audit trail."""
+    if by:
+        return encode_op(OpType.DELETE_GROUP, (group, 0, by), version=2)
+    return encode_op(OpType.DELETE_GROUP, (group, 0))
 
 
 def places(group: str, topic: str, flat: Sequence[int]) -> bytes:

@@ -7,7 +7,7 @@ whoever scheduled it, and ``ordinal`` counts what that one scheduled: so message
 millisecond keep their order, and a client knows a timer's key without asking.
 
 Clients build SCHEDULED, PRE_SCHEDULED (behind their PREPARE, as PRE_MESSAGEs) and CANCEL. Leaders build
-TIMER, RELEASE, CARRY, and the second version of CANCEL."""
+TIMER, RELEASE, CARRY, and the later versions of CANCEL."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from escrowmq.replication.format.codec import OpType, encode_op
 
 #: The format level of a group whose log may have these operations.
 LEVEL_OF_TIMERS: Final = 8
-#: And of CARRY.
+#: And of CARRY, and CANCEL version 3.
 LEVEL_OF_CARRYING: Final = 9
 #: One above the highest ordinal, and the highest owner.
 ORDINALS: Final = 1 << 32
@@ -108,8 +108,17 @@ def release(key: bytes, references: int, counts: Sequence[int]) -> bytes:
 def decided_cancel(keys: bytes, copies: Sequence[int], counts: Sequence[int]) -> bytes:
     """CANCEL version 2 ``[keys, copies, [slot, block, timers, bytes, ...]]``: as it is in the log. The
     leader has found all of these timers, and none of them is in a RELEASE before it. ``copies``: how often
-    each key is there; once, unless an application has used a transaction's id again."""
+    each key is there; once, unless an application has used a transaction's id again.
+
+    It kills whatever lies before it under these keys, also what becomes effective later: below level 9 only.
+    """
     return encode_op(OpType.CANCEL, (keys, copies, counts), version=2)
+
+
+def named_cancel(keys: bytes, copies: Sequence[int], counts: Sequence[int], newest: Sequence[int]) -> bytes:
+    """CANCEL version 3 ``[keys, copies, counts, [log index...]]``, from level 9 on: as version 2, but of each
+    key it kills only what lies in entries up to this one, where the leader has found the newest copy."""
+    return encode_op(OpType.CANCEL, (keys, copies, counts, newest), version=3)
 
 
 def carry(records: bytes, rows: Sequence[bytes]) -> bytes:

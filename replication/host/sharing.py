@@ -33,6 +33,7 @@ from escrowmq.replication.host.running import NOT_RUNNING, RunningReplica
 from escrowmq.replication.replica.fetching import FETCH_BYTES_MAX, Join, in_bytes, read_runs
 from escrowmq.replication.replica.share_desk import Ask
 from escrowmq.replication.sharing.ranges import Range
+from escrowmq.replication.sharing.receipts import UNNUMBERED
 
 if TYPE_CHECKING:
     from escrowmq.replication.replica.handing_out import HandedOut
@@ -69,10 +70,14 @@ class Sharing:
         lease_s: float | None,
         wait_s: float,
         join: Join = in_bytes,
+        call: int = UNNUMBERED,
+        received: int = UNNUMBERED,
     ) -> Reply:
         """Messages for a member, leased to it; see share_answers.py. ``lease_s`` None: as the group has it
         set. Raises Unavailable while what it would read is being mended, and once the replica is closed."""
         problem = _problem(group, member) or _acquire_problem(topics, max_records, max_bytes, lease_s, wait_s)
+        if type(call) is not int or type(received) is not int:
+            problem = "calls and answers have numbers"
         if problem:
             return "malformed", problem
         self._running.check_open()
@@ -83,7 +88,7 @@ class Sharing:
         wait_s = min(wait_s, WAIT_S_MAX)
         may_wait = wait_s > 0 and self._take_place()
         try:
-            answer = self._ask(asked, wait_s if may_wait else 0.0)
+            answer, number = self._ask(asked, wait_s if may_wait else 0.0, call, received)
         finally:
             if may_wait:
                 self._leave_place()
@@ -91,7 +96,7 @@ class Sharing:
             return answer
         rows = self._read(group, member, answer[1], join)
         again_s = 0.0 if rows or may_wait or not wait_s else self._turned_away()
-        return "ok", rows, lease_ms / 1000, again_s
+        return "ok", rows, lease_ms / 1000, again_s, number
 
     def extend(self, group: str, member: str, places: Sequence[Place], lease_s: float) -> Reply:
         """``("ok", places)``: what the member does not hold (any more); the rest is leased for ``lease_s``
@@ -132,21 +137,25 @@ class Sharing:
         return self._running.led(all_of_them)
 
     # -------------------------------------------------------------- waiting
-    def _ask(self, asked: Asked, wait_s: float) -> Reply:
-        """The desk's answer, after ``wait_s`` at the latest if there is nothing."""
-        running, answer = self._running, Future[Reply]()
+    def _ask(self, asked: Asked, wait_s: float, call: int, received: int) -> tuple[Reply, int]:
+        """The desk's answer and its number, after ``wait_s`` at the latest if there is nothing."""
+        running, answer = self._running, Future[tuple[Reply, int]]()
 
         def ask() -> None:
             now_ms = running.replica.monotonic_ms()
-            self._desk.acquire(Ask(*asked, now_ms + int(wait_s * 1000), answer.set_result), now_ms)
+            until_ms = now_ms + int(wait_s * 1000)
+            made = Ask(
+                *asked, until_ms, lambda reply: answer.set_result((reply, made.number)), call, received
+            )
+            self._desk.acquire(made, now_ms)
 
         try:
             running.driver.submit(ask)
             return answer.result(2 * wait_s + ROUND_S)
         except Overloaded as error:
-            return "overloaded", error.retry_after_s
+            return ("overloaded", error.retry_after_s), UNNUMBERED
         except Closed:
-            return NOT_RUNNING
+            return NOT_RUNNING, UNNUMBERED
         except FutureTimeout as error:
             raise Unavailable(f"{running.setup} does not answer", 1.0) from error
 

@@ -146,6 +146,8 @@ class Admission:
                     self.shares.nack(writer, submission, number)
                 elif kind == OpType.GROUP_SETTINGS:
                     self.shares.settings(writer, submission, number)
+                elif kind == OpType.DELETE_GROUP:
+                    self.shares.deletion(writer, submission, number)
                 elif most := self._scheduled_at_most(unit.ops, now_ms):
                     submission.results[number] = [int(ResultCode.TOO_MANY_SCHEDULED), most]
                 else:

@@ -14,7 +14,7 @@ What a lost leadership leaves behind is forgotten: the next leader has applied e
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +25,14 @@ from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.open_tx import OpenTx
 from escrowmq.replication.state.timers import due_ms, records_of
 from escrowmq.replication.state.topics import Partition
-from escrowmq.replication.timers.record import KEY_BYTES, RECORD, deliver_ms_of, key_of, last_key
+from escrowmq.replication.timers.record import (
+    KEY_BYTES,
+    RECORD,
+    deliver_ms_of,
+    key_of,
+    last_key,
+    log_index_of,
+)
 
 #: Messages of one release, if nothing else waits and if something does: some 15 ms of the leader's thread.
 RELEASED_MAX, RELEASED_BESIDE = 1_024, 512
@@ -161,8 +168,7 @@ class Releases:
         if partition.topic_id != topic_id:
             return None, [int(ResultCode.OTHER_TOPIC), partition.topic_id]
         it = iter(flat)
-        keys: dict[bytes, int] = {}
-        records: list[bytes] = []
+        keys: dict[bytes, list[bytes]] = {}
         problems: list[list[Any]] = []
         for place, (time_ms, owner, ordinal) in enumerate(zip(it, it, it, strict=True)):
             key = key_of(time_ms, partition.slot, owner, ordinal)
@@ -170,8 +176,10 @@ class Releases:
                 continue  # answered once that is applied
             found = self._timers.store.find(key)
             if found.living and key > max(self._timers.released, self._releasing):
-                keys[key] = len(found.living)
-                records += found.living
+                if found.cancelled and self._is_prepared_again(owner, found.living):
+                    problems.append([place, int(ResultCode.RETRY), None])
+                else:
+                    keys[key] = found.living
             elif not self._timers.cancelled.get(key) and (found.living or not found.cancelled):
                 # (Of what is released, the store may have forgotten the tombstone before the record.)
                 problems.append([place, int(ResultCode.UNKNOWN_TIMER), None])
@@ -180,9 +188,31 @@ class Releases:
             return None, answer
         self._cancelling.update(keys.keys())
         timing.cancelling += keys
-        return build.decided_cancel(
-            b"".join(keys), list(keys.values()), self._timers.counts.of(records)
-        ), answer
+        return self._cancelled(keys), answer
+
+    def _cancelled(self, keys: Mapping[bytes, list[bytes]]) -> bytes:
+        """The CANCEL of these keys, with all records of each."""
+        counts = self._timers.counts.of(record for records in keys.values() for record in records)
+        joined, copies = b"".join(keys), list(map(len, keys.values()))
+        if self._state.level < build.LEVEL_OF_CARRYING:
+            return build.decided_cancel(joined, copies, counts)
+        newest = [max(map(log_index_of, records)) for records in keys.values()]
+        return build.named_cancel(joined, copies, counts, newest)
+
+    def _is_prepared_again(self, owner: int, records: Sequence[bytes]) -> bool:
+        """Whether an open transaction of this owner lies below one of the records: these were carried while
+        it was open, and a tombstone for them would kill what it has scheduled under the same key. That is
+        rare, and over when the transaction is decided."""
+        newest, transactions = max(map(log_index_of, records)), self._state.transactions
+        oldest = transactions.oldest_index()
+        return (
+            oldest is not None
+            and oldest < newest
+            and any(
+                bool(record.timers) and record.log_index < newest and build.owner_of(app, tx_id) == owner
+                for app, tx_id, record in transactions.iterate_open()
+            )
+        )
 
     # -------------------------------------------------------------- what became of it
 

@@ -108,6 +108,7 @@ class Replica:
             carry_ahead_ms=limits.carry_ahead_ms,
         )
         self.share_desk = ShareDesk(state, self._submit_own, self.not_leader)
+        self.admission.shares.members = self.share_desk.members
         self._start_job, self._on_due = start_job, on_due
         self._number_of, self._monotonic = number_of, monotonic
         self._raft: Raft | None = None

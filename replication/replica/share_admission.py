@@ -12,7 +12,7 @@ waits already. Rows are read and decoded only here.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from escrowmq.replication.errors import OffsetGone
@@ -68,6 +68,8 @@ class ShareAdmission:
         self._under_way: dict[Key, dict[int, Sequence[int]]] = {}
         #: The leases of this leadership; None: there are none.
         self.leases: Holding | None = None
+        #: The members of a group that hold messages of this leader, or wait for some.
+        self.members: Callable[[str], list[str]] = lambda group: []
         #: Of this process, as leader: copies written, by where they went.
         self.counts = dict.fromkeys(("retried", "dead", "dropped", "redriven", "replied", "unheard"), 0)
 
@@ -230,6 +232,14 @@ class ShareAdmission:
         unit, groups = submission.units[number], self._state.shares.groups
         if unit.ops[0].meta[1] and len(groups) >= GROUPS_MAX and unit.ops[0].meta[0] not in groups:
             submission.results[number] = [int(ResultCode.TOO_MANY_SHARES), GROUPS_MAX]
+        else:
+            writer.verbatim(submission, number, unit)
+
+    def deletion(self, writer: EntryWriter, submission: Submission, number: int) -> None:
+        """DELETE_GROUP."""
+        unit = submission.units[number]
+        if members := self.members(unit.ops[0].meta[0]):
+            submission.results[number] = [int(ResultCode.LEASE_LOST), members]
         else:
             writer.verbatim(submission, number, unit)
 

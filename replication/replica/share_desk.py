@@ -23,7 +23,8 @@ from escrowmq.replication.model import ResultCode
 from escrowmq.replication.replica.handing_out import HandedOut, Reach
 from escrowmq.replication.sharing.leases import Doomed, Leases, Pair
 from escrowmq.replication.sharing.ranges import Final, Range
-from escrowmq.replication.sharing.window import EXPIRIES_MAX
+from escrowmq.replication.sharing.receipts import UNNUMBERED, Given, Receipts
+from escrowmq.replication.sharing.window import EXPIRIES_MAX, Taken
 from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.topics import Partition
 
@@ -52,7 +53,9 @@ class Lead(Protocol):
 
 @dataclass(slots=True)
 class Ask:
-    """One call. ``done`` is called once, with ``("ok", [HandedOut, ...])`` or a refusal. Times in ms."""
+    """One call. ``done`` is called once, with ``("ok", [HandedOut, ...])`` or a refusal. Times in ms.
+
+    ``call`` and ``received``: see ``sharing/receipts.py``; ``number``: of the answer, once there is one."""
 
     group: str
     member: str
@@ -62,6 +65,14 @@ class Ask:
     lease_ms: int
     until_ms: int
     done: Callable[[Reply], None]
+    call: int = UNNUMBERED
+    received: int = UNNUMBERED
+    number: int = UNNUMBERED
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Whose it is."""
+        return self.group, self.member
 
 
 class ShareDesk:
@@ -75,6 +86,7 @@ class ShareDesk:
         self._state, self._nack, self._refusal = state, nack, refusal
         self._raft: Lead | None = None
         self.leases = Leases()
+        self._receipts = Receipts()
         self._wanting: list[Ask] = []  # for the next round
         self._asked: list[Ask] = []  # wait for the round under way
         self._round: Any = None
@@ -85,6 +97,9 @@ class ShareDesk:
         self.freed = False
         #: Rounds that were begun.
         self.rounds = 0
+        self._answers = 0  # that handed something out
+        #: Messages whose leases ended because the answer that brought them was lost: of this process.
+        self.unreceived = 0
 
     def attach(self, raft: Lead) -> None:
         """The node that confirms; once, before anything else."""
@@ -93,12 +108,12 @@ class ShareDesk:
     # -------------------------------------------------------------- leadership
     def begin(self) -> None:
         """Leadership begins: whatever is not final is handed out again."""
-        self.leases, self._stirred = Leases(), True
+        self.leases, self._receipts, self._stirred = Leases(), Receipts(), True
 
     def resign(self) -> None:
         """This replica does not lead, or is not ready: nobody is served, and nothing is leased."""
         if self.leases.in_use:
-            self.leases = Leases()
+            self.leases, self._receipts = Leases(), Receipts()
         if not self.waiting:
             return
         asks = [*self._asked, *self._wanting, *self._parked]
@@ -112,6 +127,11 @@ class ShareDesk:
         """How many calls are here."""
         return len(self._asked) + len(self._wanting) + len(self._parked)
 
+    def members(self, group: str) -> list[str]:
+        """Who of a group waits here, or holds something."""
+        asks = [*self._asked, *self._wanting, *self._parked]
+        return sorted({ask.member for ask in asks if ask.group == group} | self.leases.members(group))
+
     # -------------------------------------------------------------- calls
     def acquire(self, ask: Ask, now_ms: int) -> None:
         """Answers at once, or from a later ``step``."""
@@ -122,12 +142,23 @@ class ShareDesk:
             ask.done(("unsupported", share_ops.LEVEL_OF_SHARES))
         elif self.waiting >= ASKS_MAX or self.leases.full or self._state.shares.full:
             ask.done(("overloaded", FULL_RETRY_S))
-        elif self._has_some(ask):
+        elif self._is_late(ask, now_ms):
+            ask.done(("ok", []))
+        elif self._has_some(ask, now_ms):
             self._wanting.append(ask)
         elif ask.until_ms <= now_ms:
             ask.done(("ok", []))
         else:
             self._parked.append(ask)
+
+    def _is_late(self, ask: Ask, now_ms: int) -> bool:
+        """Whether it is a copy of an earlier call. If not, what the member has not received is free."""
+        for lost in self._receipts.called(ask.key, ask.call, ask.received, now_ms):
+            held = self.leases.held(lost.pair)
+            self.leases.release(lost.pair, ask.member, lost.ranges)
+            self.unreceived += held - self.leases.held(lost.pair)
+            self._stirred = self.freed = True
+        return self._receipts.is_late(ask.key, ask.call)
 
     def step(self, now_ms: int) -> None:
         """After whatever may have changed something: answers from peers, entries applied, new calls."""
@@ -145,7 +176,7 @@ class ShareDesk:
                 for ask in asked:
                     self._serve(ask, now_ms)
             if self._stirred and self._parked:
-                self._look()
+                self._look(now_ms)
             if not self._wanting:
                 break
             self._round, self._asked, self._wanting = self._raft.check_lead(), self._wanting, []
@@ -180,8 +211,10 @@ class ShareDesk:
             self._nack_all(doomed)
         if self.leases.expired != expired:
             self._stirred = self.freed = True
+        self._stirred = self._stirred or self.leases.doubtful  # who may get something changes with time
         if now_ms >= self._tidied_ms + TIDY_MS:
             self._tidied_ms = now_ms
+            self._receipts.tidy(now_ms)
             for pair in self.leases.pairs():
                 if pair[1] not in self._state.topics.slots:
                     self.leases.forget(pair)
@@ -196,6 +229,9 @@ class ShareDesk:
 
     # -------------------------------------------------------------- serving
     def _serve(self, ask: Ask, now_ms: int) -> None:
+        if self._receipts.is_late(ask.key, ask.call):
+            ask.done(("ok", []))
+            return
         rows = self._hand_out(ask, now_ms)
         self._stirred = True  # there may be more, for somebody else
         if rows or ask.until_ms <= now_ms:
@@ -208,7 +244,9 @@ class ShareDesk:
         for topic in ask.topics:
             if not self._partitions(topic):
                 rows.append(HandedOut(topic, -1, int(ResultCode.UNKNOWN_TOPIC)))
-        for partition in self._places(ask):
+        places = self._places(ask)
+        alone = self._alone(ask, places, now_ms)
+        for partition in places:
             if left <= 0 or bytes_left <= 0:
                 break
             final = self._state.shares.get(ask.group, partition)
@@ -216,25 +254,42 @@ class ShareDesk:
             if final is None:
                 rows.append(HandedOut(*place, int(ResultCode.UNKNOWN_SHARE), partition.topic_id))
                 continue
-            pair = ask.group, partition.slot
-            if not self.leases.has_some(pair, final, partition.index.end):
-                continue
+            pair, end, until_ms = (ask.group, partition.slot), partition.index.end, now_ms + ask.lease_ms
             reach = Reach(partition.index, bytes_left, at_least_one=left == ask.wanted)
-            taken = self.leases.acquire(
-                pair,
-                final,
-                partition.index.end,
-                ask.member,
-                now_ms + ask.lease_ms,
-                left,
-                reach.stretch,
-            )
+            if alone is None:
+                if not self.leases.has_some(pair, final, end):
+                    continue
+                taken = self.leases.acquire(pair, final, end, ask.member, until_ms, left, reach.stretch)
+            elif pair in alone:
+                taken = self.leases.acquire_alone(pair, final, ask.member, until_ms, reach.stretch)
+                left = 0
+            else:
+                continue
             if taken:
                 code = int(ResultCode.OK)
                 rows.append(HandedOut(*place, code, partition.topic_id, reach.runs, taken))
                 left -= sum(last - first + 1 for first, last, _ in taken)
                 bytes_left = reach.bytes_left
+                self._gave(ask, pair, taken)
         return rows
+
+    def _gave(self, ask: Ask, pair: Pair, taken: Sequence[Taken]) -> None:
+        if ask.number == UNNUMBERED:
+            self._answers += 1
+            ask.number = self._answers
+        ranges = [(first, last) for first, last, _ in taken]
+        self._receipts.gave(ask.key, Given(ask.call, ask.number, pair, ranges))
+
+    def _alone(self, ask: Ask, places: Sequence[Partition], now_ms: int) -> list[Pair] | None:
+        """See ``Leases.alone``."""
+        if not self.leases.doubtful:
+            return None
+        finals = [
+            ((ask.group, partition.slot), final)
+            for partition in places
+            if (final := self._state.shares.get(ask.group, partition)) is not None
+        ]
+        return self.leases.alone(ask.member, finals, now_ms)
 
     def _places(self, ask: Ask) -> list[Partition]:
         """Retries first, then all partitions in turn, so that none waits behind a busy one."""
@@ -248,32 +303,33 @@ class ShareDesk:
         return [] if known is None else list(known.partitions.values())
 
     # -------------------------------------------------------------- waiting
-    def _has_some(self, ask: Ask) -> int:
+    def _has_some(self, ask: Ask, now_ms: int) -> int:
         """In how many places there is something for it, or something to tell."""
-        places = self._places(ask)[:LOOKS_MAX]
+        places = self._places(ask)
         unknown = sum(not self._partitions(topic) for topic in ask.topics)
-        return unknown + sum(self._is_some(ask.group, partition) for partition in places)
+        alone = self._alone(ask, places, now_ms)
+        return unknown + sum(self._is_some(ask.group, partition, alone) for partition in places[:LOOKS_MAX])
 
-    def _is_some(self, group: str, partition: Partition) -> bool:
-        final = self._state.shares.get(group, partition)
+    def _is_some(self, group: str, partition: Partition, alone: list[Pair] | None) -> bool:
+        pair, final = (group, partition.slot), self._state.shares.get(group, partition)
         if final is None:
             return True
-        return self.leases.has_some((group, partition.slot), final, partition.index.end)
+        return self.leases.has_some(pair, final, partition.index.end) if alone is None else pair in alone
 
-    def _look(self) -> None:
+    def _look(self, now_ms: int) -> None:
         """Call up as many of those that wait longest as there are places with something for them."""
         self._stirred = False
         left = LOOKS_MAX
-        places: dict[tuple[str, tuple[str, ...]], int] = {}
+        places: dict[tuple[str, tuple[str, ...], str], int] = {}
         for _ in range(len(self._parked)):
             ask = self._parked.popleft()
-            key = ask.group, ask.topics
+            key = ask.group, ask.topics, ask.member if self.leases.doubtful else ""
             if key not in places:
                 if left <= 0:
                     self._parked.appendleft(ask)
                     self._stirred = True  # the next step goes on from here
                     return
-                places[key] = self._has_some(ask)
+                places[key] = self._has_some(ask, now_ms)
                 left -= len(self._places(ask)) + 1
             if places[key] > 0:
                 places[key] -= 1

@@ -42,6 +42,8 @@ def share_problem(op: Op) -> str | None:
     if op.type == OpType.GROUP_SETTINGS:
         if not ANY_NUMBER <= meta[2] <= NUMBER_MAX:
             return f"the number of a change must be {ANY_NUMBER} to {NUMBER_MAX}"
+        if len(meta) > 3 and len(meta[3]) > NAME_CHARS_MAX:
+            return f"a name has at most {NAME_CHARS_MAX} characters"
         return group_settings_problem(meta[1]) or owner_problem("group", meta[0])
     if meta[2] < 0 or not NO_ID <= meta[-1] <= NUMBER_MAX:
         return f"a partition is 0 or more, and a topic's id {NO_ID} to {NUMBER_MAX}"

@@ -26,7 +26,12 @@ from escrowmq.replication.replica.claim_validation import (
     claimed_problem,
 )
 from escrowmq.replication.replica.offset_validation import offsets_problem, on_timeout_problem
-from escrowmq.replication.replica.share_validation import SHARES, internal_topic_problem, share_problem
+from escrowmq.replication.replica.share_validation import (
+    NAME_CHARS_MAX,
+    SHARES,
+    internal_topic_problem,
+    share_problem,
+)
 from escrowmq.replication.state.settings import setting_problem
 from escrowmq.replication.state.topics import alter_problem, settings_problem
 from escrowmq.replication.state.transactions import BY_HOME
@@ -116,6 +121,8 @@ def level_needed(ops: Sequence[Op]) -> int:
     for op in ops:
         kind, columns = op.type, len(op.meta)
         if kind in SHARES or kind == OpType.CUT or (kind == OpType.CREATE_TOPIC and is_internal(op.meta[0])):
+            return LEVEL_OF_SHARES
+        if kind == OpType.DELETE_GROUP and columns > 2:
             return LEVEL_OF_SHARES
         if kind == OpType.CLAIM or (kind == OpType.PREPARE and columns > 9 and op.meta[9].claim):
             return LEVEL_OF_CLAIMS
@@ -248,6 +255,8 @@ def _problem(op: Op) -> str | None:
     if op.type == OpType.DELETE_GROUP:
         if not 0 <= meta[1] <= GENERATION_MAX:
             return f"a generation must be 0 to {GENERATION_MAX}"
+        if len(meta) > 2 and len(meta[2]) > NAME_CHARS_MAX:
+            return f"a name has at most {NAME_CHARS_MAX} characters"
         return _name_problem("group", meta[0])
     if op.type == OpType.TRIM and (len(meta[1]) % 2 or not all(0 <= n <= NUMBER_MAX for n in meta[1])):
         return "TRIM needs pairs of partition and offset, both 0 or more"
@@ -257,8 +266,8 @@ def _problem(op: Op) -> str | None:
 def _timer_problem(op: Op) -> str | None:
     """What is wrong with an operation about delayed messages, apart from a PRE_SCHEDULED's rows, which are
     checked with its PREPARE."""
-    if len(op.meta) == 3:
-        return "CANCEL version 2 is written by leaders only"
+    if type(op.meta[0]) is bytes:
+        return "CANCEL version 2 and 3 are written by leaders only"
     meta, topic_id = op.meta, op.meta[-1]
     if meta[1] < 0 or not NO_ID <= topic_id <= NUMBER_MAX:
         return f"a partition is 0 or more, and a topic's id {NO_ID} to {NUMBER_MAX}"

@@ -25,6 +25,9 @@ Pair = tuple[str, int]
 MESSAGES_MAX = 1_000_000
 #: Grants looked at by one call of ``expire``: a few milliseconds.
 EXPIRED_ENOUGH = 1_000
+#: How long members may go on with what they hold before messages at their last chance come beside it: as
+#: long as a lease of a group that has not set another.
+DRAIN_MS = 30_000
 #: Times that are known before those are dropped whose leases were extended or acknowledged since.
 TIDY_MIN = 10_000
 
@@ -37,7 +40,7 @@ class Doomed(NamedTuple):
 
 
 class Leases:
-    """See the module's text. One thread, except for ``has_some``."""
+    """See the module's text. One thread."""
 
     def __init__(self) -> None:
         self._windows: dict[Pair, Window] = {}
@@ -45,6 +48,8 @@ class Leases:
         self._due: list[tuple[int, int, Pair, Grant]] = []
         self._numbers = count()
         self._tidy_at = TIDY_MIN
+        #: Where messages may be at their last chance, and since when.
+        self._doubtful: dict[Pair, int] = {}
         #: Handed out and not final. Since leadership began: leases that have run out, by messages.
         self.messages = self.expired = 0
 
@@ -68,11 +73,57 @@ class Leases:
         window = self._windows.get(pair)
         return final.start < end if window is None else window.has_some(final, end)
 
+    @property
+    def doubtful(self) -> bool:
+        """Whether some message may be at its last chance."""
+        return bool(self._doubtful)
+
+    def alone(self, member: str, places: Sequence[tuple[Pair, Final]], now_ms: int) -> list[Pair] | None:
+        """None: nothing in these places, which are those of a call, is at its last chance. Otherwise: where
+        ``acquire_alone`` finds something for the member.
+
+        A message at its last chance must not be given up for one that kills the process beside it. So a
+        member gets it alone, when it holds nothing else, and nothing else while it holds it; and meanwhile
+        nobody gets anything else, so that members finish what they hold. After ``DRAIN_MS`` that has to do:
+        then what a member still holds may be beside it.
+        """
+        waiting, recent, mine = list[Pair](), True, False
+        for pair, final in places:
+            if pair not in self._doubtful:
+                continue
+            window = self._windows[pair]
+            window.doubtful = window.has_last_chances()
+            if not window.doubtful:
+                del self._doubtful[pair]
+                continue
+            mine = mine or window.has_last_chances(member)
+            if window.last_chance(final) is not None:
+                waiting.append(pair)
+                recent = recent and now_ms < self._doubtful[pair] + DRAIN_MS
+        if not waiting and not mine:
+            return None
+        return [] if mine or (recent and self._holds(member, places)) else waiting
+
+    def _holds(self, member: str, places: Sequence[tuple[Pair, Final]]) -> bool:
+        windows = (self._windows.get(pair) for pair, _ in places)
+        return any(window is not None and window.holds(member) for window in windows)
+
+    def acquire_alone(
+        self, pair: Pair, final: Final, member: str, until_ms: int, stretch: Stretch
+    ) -> list[Taken]:
+        """Lease one message at its last chance; see ``alone``."""
+        grant = Grant(member, until_ms, 0, 0)
+        with self._window(pair, final) as window:
+            taken = window.take_last_chance(final, grant, stretch)
+        if taken:
+            self._wake(pair, grant)
+        return taken
+
     def acquire(
         self, pair: Pair, final: Final, end: int, member: str, until_ms: int, wanted: int, stretch: Stretch
     ) -> list[Taken]:
-        """Lease about ``wanted`` messages before ``end`` to a member, in order of their offsets. ``stretch``
-        says how far the answer reaches; see ``window.py``."""
+        """Lease about ``wanted`` messages before ``end`` to a member, in order of their offsets, but none at
+        its last chance. ``stretch`` says how far the answer reaches; see ``window.py``."""
         grant = Grant(member, until_ms, 0, 0)
         with self._window(pair, final) as window:
             taken = window.take(final, end, grant, wanted, stretch)
@@ -148,6 +199,8 @@ class Leases:
                 doomed = window.expire(grant, final)
                 if not grant.doomed:
                     self.expired += before - window.messages
+                if window.doubtful:
+                    self._doubtful.setdefault(pair, now_ms)
                 if doomed:
                     self._wake(pair, window.doom(doomed, now_ms + DOOMED_RETRY_MS))
                     found.append(Doomed(pair, doomed))
@@ -162,6 +215,12 @@ class Leases:
         window = self._windows.pop(pair, None)
         if window is not None:
             self.messages -= window.messages
+            self._doubtful.pop(pair, None)
+
+    def members(self, group: str) -> set[str]:
+        """Who holds messages of a group. What the leader gives up itself, nobody holds."""
+        windows = (window for pair, window in self._windows.items() if pair[0] == group)
+        return {piece.grant.member for window in windows for piece in window.held} - {""}
 
     def pairs(self) -> list[Pair]:
         """Those of which something is remembered."""

@@ -7,6 +7,9 @@ of calls and not on that of messages.
 
 What is final is asked at every hand-out, whatever was reported by ``settled``: a message that is final is
 never handed out.
+
+**Last chances.** A message whose lease has expired ``EXPIRIES_MAX`` times is handed out alone (``leases.py``
+says to whom): if that lease expires, too, it was this message, and not one that was leased beside it.
 """
 
 from __future__ import annotations
@@ -43,13 +46,14 @@ Stretch = Callable[[int, int, int], int]
 class Window:
     """See the module's text."""
 
-    __slots__ = ("_settling", "cursor", "free", "held", "messages", "start")
+    __slots__ = ("_settling", "cursor", "doubtful", "free", "held", "messages", "start")
 
     def __init__(self, start: int) -> None:
         self.start = self.cursor = start
         self.held: list[Piece] = []
         self.free: list[Piece] = []
         self.messages = 0  # held
+        self.doubtful = False  # whether a message has become free for its last chance
         self._settling = Grant("", None, 0, 0)
 
     # -------------------------------------------------------------- handing out
@@ -62,8 +66,9 @@ class Window:
             below(self.free, start)
 
     def has_some(self, final: Final, end: int) -> bool:
-        """Whether ``take`` may find something. Cheap; any thread."""
-        return bool(self.free) or (self.cursor < end and self._has_room(final))
+        """Whether ``take`` may find something. Cheap."""
+        free = any(piece.expiries < EXPIRIES_MAX for piece in self.free)
+        return free or (self.cursor < end and self._has_room(final))
 
     def _has_room(self, final: Final) -> bool:
         return self.messages < HELD_MAX and final.ranges < RANGES_MAX
@@ -90,6 +95,37 @@ class Window:
             grant.first, grant.last = min(t.first for t in taken), max(t.last for t in taken)
         return sorted(taken)
 
+    def take_last_chance(self, final: Final, grant: Grant, stretch: Stretch) -> list[Taken]:
+        """Hand out one message that is at its last chance, and nothing else."""
+        offset = self.last_chance(final)
+        if offset is None or stretch(offset, offset, 1) < offset:
+            return []
+        drop(self.free, offset, offset)
+        grant.first = grant.last = offset
+        self._hold(Piece(offset, offset, EXPIRIES_MAX, grant))
+        return [Taken(offset, offset, EXPIRIES_MAX)]
+
+    def last_chance(self, final: Final) -> int | None:
+        """The first message that waits for its last chance."""
+        for piece in self.free:
+            if piece.expiries >= EXPIRIES_MAX:
+                for first, _ in open_within(final, piece.first, piece.last):
+                    return first
+        return None
+
+    def has_last_chances(self, member: str | None = None) -> bool:
+        """Whether a message at its last chance is leased, to that member; None: to anybody, or waits."""
+        if member is None and any(piece.expiries >= EXPIRIES_MAX for piece in self.free):
+            return True
+        return any(
+            piece.expiries >= EXPIRIES_MAX and piece.grant.member == (member or piece.grant.member)
+            for piece in self.held
+        )
+
+    def holds(self, member: str) -> bool:
+        """Whether anything is leased to the member."""
+        return any(piece.grant.member == member for piece in self.held)
+
     def _take_free(
         self, final: Final, grant: Grant, wanted: int, stretch: Stretch, taken: list[Taken]
     ) -> bool:
@@ -100,6 +136,9 @@ class Window:
             if full or left <= 0:
                 break
             seen += 1
+            if piece.expiries >= EXPIRIES_MAX:
+                kept.append(piece)
+                continue
             for first, last in open_within(final, piece.first, piece.last):
                 while first <= last and not full and left > 0:
                     stop = min(stretch(first, last, left), last)
@@ -215,6 +254,7 @@ class Window:
         """From the cursor on nothing need be remembered."""
         last = min(last, self.cursor - 1)
         if first <= last:
+            self.doubtful = self.doubtful or expiries >= EXPIRIES_MAX
             put(self.free, Piece(first, last, expiries, NOBODY))
 
     # -------------------------------------------------------------- expiry

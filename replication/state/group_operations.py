@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from escrowmq.replication.format.codec import Op
-from escrowmq.replication.format.share_ops import ANY_NUMBER, EARLIEST, LATEST
+from escrowmq.replication.format.share_ops import ALTERED, ANY_NUMBER, DELETED, EARLIEST, LATEST
 from escrowmq.replication.format.share_settings import SHARE, STREAM
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.state.attempts import Attempts
@@ -69,17 +69,21 @@ class GroupOperations:
 
     def delete(self, index: int, op: Op) -> Result:
         """DELETE_GROUP. Topics of the group are deleted like others."""
-        group, generation = op.meta
+        group, generation, *who = op.meta
         for topic, held in self._held.holders.get(group, {}).items():
             return [int(ResultCode.OFFSETS_PENDING), [group, topic, min(held)]]
         self._deleted.add(group, generation)
         self._attempts.drop_group(group)
         known = self._shares.drop_group(group)
-        return [0] if self._group_offsets.drop_group(group) or known else [int(ResultCode.DUPLICATE)]
+        if not (self._group_offsets.drop_group(group) or known):
+            return [int(ResultCode.DUPLICATE)]
+        for by in who:
+            self._audit(by, group, "", DELETED)
+        return [0]
 
     def settings(self, index: int, op: Op) -> Result:
         """GROUP_SETTINGS. Raises UnknownVersion for a setting that this software does not know."""
-        group, values, number = op.meta
+        group, values, number, *who = op.meta
         known = self._shares.groups.get(group, Group())
         settings = known.settings.changed(values)
         code = ResultCode.OK
@@ -93,6 +97,9 @@ class GroupOperations:
             if self._topics.gid == 0:
                 number = index
             known = self._shares.groups[group] = Group(settings, max(number, known.number))
+            for by in who:
+                changed = ", ".join(f"{name}={value}" for name, value in sorted(values.items()))
+                self._audit(by, group, changed, ALTERED)
         return [int(code), [known.settings.values(), known.number]]
 
     def _refusal(self, known: Group, number: int) -> ResultCode:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
 
 import pytest
 
 from escrowmq import Message, OutcomeUnknown, ShareConsumer, ShareRecord, Unavailable, UnknownTopic
+from escrowmq.cluster.testing.calls import Network
 from escrowmq.testing import InMemoryCluster
 
 
@@ -234,3 +238,27 @@ def test_iteration_ends_when_the_consumer_is_closed(cluster: InMemoryCluster) ->
         if len(seen) == 3:
             queue.close()
     assert values(seen) == [b"1", b"2", b"3"]
+
+
+def test_messages_of_an_answer_that_was_lost_come_again_long_before_their_lease_ends(
+    cluster: InMemoryCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    execute, lost = Network._execute, []
+
+    def lossy(self: Network, gid: int, method: str, args: Any, done: Any, dropped: Any) -> None:
+        heard = method != "share_acquire" or len(lost) >= 3
+        if not heard:
+            lost.append(args)
+        execute(self, gid, method, args, done if heard else lambda answer, error: None, dropped)
+
+    send(cluster, *numbered(3))
+    queue = queue_of(cluster, lease_s=300.0)
+    monkeypatch.setattr(Network, "_execute", lossy)
+    found: list[ShareRecord] = []
+    end = cluster.clock.now() + timedelta(seconds=200)
+    while not found and cluster.clock.now() < end:
+        with suppress(OutcomeUnknown):  # said once it has gone on for long
+            found += queue.poll(timeout_s=0)
+        cluster.clock.advance(1)
+    assert lost and values(found) == numbered(3) and {record.attempt for record in found} == {1}
+    queue.close()

@@ -87,6 +87,9 @@ DAMAGED = [
     "PREPARE version 2 with a claim",
     "PRE_OFFSETS",
     "PREPARE version 2 without a local transaction",
+    "CANCEL version 3",
+    "GROUP_SETTINGS version 2",
+    "DELETE_GROUP version 2",
 ]
 ROWS = [encode_row(b"k", b"v", {"h": b"1"}, None), encode_row(None, b"", None, "tx")]
 
@@ -170,6 +173,7 @@ def timers() -> dict[str, bytes]:
         "RELEASE": timer_ops.release(key, 2, [7, 3, 2, 28]),
         "CANCEL": timer_ops.cancel("orders", 3, [(when, (1 << 64) - 1, 5)], 9),
         "CANCEL version 2": timer_ops.decided_cancel(key, [1], [7, 3, 1, 14]),
+        "CANCEL version 3": timer_ops.named_cancel(key, [1], [7, 3, 1, 14], [12]),
         "CARRY": timer_ops.carry(RECORD.pack(when, 7, 5, 0, 12, 90, sizes[0]), ROWS[:1]),
     }
 
@@ -187,6 +191,8 @@ def shares() -> dict[str, bytes]:
         "GROUP_SETTINGS": share_ops.group_settings(
             "mail", {"max_attempts": 3, "delays_ms": [1_000, 60_000], "dead_letters": "keep"}, 17
         ),
+        "GROUP_SETTINGS version 2": share_ops.group_settings("mail", {"max_attempts": 3}, 17, "eve"),
+        "DELETE_GROUP version 2": share_ops.delete_share_group("mail", "eve"),
         "PLACES": share_ops.places("billing", "orders", [0, 17, 2]),
     }
 

@@ -75,6 +75,7 @@ def test_the_highest_level_of_a_request_counts() -> None:
         (timer_ops.timer(b""), "leaders only"),
         (timer_ops.release(bytes(24), 0, []), "leaders only"),
         (timer_ops.decided_cancel(bytes(24), [1], []), "leaders only"),
+        (timer_ops.named_cancel(bytes(24), [1], [], [7]), "leaders only"),
     ],
 )
 def test_what_cannot_be_carried_out_is_refused(request_: bytes, problem: str) -> None:

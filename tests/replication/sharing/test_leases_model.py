@@ -72,13 +72,27 @@ class LeasesAndADict(RuleBasedStateMachine):
         )
         assert taken == sorted(taken)
         got = {o: t.expiries for t in taken for o in range(t.first, t.last + 1)}
-        again = [o for o, m in sorted(self.known.items()) if m.holder is None and o not in self.final]
+        again = [o for o in self.waiting() if self.known[o].expiries < EXPIRIES_MAX]
         new = [o for o in range(self.given, self.end) if o not in self.final and o not in self.known]
         assert sorted(got) == sorted((again + new)[:wanted])
         for offset, expiries in got.items():
             assert expiries == (self.known[offset].expiries if offset in self.known else 0)
             self.known[offset] = Message(member, self.now + lease_ms, expiries)
         self.given = max([self.given, *(offset + 1 for offset in got)])
+
+    @rule(member=members, lease_ms=st.sampled_from(LEASE_MS))
+    def acquire_alone(self, member: str, lease_ms: int) -> None:
+        last_chances = [o for o in self.waiting() if self.known[o].expiries >= EXPIRIES_MAX]
+        held = [m for o, m in self.known.items() if m.holder == member]  # perhaps final, and not told
+        mine = [o for o in self.held_by(member) if self.known[o].expiries >= EXPIRIES_MAX]
+        allowed = self.leases.alone(member, [(PAIR, self.final)], self.now)
+        assert allowed is not None or not self.open({*last_chances, *mine})
+        assert not allowed or (last_chances and not self.open(set(mine)))
+        assert allowed == [PAIR] or held or not last_chances
+        taken = self.leases.acquire_alone(PAIR, self.final, member, self.now + lease_ms, lambda f, _, w: f)
+        assert taken == [(o, o, EXPIRIES_MAX) for o in last_chances[:1]]
+        for offset in last_chances[:1]:
+            self.known[offset] = Message(member, self.now + lease_ms, EXPIRIES_MAX)
 
     @rule(ranges=some_ranges())
     def acknowledged(self, ranges: list[Range]) -> None:
@@ -165,7 +179,7 @@ class LeasesAndADict(RuleBasedStateMachine):
     # ------------------------------------------------------------ what holds
     @invariant()
     def somebody_is_told_that_there_is_something(self) -> None:
-        free = any(m.holder is None for o, m in self.known.items() if o not in self.final)
+        free = any(self.known[o].expiries < EXPIRIES_MAX for o in self.waiting())
         new = any(o not in self.final and o not in self.known for o in range(self.given, self.end))
         if free or new:
             assert self.leases.has_some(PAIR, self.final, self.end)
@@ -174,6 +188,10 @@ class LeasesAndADict(RuleBasedStateMachine):
     def what_is_held_is_counted(self) -> None:
         held = {o for o, m in self.known.items() if m.holder is not None and o not in self.final}
         assert self.leases.held(PAIR) == self.leases.messages >= len(held)
+
+    def waiting(self) -> list[int]:
+        """What nobody has, in order."""
+        return [o for o, m in sorted(self.known.items()) if m.holder is None and o not in self.final]
 
     def is_over(self, message: Message) -> bool:
         return message.holder not in (None, SETTLING) and message.until_ms <= self.now

@@ -1,0 +1,70 @@
+"""Operators alter and delete share groups, and the audit trail tells who did it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from escrowmq import GroupNotEmpty, Message, UnknownGroup
+from escrowmq.actors.client.router import result_of
+from escrowmq.replication.replica.share_admission import ShareAdmission
+from escrowmq.testing import InMemoryCluster
+
+
+@pytest.fixture
+def cluster() -> Iterator[InMemoryCluster]:
+    with InMemoryCluster() as made:
+        made.admin.create_topic("orders", partitions=2)
+        with made.producer("shop") as producer:
+            for number in range(4):
+                producer.send(Message("orders", b"%d" % number)).result(0)
+        yield made
+
+
+def acts(cluster: InMemoryCluster) -> list[tuple[str, str, str, str]]:
+    entries = result_of(cluster.admin._router.leader_call(0, "audit", timeout_s=5.0), 5.0)
+    return [(entry.by, entry.app, entry.tx_id, entry.outcome) for entry in entries]
+
+
+def test_who_alters_a_group_is_in_the_audit_trail(cluster: InMemoryCluster) -> None:
+    cluster.admin.set_group("mail", max_attempts=3, by="eve")
+    cluster.admin.set_group("mail", lease_s=5)
+    assert acts(cluster) == [
+        ("eve", "mail", "max_attempts=3", "ALTERED"),
+        ("admin", "mail", "lease_ms=5000", "ALTERED"),
+    ]
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_a_share_group_is_deleted_once_nobody_uses_it(
+    cluster: InMemoryCluster, monkeypatch: pytest.MonkeyPatch, asks: bool
+) -> None:
+    """Planted: a leader that does not look whether the group has members."""
+    if not asks:
+        monkeypatch.setattr(
+            ShareAdmission,
+            "deletion",
+            lambda self, writer, submission, number: writer.verbatim(
+                submission, number, submission.units[number]
+            ),
+        )
+    queue = cluster.share_consumer("mail", ["orders"], auto_offset_reset="earliest")
+    records = queue.poll()
+    if not asks:
+        cluster.admin.delete_group("mail")
+        return
+    with pytest.raises(GroupNotEmpty) as refused:
+        cluster.admin.delete_group("mail", by="eve")
+    assert len(refused.value.members) == 1
+    for record in records:
+        queue.ack(record)
+    queue.close()
+    cluster.clock.advance(60)
+    cluster.admin.delete_group("mail", by="eve")
+    assert ("eve", "mail", "", "DELETED") in acts(cluster)
+    with pytest.raises(UnknownGroup):
+        cluster.admin.delete_group("mail")
+    again = cluster.share_consumer("mail", ["orders"], auto_offset_reset="earliest")
+    assert len(again.poll()) == len(records), "it begins anew"
+    again.close()
