@@ -294,6 +294,10 @@ class RunningReplica:
         """The group's time."""
         return self.replica.group_ms(int(self.setup.wall_clock() * 1000))
 
+    def lease_ms(self) -> int:
+        """The time that leases go by."""
+        return self.replica.lease_ms(int(self.setup.wall_clock() * 1000))
+
     # -------------------------------------------------------------- in the driver's thread
 
     def _build_node(self, link: PeerLink, clock: Callable[[], float]) -> RaftNode:

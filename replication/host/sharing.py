@@ -102,7 +102,7 @@ class Sharing:
         lease_ms, running, desk = int(min(lease_s * 1000, LEASE_MS[1])), self._running, self._desk
 
         def extend(topic: str, number: int, ranges: list[Range]) -> list[Range]:
-            return desk.extend(group, member, topic, number, ranges, running.now_ms() + lease_ms)
+            return desk.extend(group, member, topic, number, ranges, running.lease_ms() + lease_ms)
 
         return self._for_each(places, extend)
 
@@ -136,7 +136,7 @@ class Sharing:
         running, answer = self._running, Future[Reply]()
 
         def ask() -> None:
-            now_ms = running.now_ms()
+            now_ms = running.lease_ms()
             self._desk.acquire(Ask(*asked, now_ms + int(wait_s * 1000), answer.set_result), now_ms)
 
         try:

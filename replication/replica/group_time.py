@@ -6,6 +6,9 @@ replicas do not tell their clocks, and it is that of the leader's own.
 A leader may find that its time is far behind the last entry, since clocks were far ahead before. Then time
 continues from that entry, at half speed until the clocks have caught up: if it stood still, nothing would
 come due for as long as they were wrong. So it does while too few of the clocks are known.
+
+Leases do not go by it: they are in one leader's memory, so its monotonic clock will do, and a lease is as long
+as was promised whatever the wall clocks do.
 """
 
 from __future__ import annotations
@@ -52,6 +55,10 @@ class GroupTime:
         if not self._of_the_group:
             self._of_the_group, self._read_ms, self.ms = True, None, self._state.now_ms
         return self._go_on(clocks.lower_median_ms(own_ms), clocks.monotonic_ms())
+
+    def steady(self, own_ms: int) -> int:
+        """A time that passes evenly, for what this process alone keeps."""
+        return self.at(own_ms) if self.clocks is None else self.clocks.monotonic_ms()
 
     def _go_on(self, clock_ms: int | None, read_ms: int) -> int:
         passed = 0 if self._read_ms is None else min(read_ms - self._read_ms, PASSES_MS)

@@ -202,13 +202,17 @@ class Replica:
         """The group's time (group_time.py) when this machine's wall clock says ``now_ms``."""
         return self.time.at(now_ms)
 
+    def lease_ms(self, now_ms: int) -> int:
+        """The time that leases go by when this machine's wall clock says ``now_ms``: see group_time.py."""
+        return self.time.steady(now_ms)
+
     def told_ms(self, now_ms: int) -> int | None:
         """What this replica tells leaders of its wall clock; None: they may not know such messages yet."""
         return now_ms if self.state.level >= LEVEL_OF_CLOCKS else None
 
     def pump(self, now_ms: int) -> None:
         """Propose what waits, as far as the window of entries in flight allows."""
-        now_ms = self.group_ms(now_ms)
+        now_ms, lease_ms = self.group_ms(now_ms), self.lease_ms(now_ms)
         raft = self._raft
         assert raft is not None
         if self.checkpoints.busy and now_ms >= self._next_slice_ms:
@@ -227,7 +231,7 @@ class Replica:
             self.admission.shares.leases = self.share_desk.leases
             self.terms_led += 1
             self._next_retention_ms = now_ms + self.limits.retention_pause_ms
-        self.share_desk.step(now_ms)
+        self.share_desk.step(lease_ms)
         while self._in_flight < self.limits.entries_in_flight:
             entry = self.admission.compose(now_ms)
             if entry is None:
@@ -298,7 +302,7 @@ class Replica:
 
     def on_timer(self, now_ms: int) -> None:
         """Called a few times a second: due checks, and from time to time, as leader, retention."""
-        now_ms = self.group_ms(now_ms)
+        now_ms, lease_ms = self.group_ms(now_ms), self.lease_ms(now_ms)
         raft = self._raft
         self.state.transactions.tidy()
         self.state.due.tidy()
@@ -310,7 +314,7 @@ class Replica:
         if self.state.due.advance(now_ms):
             self._on_due()
         if self._leads:
-            self.share_desk.on_timer(now_ms)
+            self.share_desk.on_timer(lease_ms)
             self._retain(now_ms)
 
     def _submit_own(self, frame: bytes, partition: Partition) -> None:

@@ -15,6 +15,7 @@ from tests.controls import (
     member_faults,
     mending_faults,
     raft_faults,
+    round_faults,
     share_faults,
     state_faults,
     timer_faults,
@@ -38,6 +39,7 @@ MODULES = (
     topic_faults,
     timer_faults,
     share_faults,
+    round_faults,
     finding_faults,
 )
 

@@ -174,6 +174,10 @@ class BrokerApplication:
     def release(self, app: str, tx_ids: Sequence[str], owner: str, waits_ms: Sequence[int]) -> None:
         self.replica.state.due.release(app, tx_ids, owner, self._now_ms(), waits_ms)
 
+    def lease_ms(self) -> int:
+        """See ``Replica``."""
+        return self.replica.lease_ms(int(self._now_s * 1000))
+
     def _now_ms(self) -> int:
         return self.replica.group_ms(int(self._now_s * 1000))
 

@@ -113,6 +113,16 @@ def test_below_the_level_it_is_the_leaders_own_as_it_was(told: Told) -> None:
     assert time.at(NOW_MS) == NOW_MS - DAY_MS
 
 
+def test_leases_go_by_no_wall_clock(time: GroupTime, told: Told) -> None:
+    """Found by the simulator: with the clocks of a majority ahead, leases ended at once."""
+    told.others = [NOW_MS, NOW_MS]
+    time.at(NOW_MS)
+    told.passed_ms, told.others = 5, [NOW_MS + DAY_MS] * 2
+    assert time.at(NOW_MS + DAY_MS) == NOW_MS + DAY_MS and time.steady(NOW_MS + DAY_MS) == 5
+    told.passed_ms, told.others = 1_005, [NOW_MS] * 2
+    assert time.at(NOW_MS) == NOW_MS + DAY_MS + 500 and time.steady(NOW_MS) == 1_005, "nor at half speed"
+
+
 def test_what_was_told_goes_on_for_a_second() -> None:
     now = 100.0
     progress = {"r1": PeerProgress(1), "r2": PeerProgress(1)}
