@@ -7,8 +7,8 @@ A leader may find that its time is far behind the last entry, since clocks were 
 continues from that entry, at half speed until the clocks have caught up: if it stood still, nothing would
 come due for as long as they were wrong. So it does while too few of the clocks are known.
 
-Leases do not go by it: they are in one leader's memory, so its monotonic clock will do, and a lease is as long
-as was promised whatever the wall clocks do.
+Leases do not go by it: they are in one leader's memory, so its monotonic clock will do, and a lease is as
+long as was promised whatever the wall clocks do.
 """
 
 from __future__ import annotations

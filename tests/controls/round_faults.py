@@ -1,7 +1,7 @@
 """Planted faults in what share groups rely on when leaders change, or clocks.
 
-What is taken away from the rule of confirmed rounds is also played step by step, in
-tests/replication/replica/test_confirmed_rounds.py.
+The other parts of the rule of confirmed rounds (the last round's answer, a broken link, a learner) are taken
+away in tests/replication/replica/test_confirmed_rounds.py: random schedules hardly ever show these.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from escrowmq.replication.replica.entry_writing import EntryWriter
 from escrowmq.replication.replica.group_time import GroupTime
 from escrowmq.replication.replica.replica import Replica
 from escrowmq.replication.replica.share_admission import ShareAdmission, ranges_of
-from escrowmq.replication.replica.share_desk import ShareDesk
 from escrowmq.replication.replica.submission import Submission
 from escrowmq.replication.state.topics import Partition
 from tests.controls.planting import plant
@@ -28,25 +27,6 @@ from tests.support import confirmed_rounds
 TWICE = ("acked-again", "retried-twice", "over-attempts")
 RANGES_FEW = 2
 LATER_MS = 100
-OFTEN_CUT = {"partition": 200}
-
-
-@plant("answer-of-the-last-round", "acked-again", conditions=shared, within=40, often=OFTEN_CUT)
-def answer_of_the_last_round(patch: pytest.MonkeyPatch) -> None:
-    """A leader hands out once a majority has answered in its term at any time, also before the call."""
-    confirmed_rounds.an_answer_of_an_earlier_round(patch)
-
-
-@plant("round-over-a-broken-link", "acked-again", conditions=shared, within=60)
-def round_over_a_broken_link(patch: pytest.MonkeyPatch) -> None:
-    """What a leader asked counts as answered when the link to that voter is up again."""
-    confirmed_rounds.a_link_that_is_up_again(patch)
-
-
-@plant("learner-confirms", "acked-again", conditions=shared, within=60)
-def learner_confirms(patch: pytest.MonkeyPatch) -> None:
-    """The answer of a replica that lost its disk confirms that nobody else leads."""
-    confirmed_rounds.an_answer_of_a_learner(patch)
 
 
 @plant("hands-out-before-it-is-ready", "acked-again", "double-lease", conditions=shared, start=9)
@@ -114,25 +94,6 @@ def acks_beyond_the_bound_dropped(patch: pytest.MonkeyPatch) -> None:
             ack(self, writer, submission, number)
 
     patch.setattr(ShareAdmission, "ack", drop)
-
-
-@plant("leases-kept-over-a-fail-over", "stuck", conditions=shared, within=40)
-def leases_kept_over_a_fail_over(patch: pytest.MonkeyPatch) -> None:
-    """A leader that leads again takes the leases of its earlier leadership for leases that run."""
-    resign, begin = ShareDesk.resign, ShareDesk.begin
-
-    def keep(self: ShareDesk) -> None:
-        leases = self.leases
-        resign(self)
-        self.leases = leases
-
-    def again(self: ShareDesk) -> None:
-        leases = self.leases
-        begin(self)
-        self.leases._windows, self.leases.messages = leases._windows, leases.messages
-
-    patch.setattr(ShareDesk, "resign", keep)
-    patch.setattr(ShareDesk, "begin", again)
 
 
 @plant("leases-by-the-groups-time", "double-lease", conditions=shared, start=13, often={"clock-wall": 40})

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import strategies as st
 
 from escrowmq.replication.errors import InvalidMessage
-from escrowmq.replication.format import codec, ops, share_ops, timer_ops
+from escrowmq.replication.format import claim_ops, codec, cut_ops, ops, share_ops, timer_ops
 from escrowmq.replication.format.codec import PrepareExtra
 from escrowmq.replication.replica.validation import TIMEOUT_MS_MAX, parse_request
 from escrowmq.replication.state import snapshot as snapshots
@@ -76,6 +76,10 @@ REQUESTS = [
     share_ops.nack("mail", "orders", 1, [0, 1], [0, 0], ["", ""], "", "me", 0, stream=True),
     share_ops.places("billing", "orders", [0, 3, 2, 1, 4, 0]),
     ops.delete_group("mail", 3),
+    claim_ops.claim("outbox.shop.0"),
+    claim_ops.claim("outbox.shop.0", 7),
+    cut_ops.cut(["orders", "more"], 250),
+    cut_ops.cut([], 0),
 ]  # fmt: skip
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from escrowmq.replication.calling.answers import Reply
 from escrowmq.replication.errors import Unavailable
 from escrowmq.replication.host.sharing import Sharing
 from escrowmq.replication.replica.fetching import in_bytes
+from escrowmq.replication.replica.handing_out import HandedOut
 from escrowmq.replication.replica.share_desk import Ask
 from tests.sim.sharing.records import leadership
 
@@ -24,7 +26,9 @@ LEASE_S = 0.6
 class Told(list[Any]):
     """Rows, or places, and the leader that told them: the history wants to know."""
 
-    leader: str
+    def __init__(self, found: Iterable[Any], leader: str) -> None:
+        super().__init__(found)
+        self.leader = leader
 
 
 class _Sharing(Sharing):
@@ -44,29 +48,27 @@ def share_call(
     """One call; see ``calling/share_answers.py``."""
     sharing = _Sharing(running)
 
-    def told(found: list[Any]) -> Told:
-        rows = Told(found)
-        rows.leader = leadership(replica)
-        return rows
-
     if method != "share_acquire":
         status, *rest = getattr(sharing, method.removeprefix("share_"))(*args)
-        answer(("ok", told(rest[0])) if status == "ok" else (status, *rest))
+        answer(("ok", Told(rest[0], leadership(replica))) if status == "ok" else (status, *rest))
         return
     group, member, topics, wanted, max_bytes, _, wait_s = args
+
+    def read(leader: str, handed_out: Sequence[HandedOut]) -> None:
+        try:
+            rows = sharing._read(group, member, handed_out, in_bytes)
+        except Unavailable:  # it is being mended
+            answer(("unknown",))
+        else:
+            answer(("ok", Told(rows, leader), LEASE_S, 0.0))
 
     def done(reply: Reply) -> None:
         if reply[0] != "ok":
             answer(reply)
             return
 
-        def read() -> None:
-            try:
-                answer(("ok", told(sharing._read(group, member, reply[1], in_bytes)), LEASE_S, 0.0))
-            except Unavailable:  # it is being mended
-                answer(("unknown",))
-
-        replica.guarded(read)
+        # Reading is another thread's work, and may end the process.
+        replica.later(0.0, partial(read, leadership(replica), reply[1]))
 
     now_ms = running.lease_ms()
     until_ms = now_ms + int(wait_s * 1000)

@@ -12,6 +12,7 @@ much later.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from escrowmq.replication.calling.answers import Reply
@@ -89,10 +90,13 @@ class Member:
         call = self._call
 
         def done(reply: Reply) -> None:
-            if reply[0] == "ok":
-                read = self._read(replica, app, reply[1])
-                if read is not None and (self._desk.cluster.calm or self._rng.random() >= LOST):
-                    self._later(0.0005, self._taken, call, op, leadership(replica), *read)
+            if reply[0] == "ok":  # reading is another thread's work, and may end the process
+                replica.later(0.0, partial(read, leadership(replica), reply[1]))
+
+        def read(leader: str, handed_out: Sequence[HandedOut]) -> None:
+            found = self._read(app, handed_out)
+            if found is not None and (self._desk.cluster.calm or self._rng.random() >= LOST):
+                self._later(0.0005, self._taken, call, op, leader, *found)
 
         def ask() -> None:
             now_ms = app.lease_ms()
@@ -107,7 +111,7 @@ class Member:
             replica.kick()
 
     def _read(
-        self, replica: SimReplica, app: BrokerApplication, handed_out: Sequence[HandedOut]
+        self, app: BrokerApplication, handed_out: Sequence[HandedOut]
     ) -> tuple[list[Unbegun], list[Taken]] | None:
         """Partitions that the group has not begun, and the records; None: the replica has ended."""
         unknown, records = list[Unbegun](), list[Taken]()
