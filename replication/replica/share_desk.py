@@ -76,7 +76,8 @@ class Ask:
 
 
 class ShareDesk:
-    """See the module's text. In the replica's thread. ``leases``: of this leadership."""
+    """See the module's text. In the replica's thread. ``leases``: of this leadership. ``now_ms`` is always
+    ``Replica.monotonic_ms``."""
 
     def __init__(
         self, state: StateMachine, nack: Callable[[bytes, Partition], None], refusal: Callable[[], Reply]

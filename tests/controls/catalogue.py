@@ -17,6 +17,7 @@ from tests.controls import (
     mending_faults,
     offset_faults,
     raft_faults,
+    round_faults,
     share_faults,
     state_faults,
     timer_faults,
@@ -41,6 +42,7 @@ MODULES = (
     timer_faults,
     share_faults,
     offset_faults,
+    round_faults,
     finding_faults,
     claim_faults,
 )

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import strategies as st
 
 from escrowmq.replication.errors import InvalidMessage
-from escrowmq.replication.format import codec, offset_ops, ops, share_ops, timer_ops
+from escrowmq.replication.format import claim_ops, codec, cut_ops, offset_ops, ops, share_ops, timer_ops
 from escrowmq.replication.format.codec import PrepareExtra
 from escrowmq.replication.replica.validation import TIMEOUT_MS_MAX, parse_request
 from escrowmq.replication.state import snapshot as snapshots
@@ -81,6 +81,10 @@ REQUESTS = [
     ops.prepare("shop", "orders", ["w"], None, 0, 0, [7], -1, 1, PrepareExtra("me"))
     + offset_ops.pre_offsets("new", "orders", {1: (-1, 0)}),
     ops.delete_group("mail", 3),
+    claim_ops.claim("outbox.shop.0"),
+    claim_ops.claim("outbox.shop.0", 7),
+    cut_ops.cut(["orders", "more"], 250),
+    cut_ops.cut([], 0),
 ]  # fmt: skip
 
 

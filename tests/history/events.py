@@ -27,7 +27,15 @@ KINDS = frozenset(
     {"prepare", "decide", "send", "local", "stored", "outcome", "check", "offset-commit", "offset-fetch"}
     | {"topic-create", "topic-delete"}
     # Of share groups, see sharing.py.
-    | {"share-group", "share-acquire", "share-ack", "share-nack", "share-release", "share-redrive"}
+    | {
+        "share-group",
+        "share-acquire",
+        "share-ack",
+        "share-nack",
+        "share-release",
+        "share-extend",
+        "share-redrive",
+    }
     | {"share-handle", "share-end"}
 )
 

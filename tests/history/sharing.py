@@ -3,11 +3,13 @@
 A message is known by its id, which its copies in the topics of retries and of dead letters have, too. The
 simulated or real clients record:
 
-- ``share-group`` (ok: ``max_attempts``, ``delays_ms``): the settings of a group, before it is used;
+- ``share-group`` (``max_attempts``, ``delays_ms``, in the call or its answer): settings of a group, before it
+  is used, and when an operator changes them: they may be in force from the call on, and so may earlier ones;
 - ``share-acquire`` with ``since_ms``, the highest time that its client has heard from a broker; ok:
   ``leader`` (a leader in one term, whose clock does not jump), ``lease_ms``, and ``records``: topic,
   partition, offset, id, attempt, timestamp;
 - ``share-ack`` and ``share-release`` with ``records``: topic, partition, offset;
+- ``share-extend`` with ``member``, ``lease_ms``, ``records``; ok: ``leader``, and ``refused`` as for an ack;
 - ``share-nack`` with ``records``, ``delays_ms`` (``BY_TABLE``, ``REJECT``) and ``since_ms``;
 - ``share-redrive`` with ``records`` in the topic of dead letters, and their ids; unknown if it got no answer;
 - ``share-handle``: an ordered consumer handles a record; ok: it is done; fail: it failed;
@@ -19,7 +21,7 @@ simulated or real clients record:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,6 +49,7 @@ class _Lease:
     """A lease that certainly held in this time, unless its member gave it back; in ns."""
 
     leader: str
+    member: str
     begin: int
     end: int
 
@@ -65,8 +68,8 @@ class _Job:
 
 @dataclass(slots=True)
 class _Group:
-    max_attempts: int = 16
-    delays_ms: Sequence[int] = (0,)
+    attempts: set[int] = field(default_factory=set)  # all settings that may have been in force
+    delays_ms: list[Sequence[int]] = field(default_factory=list)
     jobs: dict[str, _Job] = field(default_factory=dict)
     ids: dict[Place, str] = field(default_factory=dict)
     final: dict[Place, int] = field(default_factory=dict)  # since when certainly
@@ -74,6 +77,16 @@ class _Group:
     copies: dict[str, Counter[tuple[str, int]]] = field(default_factory=dict)  # id -> kind and attempt
     ends: list[Event] = field(default_factory=list)
     handled: dict[tuple[str, int], int] = field(default_factory=dict)  # the next one in an ordered stream
+
+    def note(self, told: Mapping[str, Any]) -> None:
+        """These settings may be in force from now on."""
+        if "max_attempts" in told:
+            self.attempts.add(told["max_attempts"])
+            self.delays_ms.append(told["delays_ms"])
+
+    def delay_ms(self, attempt: int) -> int:
+        """The shortest pause after this attempt, by any of the tables."""
+        return min((table[min(attempt, len(table)) - 1] for table in self.delays_ms), default=0)
 
 
 class Sharing:
@@ -89,7 +102,9 @@ class Sharing:
     def invoked(self, event: Event) -> None:
         """An operation begins: from now on it may have an effect."""
         group, kind = self._group(event), event.kind
-        if kind in ("share-ack", "share-nack", "share-release"):
+        if kind == "share-group":
+            group.note(event.fields)
+        elif kind in ("share-ack", "share-nack", "share-release"):
             for n, place in enumerate(_places(event)):
                 group.leases.pop(place, None)
                 job = group.jobs.get(group.ids.get(place, ""))
@@ -118,7 +133,7 @@ class Sharing:
             job.rejected = True
             return
         if delay_ms == BY_TABLE:
-            delay_ms = group.delays_ms[min(attempt, len(group.delays_ms)) - 1]
+            delay_ms = group.delay_ms(attempt)
         comes_ms = since_ms + delay_ms
         job.comes_ms[attempt + 1] = min(job.comes_ms.get(attempt + 1, comes_ms), comes_ms)
 
@@ -126,11 +141,13 @@ class Sharing:
         """An operation was answered with success."""
         group, fields = self._group(invoked), event.fields
         if invoked.kind == "share-group":
-            group.max_attempts, group.delays_ms = fields["max_attempts"], fields["delays_ms"]
+            group.note(fields)
         elif invoked.kind == "share-acquire":
             for topic, partition, offset, id, attempt, time_ms in fields["records"]:
                 place = topic, partition, offset
                 self._handed_out(group, place, id, attempt, time_ms, invoked, event)
+        elif invoked.kind == "share-extend":
+            self._extended(group, invoked, event)
         elif invoked.kind in ("share-ack", "share-nack"):
             refused = set(fields.get("refused", ()))
             for n, place in enumerate(_places(invoked)):
@@ -145,6 +162,16 @@ class Sharing:
             for _, id, attempt in fields["records"] if kind else ():
                 group.copies.setdefault(id, Counter())[kind, attempt] += 1
 
+    @staticmethod
+    def _extended(group: _Group, asked: Event, told: Event) -> None:
+        """Leases that the member still had run on."""
+        member, leader = asked.fields["member"], told.fields["leader"]
+        lease_ns = int(asked.fields["lease_ms"] * NANOS * DRIFT)
+        for n, place in enumerate(_places(asked)):
+            lease = group.leases.get(place)
+            if lease and n not in told.fields["refused"] and (lease.member, lease.leader) == (member, leader):
+                lease.end = max(lease.end, asked.at + lease_ns)
+
     def _handed_out(
         self, group: _Group, place: Place, id: str, attempt: int, time_ms: int, asked: Event, told: Event
     ) -> None:
@@ -157,10 +184,10 @@ class Sharing:
             text = f"{id} at {place} is leased twice by {leader}"
             self._report.add("double-lease", text, asked, told)
         lease_ns = int(told.fields["lease_ms"] * NANOS * DRIFT)
-        group.leases[place] = _Lease(leader, told.at, asked.at + lease_ns)
+        group.leases[place] = _Lease(leader, asked.fields["member"], told.at, asked.at + lease_ns)
         group.ids[place] = id
         job = group.jobs.setdefault(id, _Job())
-        if attempt > group.max_attempts:
+        if attempt > max(group.attempts, default=attempt):
             self._report.add("over-attempts", f"{id} comes for the {attempt}th time", told)
         if place not in job.at:
             if attempt <= job.highest and not job.redriven:
@@ -209,9 +236,9 @@ class Sharing:
     def _copied(self, group: _Group, id: str, job: _Job, copies: Counter[tuple[str, int]]) -> None:
         rounds = 1 + len(job.redriven)
         for (kind, attempt), count in sorted(copies.items()):
-            if kind == "dead" and attempt < group.max_attempts and not job.rejected:
+            if kind == "dead" and attempt < min(group.attempts, default=0) and not job.rejected:
                 self._report.add("dead-early", f"{id} is a dead letter after {attempt} attempts")
-            if attempt > group.max_attempts:
+            if attempt > max(group.attempts, default=attempt):
                 self._report.add("over-attempts", f"{id}: {kind}, attempt {attempt}")
             if kind == "retry" and attempt == 1:
                 if count > len(job.redriven):

@@ -60,6 +60,14 @@ class Shared:
     def release(self) -> Shared:
         return self._ok("share-release", {"records": [(TOPIC, 0, 0)]})
 
+    def extend(self, member: str = "m", by: str = "r0") -> Shared:
+        asked = {"member": member, "lease_ms": 100, "records": [(TOPIC, 0, 0)]}
+        return self._ok("share-extend", asked, leader=by, refused=[])
+
+    def settings(self, max_attempts: int, delay_ms: int) -> Shared:
+        """An operator changes them."""
+        return self._ok("share-group", {"max_attempts": max_attempts, "delays_ms": [delay_ms]})
+
     def redrive(self) -> Shared:
         return self._ok("share-redrive", {"records": [(DEAD, 0, 0)], "ids": ["a"]})
 
@@ -100,6 +108,10 @@ BAD = {
     "acked-again: by another leader": (Shared().handed().ack().handed(by="r1"), "acked-again"),
     "acked-again: after it had failed there": (failed().handed(), "acked-again"),
     "double-lease: while it is leased": (Shared().handed().handed(), "double-lease"),
+    "double-lease: while its lease was extended": (
+        Shared().handed().wait(90).extend().wait(50).handed(),
+        "double-lease",
+    ),
     "stuck: at the end of a partition": (Shared().handed().ends(start=0), "stuck"),
     "stuck: before what is final": (
         Shared().handed().ack().ends(start=0, end=3, ranges=((1, 2),)),
@@ -117,6 +129,14 @@ BAD = {
     "over-attempts: a retry that nobody needed": (
         Shared(max_attempts=1).handed().nack().copies("retry", 2).copies("dead", 1),
         "over-attempts",
+    ),
+    "over-attempts: after both settings": (
+        Shared(max_attempts=1).settings(2, 10).handed().nack().copies("dead", 3).ends(),
+        "over-attempts",
+    ),
+    "retry-early: by both tables": (
+        Shared(delay_ms=90).settings(3, 40).handed().nack().wait(20).handed(attempt=2),
+        "retry-early",
     ),
     "retry-early: by the table": (failed().handed(attempt=2), "retry-early"),
     "retry-early: by the delay that was asked for": (
@@ -139,6 +159,11 @@ BAD = {
 GOOD = {
     "handed out, acknowledged": Shared().handed().ack().ends(),
     "again after the lease is over": Shared().handed().wait(200).handed().ack().ends(),
+    "again after the lease that was extended": Shared().handed().wait(90).extend().wait(110).handed(),
+    "again while somebody else extends": Shared().handed().wait(90).extend("n").wait(20).handed(),
+    "dead by later settings": (
+        Shared(max_attempts=2).settings(1, 10).handed().nack().copies("dead", 1).ends()
+    ),
     "again by another leader": Shared().handed().handed(by="r1").ack().ends(),
     "again once it was released": Shared().handed().release().handed().ack(),
     "again although an ack without answer may be in the log": Shared()

@@ -289,14 +289,13 @@ class BrokerWorkload(Acting):
         for attempt in range(READS):
             leader = self._wait_until_all_agree()
             replicas = self.desk.replicas()
-            if read_finally(replicas, self.ledger.recorder, attempt, places) and self.delayed.check(
-                leader, [app for _, app in replicas]
-            ):
+            read = read_finally(replicas, self.ledger.recorder, attempt, places)
+            read = read and self.delayed.check(leader, [app for _, app in replicas])
+            if read and self.shares.check([leader]):
                 break
         else:
             raise Violation(f"of {READS} tries to read everything none could be ended", "stuck")
         self.changes.check([leader])
-        self.shares.check([leader])
         self.recreated.check()
         for consumer in self.consumers:
             consumer.check_offsets(leader)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tests.sim.network import Link
     from tests.sim.replica import SimReplica
     from tests.sim.simulation import Simulation
-    from tests.sim.workload import Application
+    from tests.sim.workload import Application, Cluster
 
 
 #: How far a leader's clock jumps.
@@ -47,6 +47,21 @@ STRIKE_LATER = frozenset(
         *AMBUSHES,
     )
 )
+
+
+def fill_disk(sim: Cluster, victim: SimReplica, rng: random.Random) -> None:
+    """Leave a replica hardly any room for up to a second. Logged once, however often writing is retried."""
+
+    def was_full() -> None:
+        victim.disk.on_full = lambda: None
+        sim.struck("disk-full", victim.name)
+
+    def make_room() -> None:
+        victim.disk.capacity = None
+
+    victim.disk.capacity = victim.disk.used_bytes() + rng.choice((0, 100, 2000))
+    victim.disk.on_full = was_full
+    sim.world.later(rng.random(), make_room)
 
 
 class Faults:
@@ -185,18 +200,8 @@ class Faults:
     # -------------------------------------------------------------- disks
     def _fill_disk(self, rng: random.Random) -> str:
         victim = self._victim(rng)
-        victim.disk.capacity = victim.disk.used_bytes() + rng.choice((0, 100, 2000))
-        victim.disk.on_full = partial(self._was_full, victim)
-        self._sim.world.later(rng.random(), self._make_room, victim)
+        fill_disk(self._sim, victim, rng)
         return victim.name
-
-    def _was_full(self, victim: SimReplica) -> None:
-        """Log the full disk once each time it was filled, however often writing is retried."""
-        victim.disk.on_full = lambda: None
-        self._sim.struck("disk-full", victim.name)
-
-    def _make_room(self, victim: SimReplica) -> None:
-        victim.disk.capacity = None
 
     def _fail_disk(self, rng: random.Random) -> str:
         victim = self._victim(rng)

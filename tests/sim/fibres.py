@@ -53,6 +53,12 @@ class Fibres:
                 fibre.killed = True
                 self._world.later(0.0, self._end, fibre)  # it may be the running fibre
 
+    def close(self) -> None:
+        """End everything, when the world ends: what is suspended would keep it in memory."""
+        for fibre in list(self._all.values()):
+            fibre.killed = True
+            self._end(fibre)
+
     def current(self) -> Fibre:
         """The running fibre; call it only inside a fibre."""
         return self._all[getcurrent()]

@@ -10,17 +10,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from escrowmq.actors.admin.topic_altering import alter_topic
-from escrowmq.actors.admin.topic_creation import Submit
 from escrowmq.actors.admin.trimming import PartitionTrim, carry_out
-from escrowmq.replication.errors import NotSupported, Overloaded
+from escrowmq.replication.errors import NotSupported
 from escrowmq.replication.model import TopicInfo, first_group, group_of
 from tests.sim.broker_app import BrokerApplication
 from tests.sim.desk import Desk
+from tests.sim.replayed import Replayed, Submit
 from tests.sim.workload import Cluster
 from tests.sim.world import Violation
 
@@ -42,25 +42,14 @@ SETTINGS: tuple[dict[str, int | str], ...] = (
 )
 
 
-class _Ask(Exception):
-    """The next request of an operator, and the group it goes to."""
-
-    def __init__(self, gid: int, request: bytes) -> None:
-        self.gid, self.request = gid, request
-
-
 ALTERS = 3  # the format level needed to alter a topic
 
 
 @dataclass(slots=True)
 class _Work:
-    """The work of one operator. ``steps`` sends requests with the function it is given and returns the
-    result; each new answer restarts it from the beginning, and it replays the answers in ``answers``."""
+    """The work of one operator."""
 
     topic: str
-    steps: Callable[[Submit], Any]
-    then: Callable[[Any], None]
-    answers: list[tuple[int, Any] | NotSupported] = field(default_factory=list)
     alive: bool = True
 
 
@@ -125,11 +114,19 @@ class TopicChanges:
 
     # -------------------------------------------------------------- how they ask
     def _begin(self, topic: str, steps: Callable[[Submit], Any], then: Callable[[Any], None]) -> None:
-        work = _Work(topic, steps, then)
+        work = _Work(topic)
+
+        def ended(result: Any) -> None:
+            self._end(work)
+            then(result)
+
         self._busy.add(topic)
         if self._rng.random() < DIES:
             self._desks[0].later(DIES_S * self._rng.random(), self._die, work)
-        self._go_on(work)
+        replayed = Replayed(
+            steps, lambda *asked: self._ask(work, replayed, *asked), ended, partial(self._end, work)
+        )
+        replayed.go_on()
 
     def _die(self, work: _Work) -> None:
         if work.alive:
@@ -140,43 +137,20 @@ class TopicChanges:
         work.alive = False
         self._busy.discard(work.topic)
 
-    def _go_on(self, work: _Work) -> None:
-        """Run the steps up to the first request without an answer."""
-        told = iter(work.answers)
-
-        def submit(gid: int, request: bytes) -> tuple[int, Any]:
-            for answer in told:
-                if isinstance(answer, NotSupported):
-                    raise answer
-                return answer
-            raise _Ask(gid, request)
-
-        try:
-            result = work.steps(submit)
-        except _Ask as ask:
-            self._ask(work, ask.gid, ask.request)
-        except Overloaded:  # copies of its own requests keep altering the topic
-            self._end(work)
-        else:
-            self._end(work)
-            work.then(result)
-
-    def _ask(self, work: _Work, gid: int, request: bytes) -> None:
+    def _ask(self, work: _Work, replayed: Replayed, gid: int, request: bytes) -> None:
         desk = self._desks[gid]
-        refused = partial(self._unsupported, work)
-        desk.call(request, partial(self._answered, work), lambda: work.alive, unsupported=refused)
+
+        def answered(results: list[Any]) -> None:
+            code, *told = results[0]
+            replayed.answered((code, told[0] if told else None))
+
+        def refused() -> None:
+            replayed.answered(NotSupported("the group's format level is too low"))
+
+        desk.call(request, answered, lambda: work.alive, unsupported=refused)
         if self._rng.random() < COPIED:
             pause_s = self._rng.choice(COPY_LATER_S) * (0.5 + self._rng.random())
             desk.later(pause_s, self._copy_arrives, desk, request)
-
-    def _answered(self, work: _Work, results: list[Any]) -> None:
-        code, *told = results[0]
-        work.answers.append((code, told[0] if told else None))
-        self._go_on(work)
-
-    def _unsupported(self, work: _Work) -> None:
-        work.answers.append(NotSupported("the group's format level is too low"))
-        self._go_on(work)
 
     def _copy_arrives(self, desk: Desk, request: bytes) -> None:
         self.done["copied"] += 1

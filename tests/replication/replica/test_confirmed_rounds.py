@@ -12,11 +12,17 @@ from typing import Any, cast
 import pytest
 
 from escrowmq.replication.format.wire import RaftMessage
-from escrowmq.replication.raft.replicator import LeadCheck, Replicator
+from escrowmq.replication.raft.replicator import Replicator
 from escrowmq.replication.replica.share_desk import Ask, ShareDesk
 from escrowmq.replication.state.index import PartitionIndex
 from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.topics import Partition
+from tests.support.confirmed_rounds import (
+    a_leader_that_is_not_ready,
+    a_link_that_is_up_again,
+    an_answer_of_a_learner,
+    an_answer_of_an_earlier_round,
+)
 from tests.support.final_ranges import FinalSet
 from tests.support.stage import Mail, OurMember, Stage
 
@@ -151,13 +157,6 @@ def test_a_single_replica_asks_nobody() -> None:
 # ------------------------------------------------------------------ scenes, and what is taken away
 
 
-def an_answer_of_an_earlier_round(patch: pytest.MonkeyPatch) -> None:
-    def believes(self: Replicator, check: LeadCheck) -> bool:
-        return all(self._progress[peer].heard_seq > 0 for peer in self._circle.voters)
-
-    patch.setattr(Replicator, "leads_since", believes)
-
-
 def a_lease_of_leadership(patch: pytest.MonkeyPatch) -> None:
     """Who answered within the minimum election time-out elects nobody else: but a broken link ends that."""
     answered, heard_at = Replicator.answered, dict[str, float]()
@@ -172,49 +171,6 @@ def a_lease_of_leadership(patch: pytest.MonkeyPatch) -> None:
         "leads_since",
         lambda self, check: any(self._clock() - at < LEASED_FOR_S for at in heard_at.values()),
     )
-
-
-def a_link_that_is_up_again(patch: pytest.MonkeyPatch) -> None:
-    """What was lost with a link counts as answered when there is another one."""
-    connected = Replicator.connected
-
-    def trust(self: Replicator, peer: str) -> None:
-        connected(self, peer)
-        if peer in self._progress:
-            self._progress[peer].heard_seq = self._seq
-
-    patch.setattr(Replicator, "connected", trust)
-
-
-def an_answer_of_a_learner(patch: pytest.MonkeyPatch) -> None:
-    answered = Replicator.answered
-
-    def count(self: Replicator, peer: str, message: RaftMessage) -> None:
-        answered(self, peer, message)
-        if peer in self._progress and message["term"] == self._core.term():
-            self._progress[peer].heard_seq = max(self._progress[peer].heard_seq, message["seq"])
-
-    patch.setattr(Replicator, "answered", count)
-
-
-def a_leader_that_is_not_ready(patch: pytest.MonkeyPatch) -> None:
-    attach = ShareDesk.attach
-
-    def eager(self: ShareDesk, raft: Any) -> None:
-        attach(self, raft)
-        self._raft = cast(Any, Eager(raft))
-
-    patch.setattr(ShareDesk, "attach", eager)
-    patch.setattr(ShareDesk, "resign", lambda self: None)
-
-
-class Eager:
-    def __init__(self, raft: Any) -> None:
-        self._raft, self.check_lead, self.leads_since = raft, raft.check_lead, raft.leads_since
-
-    @property
-    def ready(self) -> bool:
-        return bool(self._raft.is_leader)
 
 
 def deposed_long_ago(stage: Stage) -> Asked:

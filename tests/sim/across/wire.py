@@ -20,6 +20,7 @@ from escrowmq.replication.host.inspection import Inspection
 from escrowmq.replication.host.running import RunningReplica
 from escrowmq.replication.replica.validation import parse_request
 from escrowmq.replication.state.machine import LEVEL_MAX, StateMachine
+from tests.sim.across import share_calls
 from tests.sim.broker_app import BrokerApplication, number_of
 from tests.sim.supervisor import members_of
 
@@ -47,7 +48,7 @@ class SimRunning:
     def __init__(self, replica: SimReplica, app: BrokerApplication) -> None:
         self.node, self.replica = replica.node, app.replica
         self.checks_due = _NoWait()
-        self.now_ms = app._now_ms
+        self.now_ms, self.lease_ms, self.journal = app._now_ms, app.lease_ms, replica.journal
 
     def led(self, read: Callable[[], Any]) -> Reply:
         return ("ok", read()) if self.node.ready else self.replica.not_leader()
@@ -57,6 +58,9 @@ class SimRunning:
 
     def later(self, work: Callable[[], None]) -> None:
         work()
+
+    def leave(self, error: EscrowMQError) -> EscrowMQError:
+        return error  # whoever guards the replica ends it
 
 
 class _NoWait:
@@ -174,6 +178,8 @@ class Wire:
             answer(members_of(replica))
         elif method == "levels":
             answer(LevelReport(LEVEL_MAX, app.replica.state.level))
+        elif method in share_calls.METHODS:
+            share_calls.share_call(replica, running, method, args, answer)
         elif method == "due_pairs":
             self._due_pairs(replica, DueChecks(running), args, answer, self._world.now + args[-1])
         elif hasattr(DueChecks, method):

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from escrowmq.actors.admin.topic_creation import topic_settings
+from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.producer.send_future import SendFuture
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import Op
@@ -40,8 +41,11 @@ from tests.sim.coverage import AnyPhase, Phase, cells
 from tests.sim.crowd import NAMES, Crowd
 from tests.sim.delayed import DelayedMessages
 from tests.sim.desk import Desk
+from tests.sim.fibres import Fibres
 from tests.sim.ledger import APART
 from tests.sim.recreated.topic import RecreatedTopic
+from tests.sim.sharing.clients import Clients
+from tests.sim.sharing.groups import ShareGroups
 from tests.sim.topic_changes import TopicChanges
 from tests.sim.workload import Application, Cluster, ReplicaContext
 from tests.sim.world import Violation
@@ -129,6 +133,11 @@ class AcrossWorkload(Acting):
         self.delayed = [DelayedMessages(part, part.gid, self.scene.groups) for part in many.parts * remembers]
         self.later_across = LaterAcross(self)
         self.named = NamedProducers(self)
+        self.shares: ShareGroups | None = None
+        if remembers:
+            info = ClusterInfo("sim", "sim", self.scene.groups, self.scene.size)
+            clients = Clients(self.wire, info, Fibres(many.world))
+            self.shares = ShareGroups(many.parts, self.ledger.recorder, clients)
         self.ledger.listener = self._hear
         self.processes: list[FeedbackProcess] = []
         self._keep = self._rng.choice(({}, {}, {"retention_ms": 3_000}, {"retention_bytes": 2_000}))
@@ -151,6 +160,8 @@ class AcrossWorkload(Acting):
         into it: it would keep this whole world, and a long campaign would have all of its worlds in memory.
         """
         self.loop.close()
+        if self.shares is not None:
+            self.shares.close()
         for future in self.sends.values():
             future._parcel.nobody_asks(future._number)
 
@@ -296,6 +307,8 @@ class AcrossWorkload(Acting):
             clients.act()
         self.cutting.act()
         self.pipelines.act()
+        if self.shares is not None:
+            self.shares.act()
 
     def another(self, producer: AcrossProducer) -> AcrossProducer | None:
         """A live process of the same app."""
@@ -417,13 +430,9 @@ class AcrossWorkload(Acting):
         alive = [producer for producer in self.producers if producer.alive]
         own = sum(len(one.preparing) + len(one.deciding) + one.returning for one in alive)
         asked = sum(desk.waiting for desk in self.desks) + self.changes.waiting + self.recreated.waiting
-        return (
-            own
-            + self.named.waiting
-            + self.operator.waiting
-            + asked
-            + sum(clients.waiting for clients in self.delayed)
-        )
+        asked += 0 if self.shares is None else self.shares.waiting
+        asked += self.named.waiting
+        return own + self.operator.waiting + asked + sum(clients.waiting for clients in self.delayed)
 
     def _mute_stay_open(self) -> None:
         """Check that transactions of the mute app that were not decided are still open at home."""
@@ -447,7 +456,7 @@ class AcrossWorkload(Acting):
             read += [self.later_across.check(gid, leader) for gid, leader in enumerate(leaders)]
             read += [self.named.read(gid, leader) for gid, leader in enumerate(leaders)]
             read.append(self.pipelines.check(leaders))
-            if all(read):
+            if all(read) and (self.shares is None or self.shares.check(leaders)):
                 break
         else:
             raise Violation(f"of {READS} tries to read everything none could be ended", "stuck")
