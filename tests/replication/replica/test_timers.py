@@ -12,7 +12,7 @@ from escrowmq.replication.format import ops, timer_ops
 from escrowmq.replication.format.codec import encode_row
 from escrowmq.replication.format.timer_ops import owner_of
 from escrowmq.replication.model import ResultCode
-from escrowmq.replication.replica import admission, releases
+from escrowmq.replication.replica import admission, release_pace, releases
 from escrowmq.replication.replica.repeated_keys import COPIES_MAX, RepeatedKeys
 from escrowmq.replication.replica.replica import Limits
 from escrowmq.replication.state.timers import TimerCounts
@@ -95,7 +95,7 @@ def test_what_is_behind_many_cancelled_ones_is_released(
     """The leader asked again from the cursor, met the same cancelled ones, and released nothing any more."""
     monkeypatch.setattr(runs, "_SLICE_MIN", 2)
     monkeypatch.setattr(store, "LOOKS_PER_CALL", 1)
-    monkeypatch.setattr(releases, "RELEASED_MAX", 2)
+    monkeypatch.setattr(release_pace, "RELEASED_MAX", 2)
     at = single.now_ms + 50
     single.submit(scheduled([at + n // 3 for n in range(40)], ["gone"] * 40))
     single.submit(scheduled([at + 12, at + 14], ["behind", "last"], first=40))
@@ -328,7 +328,7 @@ def test_one_key_cannot_be_scheduled_without_end(
 
 
 def test_a_release_has_a_bounded_size(single: Single, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(releases, "RELEASED_MAX", 3)
+    monkeypatch.setattr(release_pace, "RELEASED_MAX", 3)
     single.submit(scheduled([-5] * 8, [str(n) for n in range(8)]))
     index = single.journal.last_index
     single.send(now_ms=single.now_ms + 5)
