@@ -19,6 +19,7 @@ import escrowmq
 from benchmarks import workload
 from benchmarks.across_groups import measure_across
 from benchmarks.ceiling import Ceiling, CeilingFigure
+from benchmarks.delays import measure_delays
 from benchmarks.group import GroupUnderTest
 from benchmarks.measure import machine
 from benchmarks.open_transactions import measure_open
@@ -28,7 +29,7 @@ from benchmarks.report import Report
 from benchmarks.share_groups import measure_shares
 from escrowmq.actors.producer.config import ProducerConfig
 
-PARTS = ("transactions", "plain", "shares", "open", "across", "recovery")
+PARTS = ("transactions", "plain", "shares", "delays", "open", "across", "recovery")
 #: Bytes of each of the two calls of a lone transaction: PREPARE with its message, then COMMIT.
 LONE_CALL_BYTES = 256
 RECOVERY_LOG_MB = (128, 256)
@@ -66,6 +67,8 @@ def main(
                 _against_the_cluster(GroupUnderTest(cluster), parts, folder, report, seconds, repeat)
                 if "shares" in parts:
                     report.shares(measure_shares(GroupUnderTest(cluster), seconds, repeat))
+                if "delays" in parts:
+                    report.delays(measure_delays(GroupUnderTest(cluster), seconds, repeat))
                 if "open" in parts:
                     _with_open_ones(GroupUnderTest(cluster), report, open_transactions, seconds, repeat)
         report.save(output)

@@ -10,6 +10,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 BEGIN, END = "<!-- figures: written by benchmarks/page.py -->", "<!-- end of figures -->"
@@ -38,6 +39,8 @@ def render(figures: dict[str, Any]) -> str:
         parts.append(_reading(figures["reading"]))
     if "shares" in figures:
         parts.append(_shares(figures["shares"]))
+    if "delays" in figures:
+        parts.append(_delays(figures["delays"]))
     if "open_transactions" in figures:
         parts.append(_open(figures["open_transactions"]))
     if "across_groups" in figures:
@@ -122,6 +125,24 @@ def _shares(row: dict[str, Any]) -> str:
         "after it was sent. For each plain message the leader spends "
         f"{leader_us['nobody']:.1f} µs of processor time if nobody\nreads, {leader_us['stream']:.1f} beside "
         f"the stream consumer, and {leader_us['share']:.1f} beside the share consumer.\n"
+    )
+
+
+def _delays(row: dict[str, Any]) -> str:
+    late, commits = row["late_ms"], row["commits"]
+    body = [
+        (way, f"{plain:,.0f}", f"{row['scheduled'][way]:,.0f}", f"{median(row['ratios'][way]):.2f}")
+        for way, plain in row["plain"].items()
+    ]
+    return (
+        "### Delayed messages\n\n"
+        + table(("messages of 256 B, a second", "plain", "delayed", "ratio of the pairs"), body)
+        + f"\n{row['due_per_s']:,.0f} a second that become due are read {late['p50_ms']:.1f} ms (p50), "
+        f"{late['p99_ms']:.1f} ms (p99) and {late['max_ms']:.0f} ms (max) after their time.\n"
+        f"{row['drained']:,} that are due in one second become readable at {row['drained_per_s']:,.0f} a "
+        f"second. Transactions of 64 asyncio tasks, a\nsecond: {commits['before']:,.0f} before, "
+        f"{commits['beside']:,.0f} beside ({commits['beside'] / commits['before']:.2f}), "
+        f"{commits['after']:,.0f} after.\n"
     )
 
 

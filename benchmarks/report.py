@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from rich.console import Console
@@ -11,6 +12,7 @@ from rich.table import Table
 
 from benchmarks.across_groups import AcrossFigure
 from benchmarks.ceiling import CeilingFigure
+from benchmarks.delays import DelayFigure
 from benchmarks.group import Traffic
 from benchmarks.open_transactions import OpenFigure
 from benchmarks.recovery import RecoveryFigure
@@ -119,6 +121,21 @@ class Report:
             f"calls/s. Plain messages sent beside each reader (leader's µs each): {beside}."
         )
         self.figures["shares"] = vars(row)
+
+    def delays(self, row: DelayFigure) -> None:
+        ways = ", ".join(
+            f"{way} {row.scheduled[way]:,.0f}/s beside {row.plain[way]:,.0f}/s plain "
+            f"({median(row.ratios[way]):.2f})"
+            for way in row.plain
+        )
+        commits, late = row.commits, row.late_ms
+        self._console.print(
+            f"\n[bold]Delayed messages:[/bold] scheduled with {ways}. {row.due_per_s:,.0f}/s due are read "
+            f"{late['p50_ms']:.1f} ms (p50) and {late['p99_ms']:.1f} ms (p99) late. {row.drained:,} due in "
+            f"one second become readable at {row.drained_per_s:,.0f}/s; commits of 64 tasks before, beside "
+            f"and after: {commits['before']:,.0f}, {commits['beside']:,.0f} and {commits['after']:,.0f}/s."
+        )
+        self.figures["delays"] = vars(row)
 
     def recovery(self, rows: list[RecoveryFigure]) -> None:
         table = _table("Recovery of a stopped replica: reads what follows its newest snapshot")
