@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: fence-trials instruments docs test-long spark-trials controls help demo demo-pictures test lint simulate campaign bench bench-peers stored live bench-spark walk load chaos fuzz spark-nodes
+.PHONY: fence-trials timers-million instruments docs test-long spark-trials controls help demo demo-pictures test lint simulate campaign bench bench-peers stored live bench-spark walk load chaos fuzz spark-nodes
 
 # The tests start hundreds of processes: byte code that one of them has compiled saves the others that work.
 unexport PYTHONDONTWRITEBYTECODE
@@ -76,6 +76,9 @@ spark-trials: $(STAMP) ## kill at every step of Spark's sink and count every row
 fence-trials: TRIALS = 100
 fence-trials: $(STAMP) ## kill and stop services, leader and database, on PostgreSQL, MariaDB and SQLite: TRIALS=<how many> SEED=<n> (100: 20 minutes; ARGS=--help)
 	$(BIN)/python -m tests.fence_trials --trials $(TRIALS) --seed $(SEED) $(ARGS)
+
+timers-million: $(STAMP) ## a million delayed messages; kill everything while they are sent, wait and come: SEED=<n> (4 minutes; ARGS=--help)
+	$(BIN)/python -m tests.timers_million --seed $(SEED) $(ARGS)
 
 fuzz: $(STAMP) ## feed garbage to every decoder: EXAMPLES=<per target> SEED=<n> (20000: half an hour)
 	FUZZ_EXAMPLES=$(EXAMPLES) FUZZ_SEED=$(SEED) $(BIN)/python -m pytest tests/fuzz --timeout=3600 $(ARGS)
