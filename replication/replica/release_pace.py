@@ -9,8 +9,9 @@ from __future__ import annotations
 
 #: Messages of one release, if nothing else waits and if something does: some 15 ms of the leader's thread.
 RELEASED_MAX, RELEASED_BESIDE = 1_024, 512
-#: Beside requests: so many for each ms since the last release, about a tenth of the leader's thread.
-PER_MS = 32
+#: Beside requests: so many for each ms since the last release, a tenth of the leader's thread; four tenths if
+#: each of them must be copied from a place of its own in older segments.
+PER_MS = 24
 #: Requests count for so long after they came: those of clients that wait for their answers come again.
 REQUESTS_MS = 50
 #: Fewer get no entry of their own while requests are expected: an entry costs its syncs, whatever is in it.
@@ -22,16 +23,21 @@ class ReleasePace:
 
     def __init__(self) -> None:
         self._requests_ms = self._released_ms = -1 << 62
+        self._full = False
+
+    def requests(self, now_ms: int) -> None:
+        """An entry with requests is written, perhaps while a release is under way."""
+        self._requests_ms = now_ms
 
     def room(self, now_ms: int, beside: bool) -> int:
         """So many messages may be released now; 0: none before the next ms. ``beside``: requests wait."""
-        if beside:
-            self._requests_ms = now_ms
-        elif now_ms - self._requests_ms >= REQUESTS_MS:
+        if not beside and now_ms - self._requests_ms >= REQUESTS_MS:
             return RELEASED_MAX
+        if not self._full:
+            return RELEASED_BESIDE
         room = min((now_ms - self._released_ms) * PER_MS, RELEASED_BESIDE)
         return room if beside or room >= ALONE_MIN else 0
 
-    def released(self, now_ms: int) -> None:
-        """A release is written."""
-        self._released_ms = now_ms
+    def released(self, now_ms: int, full: bool) -> None:
+        """A release is written. ``full``: more is due than there was room for."""
+        self._released_ms, self._full = now_ms, full

@@ -329,6 +329,7 @@ def test_one_key_cannot_be_scheduled_without_end(
 
 def test_a_release_has_a_bounded_size(single: Single, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(release_pace, "RELEASED_MAX", 3)
+    monkeypatch.setattr(release_pace, "REQUESTS_MS", 0)
     single.submit(scheduled([-5] * 8, [str(n) for n in range(8)]))
     index = single.journal.last_index
     single.send(now_ms=single.now_ms + 5)
@@ -452,3 +453,18 @@ def test_what_is_sent_again_is_not_refused_for_what_has_filled_the_group_since(t
     single.submit(ops.commit("app", ["x"]))
     assert waiting(single) == 3
     single.close()
+
+
+def test_requests_leave_no_room_for_large_releases_though_none_waits_at_the_moment(single: Single) -> None:
+    """They come while a release is under way, and none is left when the next one is composed."""
+    count = 2 * release_pace.RELEASED_BESIDE
+    single.submit(scheduled([-50] * count, ["later"] * count))
+    pass_ms(single, 48)
+    single.submit(message("t", 0, [b"plain"]))
+    while not single.texts()[1:]:
+        single.send()
+    assert len(single.texts()) == 1 + release_pace.RELEASED_BESIDE
+    pass_ms(single, 3)
+    assert len(single.texts()) <= 1 + release_pace.RELEASED_BESIDE + 3 * release_pace.PER_MS
+    pass_ms(single, 200)
+    assert len(single.texts()) == 1 + count
