@@ -107,7 +107,7 @@ spark-nodes: $(STAMP) ## kill nodes under a Spark batch and a stream, with both 
 stored: $(STAMP) ## measure how long ten million runs, 40,000 partitions and 20,000 groups block a replica's thread (2 minutes; ARGS=--help)
 	$(BIN)/python -m benchmarks.stored $(ARGS)
 
-live: $(STAMP) ## measure a real cluster: ten million runs and 10,000 topics under load; losing a node with a gigabyte (15 minutes; ARGS=--help)
+live: $(STAMP) ## measure a real cluster: ten million runs and 10,000 topics under load; losing a node with a gigabyte; a hundred million delayed messages (20 minutes; ARGS=--help)
 	$(BIN)/python -m benchmarks.live $(ARGS)
 
 bench-spark: $(STAMP) ## compare Spark's source and sink with Parquet; latency under a light load (10 minutes; ARGS=--help)

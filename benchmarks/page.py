@@ -129,20 +129,22 @@ def _shares(row: dict[str, Any]) -> str:
 
 
 def _delays(row: dict[str, Any]) -> str:
-    late, commits = row["late_ms"], row["commits"]
+    late, million = row["late_ms"], row["million"]
     body = [
         (way, f"{plain:,.0f}", f"{row['scheduled'][way]:,.0f}", f"{median(row['ratios'][way]):.2f}")
         for way, plain in row["plain"].items()
+    ]
+    drained = [
+        (name, *(f"{found[k]:,.0f}" for k in ("per_s", "before", "beside", "after")))
+        for name, found in row["drained"].items()
     ]
     return (
         "### Delayed messages\n\n"
         + table(("messages of 256 B, a second", "plain", "delayed", "ratio of the pairs"), body)
         + f"\n{row['due_per_s']:,.0f} a second that become due are read {late['p50_ms']:.1f} ms (p50), "
         f"{late['p99_ms']:.1f} ms (p99) and {late['max_ms']:.0f} ms (max) after their time.\n"
-        f"{row['drained']:,} that are due in one second become readable at {row['drained_per_s']:,.0f} a "
-        f"second. Transactions of 64 asyncio tasks, a\nsecond: {commits['before']:,.0f} before, "
-        f"{commits['beside']:,.0f} beside ({commits['beside'] / commits['before']:.2f}), "
-        f"{commits['after']:,.0f} after.\n"
+        f"{million:,} that are due in one second, and transactions of 64 asyncio tasks, a second:\n\n"
+        + table(("due", "become readable", "commits before", "beside", "after"), drained)
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -128,14 +129,18 @@ class Report:
             f"({median(row.ratios[way]):.2f})"
             for way in row.plain
         )
-        commits, late = row.commits, row.late_ms
+        late = row.late_ms
+        drained = "; ".join(
+            f"{name} at {found.per_s:,.0f}/s, commits of 64 tasks before, beside and after "
+            f"{found.before:,.0f}, {found.beside:,.0f} and {found.after:,.0f}/s"
+            for name, found in row.drained.items()
+        )
         self._console.print(
             f"\n[bold]Delayed messages:[/bold] scheduled with {ways}. {row.due_per_s:,.0f}/s due are read "
-            f"{late['p50_ms']:.1f} ms (p50) and {late['p99_ms']:.1f} ms (p99) late. {row.drained:,} due in "
-            f"one second become readable at {row.drained_per_s:,.0f}/s; commits of 64 tasks before, beside "
-            f"and after: {commits['before']:,.0f}, {commits['beside']:,.0f} and {commits['after']:,.0f}/s."
+            f"{late['p50_ms']:.1f} ms (p50) and {late['p99_ms']:.1f} ms (p99) late. {row.million:,} due in "
+            f"one second become readable {drained}."
         )
-        self.figures["delays"] = vars(row)
+        self.figures["delays"] = asdict(row)
 
     def recovery(self, rows: list[RecoveryFigure]) -> None:
         table = _table("Recovery of a stopped replica: reads what follows its newest snapshot")
