@@ -107,7 +107,7 @@ def _reading(row: dict[str, Any]) -> str:
 
 
 def _shares(row: dict[str, Any]) -> str:
-    beside, leader_us = row["beside"], row["leader_us"]
+    beside, leader_us, paced = row["beside"], row["leader_us"], row["beside_paced"]
     body = [
         ("polled and acked in batches of 500", f"{row['batches_per_s']:,.0f}"),
         ("handled and acked one by one by 64 handlers", f"{row['handlers_per_s']:,.0f}"),
@@ -115,6 +115,10 @@ def _shares(row: dict[str, Any]) -> str:
         ("plain messages sent, nobody reads them", f"{beside['nobody']:,.0f}"),
         ("plain messages sent beside a stream consumer", f"{beside['stream']:,.0f}"),
         ("plain messages sent beside a share consumer", f"{beside['share']:,.0f}"),
+        *(
+            (f"plain messages sent beside 20,000 others a second, read by {kind}", f"{paced[kind]:,.0f}")
+            for kind in ("nobody", "stream", "share")
+        ),
         ("taken by 1,000 members, of 500 sent", f"{row['members_per_s']:,.0f}"),
     ]
     return (

@@ -114,12 +114,14 @@ class Report:
         beside = ", ".join(
             f"{kind} {rate:,.0f}/s ({row.leader_us[kind]:.1f})" for kind, rate in row.beside.items()
         )
+        paced = ", ".join(f"{kind} {rate:,.0f}/s" for kind, rate in row.beside_paced.items())
         self._console.print(
             f"\n[bold]Share groups:[/bold] {row.batches_per_s:,.0f} messages/s polled and acked in batches "
             f"of 500, {row.handlers_per_s:,.0f}/s by 64 handlers, {row.nacks_per_s:,.0f} nacks/s. 1,000 "
             f"members took {row.members_per_s:,.0f}/s, {row.members_p50_ms:,.0f} ms (p50) and "
             f"{row.members_p99_ms:,.0f} ms (p99) after they were sent, with {row.members_calls_per_s:,.0f} "
-            f"calls/s. Plain messages sent beside each reader (leader's µs each): {beside}."
+            f"calls/s. Plain messages sent beside each reader (leader's µs each): {beside}. "
+            f"To another topic, beside a reader of 20,000/s: {paced}."
         )
         self.figures["shares"] = vars(row)
 

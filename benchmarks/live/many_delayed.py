@@ -48,7 +48,7 @@ OWNER = timer_ops.owner_of("generated")
 #: Records of the files that eight merges of eight leave.
 SIZES = (64_000_000, 8_000_000, 1_000_000)
 CHUNK = 26_000  # records made at once, about a block of a file
-KILLS, TURNS, IN_FLIGHT, CANCELLERS = 5, 5, 1_024, 64
+KILLS, TURNS, IN_FLIGHT, CANCELLERS = 3, 3, 1_024, 64
 _RECORD = np.dtype(
     {
         "names": ["ms", "slot", "owner", "ordinal", "index", "position", "size"],
