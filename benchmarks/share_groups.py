@@ -48,8 +48,8 @@ class ShareFigure:
     """Messages a second. ``beside``: plain messages sent a second while others read them, by kind of reader;
     ``leader_us``: the leader's processor time for each of them, with its part of the reading.
     ``beside_paced``: sent to a topic that nobody reads, while 20,000 a second of another topic are read.
-    ``members_*``: of a thousand members, the rate, the milliseconds until a message is handed out, and calls a
-    second."""
+    ``members_*``: of a thousand members, the rate, the milliseconds until a message is handed out, and calls
+    a second."""
 
     batches_per_s: float
     handlers_per_s: float
