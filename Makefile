@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: pipeline fence-trials instruments docs test-long spark-trials controls help demo demo-pictures test lint simulate campaign bench bench-peers stored live bench-spark walk load chaos fuzz spark-nodes
+.PHONY: pipeline fence-trials timers-million instruments docs test-long spark-trials controls help demo demo-pictures test lint simulate campaign bench bench-peers stored live bench-spark walk load chaos fuzz spark-nodes
 
 # The tests start hundreds of processes: byte code that one of them has compiled saves the others that work.
 unexport PYTHONDONTWRITEBYTECODE
@@ -79,6 +79,9 @@ fence-trials: TRIALS = 100
 fence-trials: $(STAMP) ## kill and stop services, handlers with an inbox, leader and database, on PostgreSQL, MariaDB and SQLite: TRIALS=<how many> SEED=<n> (100: 20 minutes; ARGS=--help)
 	$(BIN)/python -m tests.fence_trials --trials $(TRIALS) --seed $(SEED) $(ARGS)
 
+timers-million: $(STAMP) ## a million delayed messages; kill everything while they are sent, wait and come: SEED=<n> (4 minutes; ARGS=--help)
+	$(BIN)/python -m tests.timers_million --seed $(SEED) $(ARGS)
+
 fuzz: $(STAMP) ## feed garbage to every decoder: EXAMPLES=<per target> SEED=<n> (20000: half an hour)
 	FUZZ_EXAMPLES=$(EXAMPLES) FUZZ_SEED=$(SEED) $(BIN)/python -m pytest tests/fuzz --timeout=3600 $(ARGS)
 
@@ -109,7 +112,7 @@ spark-nodes: $(STAMP) ## kill nodes under a Spark batch and a stream, with both 
 stored: $(STAMP) ## measure how long ten million runs, 40,000 partitions and 20,000 groups block a replica's thread (2 minutes; ARGS=--help)
 	$(BIN)/python -m benchmarks.stored $(ARGS)
 
-live: $(STAMP) ## measure a real cluster: ten million runs and 10,000 topics under load; losing a node with a gigabyte (15 minutes; ARGS=--help)
+live: $(STAMP) ## measure a real cluster: ten million runs and 10,000 topics under load; losing a node with a gigabyte; a hundred million delayed messages (20 minutes; ARGS=--help)
 	$(BIN)/python -m benchmarks.live $(ARGS)
 
 bench-spark: $(STAMP) ## compare Spark's source and sink with Parquet; latency under a light load (10 minutes; ARGS=--help)

@@ -19,6 +19,7 @@ import escrowmq
 from benchmarks import workload
 from benchmarks.across_groups import measure_across
 from benchmarks.ceiling import Ceiling, CeilingFigure
+from benchmarks.delays import measure_delays
 from benchmarks.group import GroupUnderTest
 from benchmarks.measure import machine
 from benchmarks.open_transactions import measure_open
@@ -29,7 +30,7 @@ from benchmarks.share_groups import measure_shares
 from benchmarks.stable_cuts import measure_cuts
 from escrowmq.actors.producer.config import ProducerConfig
 
-PARTS = ("transactions", "plain", "shares", "open", "across", "cuts", "recovery")
+PARTS = ("transactions", "plain", "shares", "delays", "open", "across", "cuts", "recovery")
 #: Bytes of each of the two calls of a lone transaction: PREPARE with its message, then COMMIT.
 LONE_CALL_BYTES = 256
 RECOVERY_LOG_MB = (128, 256)
@@ -69,6 +70,8 @@ def main(
                 _against_the_cluster(GroupUnderTest(cluster), parts, folder, report, seconds, repeat)
                 if "shares" in parts:
                     report.shares(measure_shares(GroupUnderTest(cluster), seconds, repeat))
+                if "delays" in parts:
+                    report.delays(measure_delays(GroupUnderTest(cluster), seconds, repeat))
                 if "open" in parts:
                     _with_open_ones(GroupUnderTest(cluster), report, open_transactions, seconds, repeat)
         report.save(output)

@@ -10,6 +10,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 BEGIN, END = "<!-- figures: written by benchmarks/page.py -->", "<!-- end of figures -->"
@@ -38,6 +39,8 @@ def render(figures: dict[str, Any]) -> str:
         parts.append(_reading(figures["reading"]))
     if "shares" in figures:
         parts.append(_shares(figures["shares"]))
+    if "delays" in figures:
+        parts.append(_delays(figures["delays"]))
     if "open_transactions" in figures:
         parts.append(_open(figures["open_transactions"]))
     if "across_groups" in figures:
@@ -106,7 +109,7 @@ def _reading(row: dict[str, Any]) -> str:
 
 
 def _shares(row: dict[str, Any]) -> str:
-    beside, leader_us = row["beside"], row["leader_us"]
+    beside, leader_us, paced = row["beside"], row["leader_us"], row["beside_paced"]
     body = [
         ("polled and acked in batches of 500", f"{row['batches_per_s']:,.0f}"),
         ("handled and acked one by one by 64 handlers", f"{row['handlers_per_s']:,.0f}"),
@@ -114,6 +117,10 @@ def _shares(row: dict[str, Any]) -> str:
         ("plain messages sent, nobody reads them", f"{beside['nobody']:,.0f}"),
         ("plain messages sent beside a stream consumer", f"{beside['stream']:,.0f}"),
         ("plain messages sent beside a share consumer", f"{beside['share']:,.0f}"),
+        *(
+            (f"plain messages sent beside 20,000 others a second, read by {kind}", f"{paced[kind]:,.0f}")
+            for kind in ("nobody", "stream", "share")
+        ),
         ("taken by 1,000 members, of 500 sent", f"{row['members_per_s']:,.0f}"),
     ]
     return (
@@ -124,6 +131,26 @@ def _shares(row: dict[str, Any]) -> str:
         "after it was sent. For each plain message the leader spends "
         f"{leader_us['nobody']:.1f} µs of processor time if nobody\nreads, {leader_us['stream']:.1f} beside "
         f"the stream consumer, and {leader_us['share']:.1f} beside the share consumer.\n"
+    )
+
+
+def _delays(row: dict[str, Any]) -> str:
+    late, million = row["late_ms"], row["million"]
+    body = [
+        (way, f"{plain:,.0f}", f"{row['scheduled'][way]:,.0f}", f"{median(row['ratios'][way]):.2f}")
+        for way, plain in row["plain"].items()
+    ]
+    drained = [
+        (name, *(f"{found[k]:,.0f}" for k in ("per_s", "before", "beside", "after")))
+        for name, found in row["drained"].items()
+    ]
+    return (
+        "### Delayed messages\n\n"
+        + table(("messages of 256 B, a second", "plain", "delayed", "ratio of the pairs"), body)
+        + f"\n{row['due_per_s']:,.0f} a second that become due are read {late['p50_ms']:.1f} ms (p50), "
+        f"{late['p99_ms']:.1f} ms (p99) and {late['max_ms']:.0f} ms (max) after their time.\n"
+        f"{million:,} that are due in one second, and transactions of 64 asyncio tasks, a second:\n\n"
+        + table(("due", "become readable", "commits before", "beside", "after"), drained)
     )
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from rich.console import Console
@@ -11,6 +13,7 @@ from rich.table import Table
 
 from benchmarks.across_groups import AcrossFigure
 from benchmarks.ceiling import CeilingFigure
+from benchmarks.delays import DelayFigure
 from benchmarks.group import Traffic
 from benchmarks.open_transactions import OpenFigure
 from benchmarks.recovery import RecoveryFigure
@@ -123,14 +126,35 @@ class Report:
         beside = ", ".join(
             f"{kind} {rate:,.0f}/s ({row.leader_us[kind]:.1f})" for kind, rate in row.beside.items()
         )
+        paced = ", ".join(f"{kind} {rate:,.0f}/s" for kind, rate in row.beside_paced.items())
         self._console.print(
             f"\n[bold]Share groups:[/bold] {row.batches_per_s:,.0f} messages/s polled and acked in batches "
             f"of 500, {row.handlers_per_s:,.0f}/s by 64 handlers, {row.nacks_per_s:,.0f} nacks/s. 1,000 "
             f"members took {row.members_per_s:,.0f}/s, {row.members_p50_ms:,.0f} ms (p50) and "
             f"{row.members_p99_ms:,.0f} ms (p99) after they were sent, with {row.members_calls_per_s:,.0f} "
-            f"calls/s. Plain messages sent beside each reader (leader's µs each): {beside}."
+            f"calls/s. Plain messages sent beside each reader (leader's µs each): {beside}. "
+            f"To another topic, beside a reader of 20,000/s: {paced}."
         )
         self.figures["shares"] = vars(row)
+
+    def delays(self, row: DelayFigure) -> None:
+        ways = ", ".join(
+            f"{way} {row.scheduled[way]:,.0f}/s beside {row.plain[way]:,.0f}/s plain "
+            f"({median(row.ratios[way]):.2f})"
+            for way in row.plain
+        )
+        late = row.late_ms
+        drained = "; ".join(
+            f"{name} at {found.per_s:,.0f}/s, commits of 64 tasks before, beside and after "
+            f"{found.before:,.0f}, {found.beside:,.0f} and {found.after:,.0f}/s"
+            for name, found in row.drained.items()
+        )
+        self._console.print(
+            f"\n[bold]Delayed messages:[/bold] scheduled with {ways}. {row.due_per_s:,.0f}/s due are read "
+            f"{late['p50_ms']:.1f} ms (p50) and {late['p99_ms']:.1f} ms (p99) late. {row.million:,} due in "
+            f"one second become readable {drained}."
+        )
+        self.figures["delays"] = asdict(row)
 
     def recovery(self, rows: list[RecoveryFigure]) -> None:
         table = _table("Recovery of a stopped replica: reads what follows its newest snapshot")

@@ -39,19 +39,24 @@ TRICKLE_PER_S, WAIT_S = 500, 5.0
 PER_SECOND = {"batches": 250_000, "handlers": 50_000, "nacks": 20_000}
 READERS = ("nobody", "stream", "share")
 DAY_S = 86_400
+#: Messages that readers get each second beside the producer that is measured: any reader keeps up with them.
+PACED_PER_S, PACE_S = 20_000, 0.01
 
 
 @dataclass(frozen=True)
 class ShareFigure:
     """Messages a second. ``beside``: plain messages sent a second while others read them, by kind of reader;
-    ``leader_us``: the leader's processor time for each of them, with its part of the reading. ``members_*``:
-    of a thousand members, the rate, the milliseconds until a message is handed out, and calls a second."""
+    ``leader_us``: the leader's processor time for each of them, with its part of the reading.
+    ``beside_paced``: sent to a topic that nobody reads, while 20,000 a second of another topic are read.
+    ``members_*``: of a thousand members, the rate, the milliseconds until a message is handed out, and calls
+    a second."""
 
     batches_per_s: float
     handlers_per_s: float
     nacks_per_s: float
     beside: dict[str, float]
     leader_us: dict[str, float]
+    beside_paced: dict[str, float]
     members_per_s: float
     members_p50_ms: float
     members_p99_ms: float
@@ -66,6 +71,7 @@ def measure_shares(group: GroupUnderTest, seconds: float, times: int) -> ShareFi
             handlers_per_s=_settled(group, producer, "handlers", seconds, _by_handlers),
             nacks_per_s=_settled(group, producer, "nacks", seconds, _nacked),
             **_beside(group, producer, seconds, times),
+            beside_paced=_beside_paced(group, producer, seconds, times),
             **_thousand(group, producer, seconds),
         )
 
@@ -140,6 +146,43 @@ def _beside(group: GroupUnderTest, producer: Producer, seconds: float, times: in
         "beside": {kind: statistics.median(run.per_s for run in found) for kind, found in runs.items()},
         "leader_us": {kind: statistics.median(each) for kind, each in cost.items()},
     }
+
+
+def _beside_paced(group: GroupUnderTest, producer: Producer, seconds: float, times: int) -> dict[str, float]:
+    """A producer as fast as it can be leaves readers behind. These are given what they can keep up with."""
+    rates: dict[str, list[float]] = {kind: [] for kind in READERS}
+    group.cluster.admin.create_topic("beside-unread", partitions=PARTITIONS)
+    for number in range(times):
+        for kind in READERS:
+            topic = f"paced-{kind}-{number}"
+            group.cluster.admin.create_topic(topic, partitions=PARTITIONS)
+            with _reader(kind, group.cluster.address, topic), _paced(group, topic):
+                timed = plain_messages(group, producer, "beside-unread", TX_BYTES, seconds)
+            rates[kind].append(timed.traffic.per_s)
+    return {kind: statistics.median(each) for kind, each in rates.items()}
+
+
+@contextmanager
+def _paced(group: GroupUnderTest, topic: str) -> Iterator[None]:
+    """Messages for the reader, at the same rate all the time."""
+    ended = threading.Event()
+    values = [os.urandom(TX_BYTES) for _ in range(round(PACED_PER_S * PACE_S))]
+
+    def send() -> None:
+        begin, sent = time.perf_counter(), 0
+        with group.producer(app="bench-paced") as producer:
+            while not ended.wait(PACE_S / 2):
+                while sent * PACE_S < time.perf_counter() - begin:
+                    producer.send_many(topic, values)
+                    sent += 1
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 @contextmanager

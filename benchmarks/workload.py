@@ -209,24 +209,26 @@ def plain_messages(group: GroupUnderTest, producer: Producer, topic: str, size: 
             producer.send(next(source))
         return producer.send(next(source))
 
-    return _streamed(group, producer, call, 256, seconds)
+    return streamed(group, producer, call, 256, seconds)
 
 
 def plain_table(group: GroupUnderTest, producer: Producer, topic: str, size: int, seconds: float) -> Timed:
     """The same with ``send_table``, in tables of 10,000 rows."""
     table = message_table(size, TABLE_ROWS)
-    return _streamed(
+    return streamed(
         group, producer, lambda: producer.send_table(topic, table, key="key"), TABLE_ROWS, seconds
     )
 
 
-def _streamed(
+def streamed(
     group: GroupUnderTest,
     producer: Producer,
     call: Callable[[], Future[RecordMetadata] | SentMany],
     items: int,
     seconds: float,
 ) -> Timed:
+    """``call`` again and again, each sends ``items`` messages; then waits for the last answer."""
+
     def work(_: Latencies) -> int:
         count, begin, last = 0, time.perf_counter(), None
         while time.perf_counter() - begin < seconds:

@@ -59,10 +59,11 @@ def topic_name(number: int) -> str:
 
 def fill(log: Path, content: Content, now_ms: int, say: Say) -> None:
     """Write a log and its checkpoints into the empty folder ``log``; the last entry has time ``now_ms``."""
-    writer = _Writer(log, content)
+    writer = LogWriter(log, content.segment_bytes)
     entries = list(_entries(content))
     first_ms = now_ms - MS_PER_ENTRY * sum(count for count, _ in entries)
     writer.run(entries, first_ms, say)
+    writer.end(say)
 
 
 def _entries(content: Content) -> Iterator[tuple[int, Sequence[bytes]]]:
@@ -90,58 +91,71 @@ def _entries(content: Content) -> Iterator[tuple[int, Sequence[bytes]]]:
             yield 1, part
 
 
-class _Writer:
-    def __init__(self, log: Path, content: Content) -> None:
-        self._content = content
-        disk = RealDisk(log)
-        self._checkpoints = Checkpoints(disk, segment_bytes=content.segment_bytes)
+class LogWriter:
+    """Writes entries into an empty folder and applies them, with checkpoints; ``state``: what they leave."""
+
+    def __init__(self, log: Path, segment_bytes: int) -> None:
+        self.disk = disk = RealDisk(log)
+        self._checkpoints = Checkpoints(disk, segment_bytes=segment_bytes)
         self._journal = SegmentJournal(
             disk,
-            segment_bytes=content.segment_bytes,
+            segment_bytes=segment_bytes,
             on_roll=lambda first: self._checkpoints.want(first - 1),
         )
-        self._state = StateMachine(0, 1)
+        self.state = StateMachine(0, 1)
+        self._journal.setCurrentTerm(TERM, None)
+        self._journal.add(b"\x01", 1, TERM)  # the leader's first entry
+        self.state.apply(1, b"")
 
     def run(self, entries: Sequence[tuple[int, Sequence[bytes]]], now_ms: int, say: Say) -> None:
-        journal, index = self._journal, 1
-        journal.setCurrentTerm(TERM, None)
-        journal.add(b"\x01", 1, TERM)  # the leader's first entry
-        self._state.apply(1, b"")
+        """Entries (count, frames), the first of them a step of time after ``now_ms``."""
+        journal, index = self._journal, self.state.applied_index
         for count, frames in entries:
             decoded = decode_command(encode_command(frames, len(frames), 0))[1]
             for _ in range(count):
                 index, now_ms = index + 1, now_ms + MS_PER_ENTRY
                 command = encode_command(frames, len(frames), now_ms)
                 journal.add(command, index, TERM)
-                results = self._state.apply_ops(index, now_ms, decoded)
+                results = self.state.apply_ops(index, now_ms, decoded)
                 assert not results[0] or not results[0][0], results[0]
                 if not index % 1_000:
                     journal.sync()
                 if self._checkpoints.due(index, len(command)):
                     self._checkpoint()
                     say(f"{index} entries")
+
+    def end(self, say: Say) -> None:
+        """The last checkpoint, with whatever the state has by now."""
         self._checkpoint()
-        journal.sync()
-        journal.close()
-        say(f"{index} entries, {len(self._state.topics.slots)} partitions")
+        self._journal.sync()
+        self._journal.close()
+        say(f"{self.state.applied_index} entries, {len(self.state.topics.slots)} partitions")
 
     def _checkpoint(self) -> None:
         self._journal.sync()
-        self._checkpoints.begin(self._state, TERM)
+        self._checkpoints.begin(self.state, TERM)
         while True:
-            job = self._checkpoints.step(self._state, VISITS)
+            job = self._checkpoints.step(self.state, VISITS)
             if job is not None:
                 job.run()
-                self._checkpoints.done(self._state, job)
+                self._checkpoints.done(self.state, job)
             elif not self._checkpoints.busy:
                 return
 
 
-def install(log: Path, data_dir: Path, replicas: int) -> None:
-    """Copy that log to every replica of a stopped cluster that was founded in ``data_dir``."""
+def install(log: Path, data_dir: Path, replicas: int, linked: str | None = None) -> None:
+    """Copy that log to every replica of a stopped cluster that was founded in ``data_dir``. ``linked``: files
+    with this ending never change, and all replicas share one copy of each."""
+
+    def link_or_copy(source: str, target: str) -> None:
+        if linked is not None and source.endswith(linked):
+            os.link(source, target)
+        else:
+            shutil.copy2(source, target)
+
     for replica in range(replicas):
         target = data_dir / Seat(0, replica, "").directory / "log"
         shutil.rmtree(target)
-        shutil.copytree(log, target)
+        shutil.copytree(log, target, copy_function=link_or_copy)
     # Otherwise the system writes the copies half a minute later, and commits then wait for half a second.
     os.sync()

@@ -114,6 +114,8 @@ class Admission:
         writer, topics = EntryWriter(now_ms), self._topics
         if due:
             self._write_release(writer)
+        if self._queue:
+            self.releases.pace.requests(now_ms)
         if carries and (frame := self.carrying.write(writer.now_ms, topics.deleting, writer.timed)):
             writer.leaders(frame)
         while self._queue and (

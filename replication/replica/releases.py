@@ -21,6 +21,7 @@ from typing import Any
 from escrowmq.replication.format import timer_ops as build
 from escrowmq.replication.metrics import LATENCY_S, Histogram
 from escrowmq.replication.model import ResultCode
+from escrowmq.replication.replica.release_pace import ReleasePace
 from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.open_tx import OpenTx
 from escrowmq.replication.state.timers import due_ms, records_of
@@ -34,8 +35,6 @@ from escrowmq.replication.timers.record import (
     log_index_of,
 )
 
-#: Messages of one release, if nothing else waits and if something does: some 15 ms of the leader's thread.
-RELEASED_MAX, RELEASED_BESIDE = 1_024, 512
 #: When a refused release is composed again: the log takes no entry now.
 PAUSE_MS = 50
 #: After every time.
@@ -61,7 +60,9 @@ class Releases:
     def __init__(self, state: StateMachine, timers_max: int) -> None:
         """``timers_max``: so many may wait."""
         self._state, self._timers, self.timers_max = state, state.timers, timers_max
+        self.pace = ReleasePace()
         self._releasing = b""  # the key of the release under way
+        self._full = False  # there was no room for all that was due
         self._cancelling: Counter[bytes] = Counter()
         self._coming: Counter[int] = Counter()  # earliest times of entries under way
         #: Nothing waits up to this key: all of it is cancelled. What is still to be applied is due later.
@@ -77,6 +78,7 @@ class Releases:
         """Leadership is lost."""
         self._releasing = self._cancelled_to = b""
         self.next_ms = 0
+        self.pace = ReleasePace()
         self._cancelling.clear()
         self._coming.clear()
 
@@ -100,10 +102,13 @@ class Releases:
         them are in entries before ``segment``, or only one message."""
         if self._releasing or now_ms < self.next_ms:
             return []
+        if not (most := self.pace.room(now_ms, beside)):
+            self.next_ms = now_ms + 1
+            return []
         until = min(now_ms, min(self._coming, default=NEVER) - 1)
         timers = self._timers
-        most = RELEASED_BESIDE if beside else RELEASED_MAX
         found, reached = timers.store.due(max(timers.released, self._cancelled_to), until, most)
+        self._full = reached < last_key(until)
         if not found:
             # Entries of the same millisecond may still bring messages of that millisecond.
             self._cancelled_to = min(reached, last_key(max(until - 1, 0)))
@@ -126,6 +131,7 @@ class Releases:
         """The RELEASE of these, behind so many references, in an entry of that time."""
         key = records[-1][:KEY_BYTES]
         self._releasing = key
+        self.pace.released(now_ms, self._full)
         for record in records:
             self.lateness_s.observe((now_ms - deliver_ms_of(record)) / 1000)
         return build.release(key, references, self._timers.counts.of(records)), Timing(

@@ -94,7 +94,7 @@ class Faults(MemberFaults):
         """Stop a process as a container runtime does: SIGTERM, and SIGKILL if it still runs after a while."""
         role = dice(fault, "container").choice(["broker", "broker", "feedback", "supervisor", "producer"])
         if role == "producer":
-            name = self._client("producer", fault)
+            name = self._client(fault, "producer")
             pid = self.fleet.stop(name)
         else:
             chosen = {
@@ -158,18 +158,18 @@ class Faults(MemberFaults):
     # -------------------------------------------------------------- clients
 
     def _producer_kill(self, fault: Fault) -> Any:
-        return self._client_killed("producer", fault)
+        return self._client_killed(fault, "producer", "scheduler")
 
     def _consumer_kill(self, fault: Fault) -> Any:
-        return self._client_killed("consumer", fault)
+        return self._client_killed(fault, "consumer", "sharer")
 
-    def _client(self, role: str, fault: Fault) -> str:
-        names = self.fleet.names(role)
+    def _client(self, fault: Fault, *roles: str) -> str:
+        names = self.fleet.names(*roles)
         return names[fault.target % len(names)]
 
     @contextlib.contextmanager
-    def _client_killed(self, role: str, fault: Fault) -> Iterator[Blow]:
-        name = self._client(role, fault)
+    def _client_killed(self, fault: Fault, *roles: str) -> Iterator[Blow]:
+        name = self._client(fault, *roles)
         self.fleet.kill(name)
         yield Blow(time.monotonic_ns(), name)
 

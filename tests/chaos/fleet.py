@@ -17,6 +17,9 @@ from pathlib import Path
 from tests.chaos.client import FOUND, OWN_CRASH, ClientSettings
 
 MODULES = {"producer": "producer", "consumer": "consumer", "reader": "consumer"}
+MODULES |= {"sharer": "sharer", "scheduler": "scheduler"}
+#: Those that say when nothing of theirs is under way any more.
+THAT_REST = ("producer", "scheduler")
 START_PATIENCE_S = 120.0
 END_PATIENCE_S = 45.0
 
@@ -54,9 +57,9 @@ class Fleet:
             if not client.ready.wait(START_PATIENCE_S):
                 raise TimeoutError(f"client {name} is not ready after {START_PATIENCE_S:g} s")
 
-    def names(self, role: str) -> list[str]:
-        """Names of the clients with that role."""
-        return sorted(name for name, client in self._clients.items() if client.settings.role == role)
+    def names(self, *roles: str) -> list[str]:
+        """Names of the clients with one of these roles."""
+        return sorted(name for name, client in self._clients.items() if client.settings.role in roles)
 
     def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> int:
         """Send a client a signal that ends it; it is then started again. Returns the pid that got it."""
@@ -81,9 +84,9 @@ class Fleet:
                 self._say(client, "rest")
 
     def wait_rested(self, within_s: float) -> None:
-        """Wait until no producer has anything under way. Raises TimeoutError."""
+        """Wait until nobody who sends has anything under way. Raises TimeoutError."""
         deadline = time.monotonic() + within_s
-        for name in self.names("producer"):
+        for name in self.names(*THAT_REST):
             if not self._clients[name].rested.wait(max(deadline - time.monotonic(), 0.0)):
                 raise TimeoutError(f"client {name} has work under way after {within_s:g} s of rest")
 

@@ -57,8 +57,10 @@ KINDS: dict[Kind, About] = {
     Kind.BROKERS_KILL: About("SIGKILL of every broker process of all groups at once", 3),
     Kind.FEEDBACK_KILL: About("SIGKILL of a feedback actor", 2),
     Kind.SUPERVISOR_KILL: About("SIGKILL of the supervisor", 2),
-    Kind.PRODUCER_KILL: About("SIGKILL of a producer in the middle of its transactions", 2),
-    Kind.CONSUMER_KILL: About("SIGKILL of a member of the consumer group", 2),
+    Kind.PRODUCER_KILL: About(
+        "SIGKILL of a producer in the middle of its transactions or delayed messages", 2
+    ),
+    Kind.CONSUMER_KILL: About("SIGKILL of a member of the consumer group, or of the share group", 2),
     Kind.LEADER_PAUSE: About("SIGSTOP of the leader, later SIGCONT", 3, seconds=(2.0, 10.0)),
     Kind.FOLLOWER_PAUSE: About("SIGSTOP of a follower, later SIGCONT", 2, seconds=(2.0, 10.0)),
     Kind.ROLLING_RESTART: About("broker after broker stops and starts, then feedback and supervisor", 1),

@@ -19,7 +19,7 @@ from typing import Any, TextIO
 
 import escrowmq
 from escrowmq.replication.state.machine import LEVEL_MAX
-from tests.chaos import audit
+from tests.chaos import audit, delays, shared
 from tests.chaos.client import ClientSettings
 from tests.chaos.consumer import places
 from tests.chaos.deployment import Deployment, Stuck, until
@@ -36,6 +36,8 @@ from tests.history.events import Recorder
 
 #: Partitions by topic, and the time until the first check of their transactions.
 TOPICS = {"orders": 3, "ledger": 2}
+#: Of these, what a share group handles message by message.
+SHARED = {"orders": 3}
 TRANSACTION_TIMEOUT_MS = 1500
 #: Limit until everything is back, on a machine that may be busy with other things.
 WELL_S = 120.0
@@ -105,15 +107,18 @@ class Trials:
         self.faults = Faults(self.deployment, self.fleet, machines, directory, self.recreated)
         self.machines = machines
         self.well = True
+        self.problems: list[str] = []
 
     def run(self) -> bool:
         """Inflict the faults, let everything rest, judge; returns whether all promises were kept."""
         cluster = self.deployment.cluster
         for topic, partitions in self.topics.items():
             cluster.admin.create_topic(topic, partitions, transaction_timeout_ms=TRANSACTION_TIMEOUT_MS)
+        cluster.admin.create_topic(delays.TOPIC, delays.PARTITIONS)
         with contextlib.ExitStack() as stack:
             stack.callback(self.fleet.end)
             self.deployment.wait_level(LEVEL_MAX)
+            shared.set_up(self.deployment, self.recorder)
             self.recreated.create()
             self._add_clients()
             probe = Probe(cluster, self.recorded, self.plan.number)
@@ -128,11 +133,18 @@ class Trials:
             start = time.monotonic()
             self._wait_well()
             audit.settle(self.deployment, self.fleet, operator, places(self.everything))
+            shared.settle(self.deployment)
+            delays.settle(self.deployment)
+            self.deployment.same_everywhere()
             self.tell("reading", rest_s=time.monotonic() - start)
             lives = {RECREATED: self.recreated.id}
             figures = audit.read_everything(self.deployment, self.recorder, places(self.everything), lives)
             figures["topics deleted and created again"] = self.recreated.lives - 1
             figures["partitions of them not read before"] = self.recreated.unread
+            figures += shared.record_end(self.deployment, self.recorder, SHARED)
+            found, counted = delays.audit(self.deployment, self.directory)
+            self.problems += found
+            figures += counted
             asked = audit.ask_outcomes(cluster.admin, self.recorder, sorted(self.directory.glob("*.jsonl")))
             figures["transactions asked for in the end"] = asked
             if self.faults.damaged:
@@ -172,6 +184,12 @@ class Trials:
         for number in range(settings.consumers):
             name = f"consumer-{number}"
             self.fleet.add(replace(everything, role="consumer", name=name, crashes=settings.crashes / 4))
+        for number in range(settings.consumers):
+            crashes = settings.crashes / 4
+            self.fleet.add(
+                replace(base, role="sharer", name=f"sharer-{number}", topics=SHARED, crashes=crashes)
+            )
+        self.fleet.add(replace(base, role="scheduler", name="scheduler-0", crashes=settings.crashes))
         # Without a group a reader keeps its position, also in another topic of the same name.
         self.fleet.add(replace(base, topics=self.topics, role="reader", name="reader-0"))
 
@@ -222,6 +240,7 @@ class Trials:
         self.recorder.close()
         report, missed, moments = audit.judge(sorted(self.directory.glob("*.jsonl")), places(self.everything))
         problems = [str(anomaly) for anomaly in report.anomalies] + missed + self.fleet.problems
+        problems += self.problems
         self.tell(
             "judged",
             groups=self.plan.groups,
