@@ -48,6 +48,8 @@ SHARE_GROUPS = 20
 
 #: Messages that simulated members have at a time, and have had since the last tidying.
 LEASED = 5_000
+#: Processes of share groups in one schedule: each is remembered for longer than that.
+SHARE_MEMBERS = 500
 
 Most = Callable[[Counter[str], "SimReplica", Any], int]
 
@@ -239,6 +241,9 @@ BOUNDS: dict[str, int | Most] = {
     # Leases, and who waits for some.
     "Leases._windows": lambda found, replica, broker: SHARE_GROUPS * found["TopicTable.slots"],
     "Leases._due": LEASED,
+    "Leases._doubtful": _of("Leases._windows"),
+    "Receipts._members": SHARE_MEMBERS,
+    "_Member.given": LEASED,
     "Window.held": LEASED,
     "Window.free": LEASED,
     **{f"ShareDesk.{name}": REQUESTS for name in ("_asked", "_parked", "_wanting")},
