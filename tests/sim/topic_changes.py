@@ -49,6 +49,8 @@ class _Ask(Exception):
         self.gid, self.request = gid, request
 
 
+#: A leader that is cut off stays one for a few election time-outs.
+REFUSED_MAX, REFUSED_S = 10, 0.5
 ALTERS = 3  # the format level needed to alter a topic
 
 
@@ -62,6 +64,7 @@ class _Work:
     then: Callable[[Any], None]
     answers: list[tuple[int, Any] | NotSupported] = field(default_factory=list)
     alive: bool = True
+    refused: int = 0
 
 
 class TopicChanges:
@@ -157,9 +160,21 @@ class TopicChanges:
             self._ask(work, ask.gid, ask.request)
         except Overloaded:  # copies of its own requests keep altering the topic
             self._end(work)
+        except NotSupported:
+            # Of a leader that was cut off before the level rose, and believes to lead. Others do not stay so.
+            work.refused += 1
+            if work.refused > REFUSED_MAX:
+                raise
+            work.answers.clear()
+            self._desks[0].later(REFUSED_S * (0.5 + self._rng.random()), self._again, work)
         else:
             self._end(work)
             work.then(result)
+
+    def _again(self, work: _Work) -> None:
+        if work.alive:
+            self.done["refused, and begun again"] += 1
+            self._go_on(work)
 
     def _ask(self, work: _Work, gid: int, request: bytes) -> None:
         desk = self._desks[gid]
