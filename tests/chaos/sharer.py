@@ -56,7 +56,9 @@ class Sharer:
 
     def _work(self, queue: ShareConsumer) -> None:
         while not self.parent.ending.is_set():
-            self._asked.append(self.recorder.invoke("share-acquire", group=GROUP, since_ms=0))
+            self._asked.append(
+                self.recorder.invoke("share-acquire", group=GROUP, member=self.settings.name, since_ms=0)
+            )
             try:
                 records = queue.poll(20, 0.3)
             except EscrowMQError:

@@ -39,7 +39,14 @@ def acks_not_in_the_snapshot(patch: pytest.MonkeyPatch) -> None:
 
 
 @plant(
-    "latest-twice", "stuck", "state-differs", "dead-letter-lost", "acked-again", conditions=shared, start=5
+    "latest-twice",
+    "stuck",
+    "state-differs",
+    "dead-letter-lost",
+    "acked-again",
+    "over-attempts",
+    conditions=shared,
+    start=5,
 )
 def latest_twice(patch: pytest.MonkeyPatch) -> None:
     """A group that begins with a partition for the second time begins there anew."""

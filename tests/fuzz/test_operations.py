@@ -81,8 +81,8 @@ REQUESTS = [
     ops.prepare("shop", "orders", ["w"], None, 0, 0, [7], -1, 1, PrepareExtra("me"))
     + offset_ops.pre_offsets("new", "orders", {1: (-1, 0)}),
     ops.delete_group("mail", 3),
-    claim_ops.claim("outbox.shop.0"),
-    claim_ops.claim("outbox.shop.0", 7),
+    claim_ops.claim("outbox.shop.0", 1, "relay-1"),
+    claim_ops.claim("outbox.shop.0", 7, "relay-2"),
     cut_ops.cut(["orders", "more"], 250),
     cut_ops.cut([], 0),
 ]  # fmt: skip

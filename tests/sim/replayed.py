@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from escrowmq.actors.client.share_groups import Submit
-from escrowmq.replication.errors import EscrowMQError, Overloaded
+from escrowmq.replication.errors import EscrowMQError, NotSupported, Overloaded
 
 __all__ = ["Replayed", "Submit"]
 
@@ -24,14 +24,15 @@ class _Ask(Exception):
 
 class Replayed:
     """``steps`` sends requests with the function that it is given. ``ask`` gets each request, and what was
-    answered goes to ``answered``; ``then`` gets the result, or ``refused`` is called for ``Overloaded``."""
+    answered goes to ``answered``; ``then`` gets the result, or ``refused`` the error, if it is
+    ``Overloaded`` or ``NotSupported``."""
 
     def __init__(
         self,
         steps: Callable[[Submit], Any],
         ask: Callable[[int, bytes], None],
         then: Callable[[Any], None],
-        refused: Callable[[], None],
+        refused: Callable[[EscrowMQError], None],
     ) -> None:
         self._steps, self._ask, self._then, self._refused = steps, ask, then, refused
         self._answers: list[tuple[int, Any] | EscrowMQError] = []
@@ -39,6 +40,11 @@ class Replayed:
     def answered(self, answer: tuple[int, Any] | EscrowMQError) -> None:
         """The answer to the last request, or the error in its place."""
         self._answers.append(answer)
+        self.go_on()
+
+    def begin_again(self) -> None:
+        """Forget all answers."""
+        self._answers.clear()
         self.go_on()
 
     def go_on(self) -> None:
@@ -56,7 +62,7 @@ class Replayed:
             result = self._steps(submit)
         except _Ask as ask:
             self._ask(ask.gid, ask.request)
-        except Overloaded:  # others, or copies of its own requests, keep changing the same
-            self._refused()
+        except (Overloaded, NotSupported) as error:
+            self._refused(error)
         else:
             self._then(result)

@@ -16,7 +16,7 @@ from typing import Any
 
 from escrowmq.actors.admin.topic_altering import alter_topic
 from escrowmq.actors.admin.trimming import PartitionTrim, carry_out
-from escrowmq.replication.errors import NotSupported
+from escrowmq.replication.errors import EscrowMQError, NotSupported, Overloaded
 from escrowmq.replication.model import TopicInfo, first_group, group_of
 from tests.sim.broker_app import BrokerApplication
 from tests.sim.desk import Desk
@@ -42,6 +42,8 @@ SETTINGS: tuple[dict[str, int | str], ...] = (
 )
 
 
+#: A leader that is cut off stays one for a few election time-outs.
+REFUSED_MAX, REFUSED_S = 10, 0.5
 ALTERS = 3  # the format level needed to alter a topic
 
 
@@ -51,6 +53,7 @@ class _Work:
 
     topic: str
     alive: bool = True
+    refused: int = 0
 
 
 class TopicChanges:
@@ -124,9 +127,29 @@ class TopicChanges:
         if self._rng.random() < DIES:
             self._desks[0].later(DIES_S * self._rng.random(), self._die, work)
         replayed = Replayed(
-            steps, lambda *asked: self._ask(work, replayed, *asked), ended, partial(self._end, work)
+            steps,
+            lambda *asked: self._ask(work, replayed, *asked),
+            ended,
+            lambda error: self._refused(work, replayed, error),
         )
         replayed.go_on()
+
+    def _refused(self, work: _Work, replayed: Replayed, error: EscrowMQError) -> None:
+        """Copies of its own requests keep altering the topic, and it gives up; or a leader was asked that was
+        cut off before the level rose, and believes to lead. That does not stay so."""
+        if isinstance(error, Overloaded):
+            self._end(work)
+            return
+        work.refused += 1
+        if work.refused > REFUSED_MAX:
+            raise error
+
+        def again() -> None:
+            if work.alive:
+                self.done["refused, and begun again"] += 1
+                replayed.begin_again()
+
+        self._desks[0].later(REFUSED_S * (0.5 + self._rng.random()), again)
 
     def _die(self, work: _Work) -> None:
         if work.alive:

@@ -25,7 +25,14 @@ from escrowmq.actors.share_consumer.session import ShareSession
 from escrowmq.actors.share_consumer.settling import Settling
 from escrowmq.actors.share_consumer.statistics import ShareCounted
 from escrowmq.replication.calling.share_answers import AcquiredRow
-from escrowmq.replication.errors import EscrowMQError, LeaseLost, OutcomeUnknown, Unavailable, UnknownTopic
+from escrowmq.replication.errors import (
+    EscrowMQError,
+    LeaseLost,
+    OutcomeUnknown,
+    Overloaded,
+    Unavailable,
+    UnknownTopic,
+)
 from escrowmq.replication.format.share_ops import BY_TABLE, REJECT
 from escrowmq.replication.model import ResultCode
 from tests.sim.across.share_calls import LEASE_S, Told
@@ -323,7 +330,7 @@ class Client:
                 raise Violation(f"{fate} of {place}: {error!r}", "unexpected-answer") from error
             self._refused(op)
             return True
-        except (Unavailable, OutcomeUnknown) as error:
+        except (Overloaded, Unavailable, OutcomeUnknown) as error:
             if op >= 0:
                 recorder.unknown(op, repr(error))
             self._sleep(AGAIN_S)

@@ -126,7 +126,7 @@ class SettingsChanges:
             lambda submit: set_group(submit, len(world.desks), group, values),
             lambda gid, request: self._ask(replayed, gid, request),
             changed,
-            self._rest,
+            lambda error: self._rest(),
         )
         replayed.go_on()
 
