@@ -66,7 +66,11 @@ class Numbered(Transaction):
             if code == ResultCode.CLAIM_OPEN:
                 self._not_prepared()
                 raise LeftOpen(*info)
-        return super()._after_prepare(plan, outcome)
+        settled = super()._after_prepare(plan, outcome)
+        if settled is TransactionState.ROLLBACK:
+            # Its PREPARE was sent twice, and between the two somebody rolled it back as one that was left.
+            raise TransactionSettled(self.tx_id, settled.value)
+        return settled
 
     def commits_now(self) -> bool:
         """Prepares and commits it; False: the number was committed before."""

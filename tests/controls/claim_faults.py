@@ -7,9 +7,13 @@ from typing import Any
 
 import pytest
 
+from escrowmq.actors.producer.blocks import Outcome
 from escrowmq.actors.producer.claiming import Ask, Claimed
+from escrowmq.actors.producer.encoder import TxPlan
+from escrowmq.actors.producer.numbered import Numbered
+from escrowmq.replication.errors import TransactionSettled
 from escrowmq.replication.format.claim_ops import claim_group
-from escrowmq.replication.model import ResultCode
+from escrowmq.replication.model import ResultCode, TransactionState
 from escrowmq.replication.state.claims import Claims
 from escrowmq.replication.state.machine import LEVEL_MAX
 from tests.controls.planting import plant
@@ -90,3 +94,17 @@ def number_forgotten(patch: pytest.MonkeyPatch) -> None:
         settled(self, app, tx_ids, False)
 
     patch.setattr(Claims, "settled", rolled_back)
+
+
+@plant("rolled-back-is-in", "number-lost", groups=2, start=8, chaos_s=8.0, conditions=all_named)
+def rolled_back_is_in(patch: pytest.MonkeyPatch) -> None:
+    """A number whose PREPARE was sent twice, and rolled back between the two, is taken for committed."""
+    after = Numbered._after_prepare
+
+    def trusting(self: Numbered, plan: TxPlan, outcome: Outcome) -> TransactionState | None:
+        try:
+            return after(self, plan, outcome)
+        except TransactionSettled:
+            return TransactionState.ROLLBACK
+
+    patch.setattr(Numbered, "_after_prepare", trusting)

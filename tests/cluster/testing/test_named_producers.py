@@ -18,7 +18,10 @@ from escrowmq import (
     ProducerFenced,
     Unavailable,
 )
+from escrowmq.actors.producer.numbered import Numbered
+from escrowmq.replication.format import ops
 from escrowmq.replication.format.claim_ops import claim_group
+from escrowmq.replication.model import ResultCode, TransactionState
 from escrowmq.testing import InMemoryCluster
 
 NAME = "shard-7"
@@ -159,6 +162,31 @@ def not_answered(cluster: InMemoryCluster, what: str, carried_out: bool) -> None
     cluster.clock.advance(60)
     assert texts(cluster) == read("a")
     assert cluster.admin.list_transactions() == []
+
+
+def test_a_number_that_was_rolled_back_between_two_prepares_is_sent_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The answer to a PREPARE is lost, the transaction is rolled back as one that was left open, and the
+    PREPARE is sent again."""
+    after, rolled_back = Numbered._after_prepare, []
+
+    def late(self: Numbered, plan: Any, outcome: Any) -> TransactionState | None:
+        if not rolled_back:
+            rolled_back.append(self.tx_id)
+            ((code, *_),) = self._core.router.submit(0, ops.rollback("shop", [self.tx_id]), 5.0).result(5)
+            assert (outcome, code) == ({}, ResultCode.OK)
+            outcome = {0: (ResultCode.DUPLICATE, "ROLLBACK")}
+        return after(self, plan, outcome)
+
+    monkeypatch.setattr(Numbered, "_after_prepare", late)
+    with InMemoryCluster() as cluster:
+        cluster.admin.create_topic("orders", partitions=PARTITIONS)
+        producer = named(cluster)
+        assert producer.send_numbered(1, everywhere("a")), "nobody had committed it before"
+        assert len(rolled_back) == 1 and texts(cluster) == read("a")
+        assert not producer.send_numbered(1, everywhere("a"))
+        assert cluster.admin.list_transactions() == []
 
 
 def test_messages_without_key_or_digest_are_known_again(cluster: InMemoryCluster) -> None:

@@ -36,7 +36,7 @@ from escrowmq.replication.errors import EscrowMQError, ProducerFenced
 from escrowmq.replication.format import claim_ops, ops
 from escrowmq.replication.format.claim_ops import LEVEL_OF_CLAIMS, claim_group
 from escrowmq.replication.format.codec import Op, OpType
-from escrowmq.replication.model import Message, RecordMetadata, ResultCode
+from escrowmq.replication.model import Message, RecordMetadata, ResultCode, TransactionState
 from tests.history.events import body
 from tests.sim.across.cores import VirtualCore
 from tests.sim.across.turns import StoppableTurns
@@ -205,7 +205,7 @@ class _Instance:
                 refused(error)
                 return
             if settled is not None:
-                sent.acked = True
+                sent.acked = isinstance(tx, numbered.Numbered) or settled is TransactionState.COMMITTED
                 refused(None)
             else:
                 rng = self.named.rng  # a process may be stopped here, too, although nothing else happens
