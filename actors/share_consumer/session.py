@@ -27,6 +27,7 @@ from escrowmq.actors.share_consumer.statistics import ShareCounted
 from escrowmq.replication.calling.share_answers import AcquiredRow, Place
 from escrowmq.replication.errors import (
     CorruptLog,
+    DiskFull,
     EscrowMQError,
     OutcomeUnknown,
     Overloaded,
@@ -43,6 +44,9 @@ log = logging.getLogger(__name__)
 ACKS_UNDER_WAY_MAX = 4
 #: Pause before acks without an answer are sent again, beyond the channel's own attempts.
 ACK_AGAIN_S = 0.5
+
+#: Errors after which an ack is sent again: it was not taken, or nobody knows whether it was.
+_WORTH_ANOTHER_TRY = (Unavailable, Overloaded, DiskFull, OutcomeUnknown)
 
 #: Messages of one call, the broker's limit.
 ASKED_MAX = 10_000
@@ -253,7 +257,7 @@ class ShareSession:
                 self._counted.acked += count
                 continue
             # An ack counts whenever it comes, so it is worth every attempt.
-            if isinstance(error, Unavailable | Overloaded | OutcomeUnknown) and not self.ended:
+            if isinstance(error, _WORTH_ANOTHER_TRY) and not self.ended:
                 self.ack_delayed = error
                 self.gathering.put_back(gid, place, ranges, now + ACK_AGAIN_S)
             else:

@@ -38,7 +38,7 @@ class Settling:
 
     def nack(self, record: ConsumerRecord, delay_ms: int, reason: str, by: str) -> None:
         """The message could not be handled. Raises RecordNotHeld, LeaseLost, UnknownTopic, TooManyScheduled,
-        Unavailable, OutcomeUnknown."""
+        Unavailable, DiskFull, OutcomeUnknown."""
         with self._condition:
             batch = self._in_hand.find(record)
             self._in_hand.settled(batch, record.offset)
@@ -53,7 +53,7 @@ class Settling:
 
     def ack(self, record: ConsumerRecord, app: str, row: bytes) -> None:
         """The message is done, and the app is told ``row``, unless it was done before. Raises RecordNotHeld,
-        UnknownTopic, Unavailable, OutcomeUnknown: then it may be repeated."""
+        UnknownTopic, Unavailable, DiskFull, OutcomeUnknown: then it may be repeated."""
         with self._condition:
             batch = self._in_hand.find(record)
             self._in_hand.settled(batch, record.offset)

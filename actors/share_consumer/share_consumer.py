@@ -120,7 +120,7 @@ class ShareConsumer(Closing):
 
         With ``result``, the app that the sender named in ``reply_to`` is told that it is done, with these
         bytes (see ``Cluster.replies``): once, however often this is repeated. Then it returns when that is
-        durable, or raises Unavailable or OutcomeUnknown. Without ``reply_to`` nobody is told.
+        durable, or raises Unavailable, DiskFull or OutcomeUnknown. Without ``reply_to`` nobody is told.
 
         Counts also after the lease has ended. It is repeated through outages for as long as this consumer
         lives; ``flush`` and ``close`` wait for it. Raises RecordNotHeld; Closed.
@@ -134,8 +134,8 @@ class ShareConsumer(Closing):
         After ``delay_s``, or else as the group's table says (``admin.set_group``). At the last attempt it
         becomes a dead letter instead, with ``reason`` (cut to 1 KiB). Returns when that is durable: then the
         partition does not hold the message any more. Raises InvalidMessage, RecordNotHeld; LeaseLost if
-        another consumer has the message by now; TooManyScheduled; Unavailable or OutcomeUnknown: it may be
-        repeated.
+        another consumer has the message by now; TooManyScheduled; Unavailable, DiskFull or OutcomeUnknown: it
+        may be repeated.
         """
         self.core.nack(record, delay_s, reason)
 

@@ -29,6 +29,7 @@ KINDS = {
     "commit": (OpType.COMMIT,),
     "rollback": (OpType.ROLLBACK,),
     "cancel": (OpType.CANCEL,),
+    "ack": (OpType.SHARE_ACK,),
     "nack": (OpType.NACK,),
 }
 #: A test can also make this call fail.

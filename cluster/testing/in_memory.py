@@ -92,7 +92,8 @@ class InMemoryCluster(Cluster):
         """Make the next request of a kind fail, and only that one.
 
         ``what``: "send" (plain messages), "prepare", "commit", "rollback" (of transactions), "cancel" (of
-        delayed messages), "nack" (of any consumer with retries), or "commit_offsets" (of a consumer).
+        delayed messages), "ack" (of a share consumer), "nack" (of any consumer with retries), or
+        "commit_offsets" (of a consumer).
         ``error``: with Unavailable, Overloaded or DiskFull, the broker does nothing; with OutcomeUnknown, the
         broker carries out the request only if ``carried_out``. Everything in one request fails together. The
         client retries until its own time-out, as with a real cluster, so the clock is that much later

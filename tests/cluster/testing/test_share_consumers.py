@@ -9,7 +9,17 @@ from typing import Any
 
 import pytest
 
-from escrowmq import Message, OutcomeUnknown, ShareConsumer, ShareRecord, Unavailable, UnknownTopic
+from escrowmq import (
+    DiskFull,
+    EscrowMQError,
+    Message,
+    OutcomeUnknown,
+    Overloaded,
+    ShareConsumer,
+    ShareRecord,
+    Unavailable,
+    UnknownTopic,
+)
 from escrowmq.cluster.testing.calls import Network
 from escrowmq.testing import InMemoryCluster
 
@@ -182,6 +192,21 @@ def test_acks_wait_for_the_end_of_an_outage(cluster: InMemoryCluster) -> None:
             queue.flush(5.0)
     queue.flush()
     assert queue.statistics().acked == 1
+
+
+@pytest.mark.parametrize("error", [Unavailable, Overloaded, DiskFull, OutcomeUnknown])
+def test_acks_that_a_broker_cannot_take_now_are_sent_again(
+    cluster: InMemoryCluster, error: type[EscrowMQError]
+) -> None:
+    queue = queue_of(cluster)
+    send(cluster, b"1")
+    (record,) = queue.poll()
+    cluster.fail_next("ack", error)
+    queue.ack(record)
+    cluster.clock.advance(queue.core.config.call_timeout_s + 1)
+    queue.flush()
+    statistics = queue.statistics()
+    assert (statistics.acked, statistics.acks_failed) == (1, 0)
 
 
 def test_a_nack_that_could_not_be_sent_may_be_repeated(cluster: InMemoryCluster) -> None:

@@ -26,6 +26,7 @@ from escrowmq.actors.share_consumer.settling import Settling
 from escrowmq.actors.share_consumer.statistics import ShareCounted
 from escrowmq.replication.calling.share_answers import AcquiredRow
 from escrowmq.replication.errors import (
+    DiskFull,
     EscrowMQError,
     LeaseLost,
     OutcomeUnknown,
@@ -330,7 +331,7 @@ class Client:
                 raise Violation(f"{fate} of {place}: {error!r}", "unexpected-answer") from error
             self._refused(op)
             return True
-        except (Overloaded, Unavailable, OutcomeUnknown) as error:
+        except (DiskFull, Overloaded, Unavailable, OutcomeUnknown) as error:
             if op >= 0:
                 recorder.unknown(op, repr(error))
             self._sleep(AGAIN_S)
