@@ -137,7 +137,7 @@ class Broker(BrokerCalls):
 
     def _announce(self) -> None:
         with contextlib.suppress(Closed):
-            self._host.announce(lambda peer, own: self._peers.tell_moved(peer, self._rid, own))
+            self._host.announce(lambda peer, own: self._peers.tell_moved(peer, self._rid, own), stay=True)
 
     def _not_open(self) -> Unavailable:
         return self._host.unavailable()

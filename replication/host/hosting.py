@@ -55,12 +55,14 @@ class ReplicaHost:
         running = self._running
         return self._founded if running is None else running.journal.last_index > 1
 
-    def announce(self, tell: Callable[[str, Incarnation], Incarnation | None]) -> None:
+    def announce(
+        self, tell: Callable[[str, Incarnation], Incarnation | None], stay: bool = False
+    ) -> None:
         """If this process replaced another one, let the peers know; see announcing.py. Blocks until each has
-        recorded it; raises Closed once ``close`` was called. Ends a process that a peer refuses, unless it is
-        a full member."""
+        recorded it, and with ``stay`` for those that join later, too; raises Closed once ``close`` was called.
+        Ends a process that a peer refuses, unless it is a full member."""
         try:
-            announce(self._directory.incarnation, self.setup.peers, tell, self._pause)
+            announce(self._directory.incarnation, self.setup.peers, tell, self._pause, stay)
         except Superseded as error:
             running = self._running
             if running is None:

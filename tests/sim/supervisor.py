@@ -78,7 +78,8 @@ class Supervisor:
         self._full: dict[str, int] = {}  # name -> the highest incarnation that was a full member
         #: Candidate -> the newest term in which a ghost voted for it, and that ghost.
         self._ghost_votes: dict[str, tuple[int, str]] = {}
-        self._untold: dict[tuple[str, int], set[str]] = {}  # process of a successor -> peers it has not told
+        #: Process of a successor -> the peers that have recorded it.
+        self._have_recorded: dict[tuple[str, int], set[str]] = {}
         self.replaced = 0
         self.let_be = 0  # replicas that it decided to replace, and that their group needed by then
         self._told: MembersReport | None = None
@@ -118,15 +119,16 @@ class Supervisor:
         sim.happened(f"a second supervisor begins; the first one ends at {self._first.ends_at:.2f}")
         sim.world.later(LOOK_EVERY_S, self._look, another)
 
-    def _may_lose(self, victim: SimReplica) -> bool:
+    def _may_lose(self, victim: SimReplica, late: bool = False) -> bool:
         """Whether enough sound copies would remain; a supervisor cannot see that itself. See damage.py.
 
-        It must be asked again at the moment of the loss: members may have changed since a look.
+        It must be asked again at the moment of the loss: since a look, which is then ``late``, members may have
+        changed, and another replica may have been replaced, which knows nothing yet.
         """
         replicas = self._sim.replicas
         if not self._sim.leaves_a_majority(victim):
             return False
-        if any(r.spoilt or r.given_up for r in replicas):
+        if late or any(r.spoilt or r.given_up for r in replicas):
             lost = sum(knows_less(r) or r is victim for r in replicas)
             if 2 * lost >= len(replicas):
                 return False
@@ -171,7 +173,7 @@ class Supervisor:
             return
         if there is not victim and not self._forgets:  # its name is taken, and nothing is started
             return
-        if self._may_lose(there):
+        if self._may_lose(there, late=True):
             self._replace(there, number)
         else:
             self.let_be += 1
@@ -224,24 +226,24 @@ class Supervisor:
         sim.world.later(0.01, successor.start)
 
     def _announce(self) -> None:
-        """As host/announcing.py: a successor tells its peers, from its start on, even while it copies.
-        Each process continues until all peers that existed at its start have recorded it. (If members never
-        change, all are told again and again; that changes nothing.)"""
+        """As host/announcing.py: a successor tells its peers, from its start on, even while it copies, and
+        those that join later. (If members never change, all are told again and again; that changes
+        nothing.)"""
         sim = self._sim
         sim.world.later(ANNOUNCE_EVERY_S, self._announce)
         for one in sim.replicas:
             opening = not one.up and one.wants_copy == DAMAGED
             if not one.own.number or not (one.up or opening) or not self._goes_on(one):
                 continue
-            untold = self._untold.setdefault((one.address, one.incarnation), {*sim.names} - {one.name})
+            told = self._have_recorded.setdefault((one.address, one.incarnation), set())
             for peer in sim.replicas:
-                if sim.operators.begun and peer.name not in untold:
+                if sim.operators.begun and peer.name in told:
                     continue
                 if peer.up and self._goes_on(peer) and sim.network.reaches(one.address, peer.address):
                     peer.guarded(partial(_note, peer, one))
                     recorded = peer.marks.of(one.name) if peer is not one and peer.up else None
                     if one.up and one.guarded(partial(is_recorded, one.own, recorded)):
-                        untold -= {peer.name}
+                        told.add(peer.name)
                     elif opening and recorded is not None and recorded.supersedes(one.own):
                         one.superseded_by = recorded.number
                         one.give_up(f"{peer.name} has recorded another process, before it was open")

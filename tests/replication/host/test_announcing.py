@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from escrowmq.replication.errors import Closed, Superseded
-from escrowmq.replication.host.announcing import announce
+from escrowmq.replication.host.announcing import NEWCOMERS_S, announce
 from escrowmq.replication.host.peer_list import PeerList
 from escrowmq.replication.log.peer_marks import Incarnation
 
@@ -35,6 +35,28 @@ def test_members_that_leave_meanwhile_are_not_waited_for_and_those_that_come_are
 
     announce(OWN, peers, tell, lambda seconds: peers.follow(5, ["0", "3"]))
     assert told == ["0", "2", "3"]
+
+
+def test_one_that_joins_later_is_told_and_one_that_comes_again_is_told_again() -> None:
+    """It may have a link to the predecessor, and nobody else would end that one."""
+    peers, told, pauses = PeerList("1", ["0", "2"]), list[str](), list[float]()
+    lists = iter([["0", "2"], ["0", "2", "3"], ["0", "3"], ["0", "2", "3"]])
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        names = next(lists, None)
+        if names is None:
+            raise Closed("stopping")
+        peers.follow(4 + len(pauses), names)
+
+    def tell(peer: str, own: Incarnation) -> Incarnation:
+        told.append(peer)
+        return OWN
+
+    with pytest.raises(Closed):
+        announce(OWN, peers, tell, sleep, stay=True)
+    assert told == ["0", "2", "3", "2"]
+    assert set(pauses) == {NEWCOMERS_S}
 
 
 def test_one_that_took_nobodys_place_tells_nobody() -> None:
