@@ -59,8 +59,8 @@ class ReplicaHost:
         self, tell: Callable[[str, Incarnation], Incarnation | None], stay: bool = False
     ) -> None:
         """If this process replaced another one, let the peers know; see announcing.py. Blocks until each has
-        recorded it, and with ``stay`` for those that join later, too; raises Closed once ``close`` was called.
-        Ends a process that a peer refuses, unless it is a full member."""
+        recorded it, and with ``stay`` for those that join later; raises Closed once ``close`` was called. Ends
+        a process that a peer refuses, unless it is a full member."""
         try:
             announce(self._directory.incarnation, self.setup.peers, tell, self._pause, stay)
         except Superseded as error:

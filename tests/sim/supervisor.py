@@ -122,8 +122,8 @@ class Supervisor:
     def _may_lose(self, victim: SimReplica, late: bool = False) -> bool:
         """Whether enough sound copies would remain; a supervisor cannot see that itself. See damage.py.
 
-        It must be asked again at the moment of the loss: since a look, which is then ``late``, members may have
-        changed, and another replica may have been replaced, which knows nothing yet.
+        It must be asked again at the moment of the loss: since a look, which is then ``late``, members may
+        have changed, and another replica may have been replaced, which knows nothing yet.
         """
         replicas = self._sim.replicas
         if not self._sim.leaves_a_majority(victim):
