@@ -55,11 +55,9 @@ class ReplicaHost:
         running = self._running
         return self._founded if running is None else running.journal.last_index > 1
 
-    def announce(
-        self, tell: Callable[[str, Incarnation], Incarnation | None], stay: bool = False
-    ) -> None:
+    def announce(self, tell: Callable[[str, Incarnation], Incarnation | None], stay: bool = False) -> None:
         """If this process replaced another one, let the peers know; see announcing.py. Blocks until each has
-        recorded it, and with ``stay`` for those that join later; raises Closed once ``close`` was called. Ends
+        recorded it, and with ``stay`` for later ones as well; raises Closed once ``close`` was called. Ends
         a process that a peer refuses, unless it is a full member."""
         try:
             announce(self._directory.incarnation, self.setup.peers, tell, self._pause, stay)
