@@ -135,8 +135,8 @@ class BrokerCalls:
         return self._led(lambda parts: parts.sharing.extend(group, member, places, lease_s))
 
     @concurrency("control")
-    def share_release(self, group: str, member: str, places: Sequence[Place]) -> Reply:
-        return self._led(lambda parts: parts.sharing.release(group, member, places))
+    def share_release(self, group: str, member: str, places: Sequence[Place], call: int = -1) -> Reply:
+        return self._led(lambda parts: parts.sharing.release(group, member, places, call))
 
     # -------------------------------------------------------------- single messages
 

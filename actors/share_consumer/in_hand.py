@@ -93,6 +93,8 @@ class InHand:
         self.buffered = 0
         #: Leases that ended before their messages were settled.
         self.leases_lost = 0
+        #: Broker group -> the number of the last call for messages that it has answered.
+        self.answered: dict[int, int] = {}
 
     def __len__(self) -> int:
         """Messages that are held: in the buffer, or with the application."""

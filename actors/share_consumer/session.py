@@ -174,6 +174,7 @@ class ShareSession:
             self.asking.failed(asked, answer, now, asked_at)
             return
         _, rows, lease_s, again_s, number = answer
+        self._in_hand.answered[asked.gid] = asked.call
         if number >= 0:
             asked.received = number
         self.gone.difference_update(self._topics[asked.gid])
@@ -231,7 +232,8 @@ class ShareSession:
             by_group.setdefault(batch.gid, []).append((batch.place, ranges_of(offsets)))
             self._counted.released += len(offsets)
         for gid, given in by_group.items():
-            self._call(gid, "share_release", (self._group, self._member, _joined(given)), _ignore)
+            args = self._group, self._member, _joined(given), self._in_hand.answered[gid]
+            self._call(gid, "share_release", args, _ignore)
 
     # ------------------------------------------------------------ acks
 

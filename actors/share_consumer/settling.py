@@ -91,7 +91,7 @@ class Settling:
             batch = self._in_hand.find(record)
             self._in_hand.settled(batch, record.offset)
         try:
-            self._call(batch, record, "share_release")
+            self._call(batch, record, "share_release", self._in_hand.answered[batch.gid])
         except LeaseLost:
             raise
         except EscrowMQError:

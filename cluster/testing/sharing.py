@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from escrowmq.replication.calling.answers import Reply
 from escrowmq.replication.host.sharing import Asked, Sharing
-from escrowmq.replication.sharing.receipts import UNNUMBERED
+from escrowmq.replication.sharing.pieces import UNNUMBERED
 
 
 class StagedSharing(Sharing):

@@ -8,8 +8,10 @@
     ``call`` rises with each call of the member to this broker group, and ``received`` is the ``number`` of
     the last answer that had one: what came in others is handed out again at once. Both -1: the member does
     not tell. ``number`` -1: nothing was handed out.
-``share_extend(group, member, places, lease_s)``, ``share_release(group, member, places)``
-    ``("ok", places)``: what the member does not hold, or no longer. See ``Place``.
+``share_extend(group, member, places, lease_s)``, ``share_release(group, member, places, call)``
+    ``("ok", places)``: what the member does not hold, or no longer. See ``Place``. ``call``: the number of
+    the last call that was answered; what a later one has brought is not released, since the request may be
+    late. -1: the member does not tell.
 
 ``member`` is 16 random bytes as hex, new for each consumer. Acks and nacks are requests, as sends are.
 """

@@ -32,8 +32,8 @@ from escrowmq.replication.host.reads import MENDING_S
 from escrowmq.replication.host.running import NOT_RUNNING, RunningReplica
 from escrowmq.replication.replica.fetching import FETCH_BYTES_MAX, Join, in_bytes, read_runs
 from escrowmq.replication.replica.share_desk import Ask
+from escrowmq.replication.sharing.pieces import UNNUMBERED
 from escrowmq.replication.sharing.ranges import Range
-from escrowmq.replication.sharing.receipts import UNNUMBERED
 
 if TYPE_CHECKING:
     from escrowmq.replication.replica.handing_out import HandedOut
@@ -112,16 +112,18 @@ class Sharing:
 
         return self._for_each(places, extend)
 
-    def release(self, group: str, member: str, places: Sequence[Place]) -> Reply:
-        """``("ok", places)``: what the member does not hold (any more); the rest may be handed out at
-        once."""
+    def release(self, group: str, member: str, places: Sequence[Place], call: int = UNNUMBERED) -> Reply:
+        """``("ok", places)``: what the member does not hold (any more), or not from ``call`` or an earlier
+        one; the rest may be handed out at once."""
         problem = _problem(group, member) or _places_problem(places)
+        if type(call) is not int:
+            problem = "calls have numbers"
         if problem:
             return "malformed", problem
         desk = self._desk
 
         def release(topic: str, number: int, ranges: list[Range]) -> list[Range]:
-            return desk.release(group, member, topic, number, ranges)
+            return desk.release(group, member, topic, number, ranges, call)
 
         return self._for_each(places, release)
 

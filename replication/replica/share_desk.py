@@ -22,8 +22,9 @@ from escrowmq.replication.format.internal_topics import retry_topic
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.replica.handing_out import HandedOut, Reach
 from escrowmq.replication.sharing.leases import Doomed, Leases, Pair
+from escrowmq.replication.sharing.pieces import UNNUMBERED
 from escrowmq.replication.sharing.ranges import Final, Range
-from escrowmq.replication.sharing.receipts import UNNUMBERED, Given, Receipts
+from escrowmq.replication.sharing.receipts import Given, Receipts
 from escrowmq.replication.sharing.window import EXPIRIES_MAX, Taken
 from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.topics import Partition
@@ -196,14 +197,20 @@ class ShareDesk:
         return list(ranges) if pair is None else self.leases.extend(pair, member, ranges, until_ms)
 
     def release(
-        self, group: str, member: str, topic: str, number: int, ranges: Sequence[Range]
+        self,
+        group: str,
+        member: str,
+        topic: str,
+        number: int,
+        ranges: Sequence[Range],
+        call: int = UNNUMBERED,
     ) -> list[Range]:
         """See ``Leases.release``."""
         pair = self._pair(group, topic, number)
         if pair is None:
             return list(ranges)
         self._stirred = self.freed = True
-        return self.leases.release(pair, member, ranges)
+        return self.leases.release(pair, member, ranges, call)
 
     def on_timer(self, now_ms: int) -> None:
         """A few times a second, as leader: leases whose time is over."""
@@ -260,9 +267,10 @@ class ShareDesk:
             if alone is None:
                 if not self.leases.has_some(pair, final, end):
                     continue
-                taken = self.leases.acquire(pair, final, end, ask.member, until_ms, left, reach.stretch)
+                asked = end, ask.member, until_ms, left, reach.stretch
+                taken = self.leases.acquire(pair, final, *asked, ask.call)
             elif pair in alone:
-                taken = self.leases.acquire_alone(pair, final, ask.member, until_ms, reach.stretch)
+                taken = self.leases.acquire_alone(pair, final, ask.member, until_ms, reach.stretch, ask.call)
                 left = 0
             else:
                 continue

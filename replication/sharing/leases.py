@@ -15,7 +15,7 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import NamedTuple
 
-from escrowmq.replication.sharing.pieces import Grant
+from escrowmq.replication.sharing.pieces import UNNUMBERED, Grant
 from escrowmq.replication.sharing.ranges import Final, Range
 from escrowmq.replication.sharing.window import DOOMED_RETRY_MS, Stretch, Taken, Window
 
@@ -109,10 +109,16 @@ class Leases:
         return any(window is not None and window.holds(member) for window in windows)
 
     def acquire_alone(
-        self, pair: Pair, final: Final, member: str, until_ms: int, stretch: Stretch
+        self,
+        pair: Pair,
+        final: Final,
+        member: str,
+        until_ms: int,
+        stretch: Stretch,
+        call: int = UNNUMBERED,
     ) -> list[Taken]:
         """Lease one message at its last chance; see ``alone``."""
-        grant = Grant(member, until_ms, 0, 0)
+        grant = Grant(member, until_ms, 0, 0, call=call)
         with self._window(pair, final) as window:
             taken = window.take_last_chance(final, grant, stretch)
         if taken:
@@ -120,11 +126,19 @@ class Leases:
         return taken
 
     def acquire(
-        self, pair: Pair, final: Final, end: int, member: str, until_ms: int, wanted: int, stretch: Stretch
+        self,
+        pair: Pair,
+        final: Final,
+        end: int,
+        member: str,
+        until_ms: int,
+        wanted: int,
+        stretch: Stretch,
+        call: int = UNNUMBERED,
     ) -> list[Taken]:
         """Lease about ``wanted`` messages before ``end`` to a member, in order of their offsets, but none at
         its last chance. ``stretch`` says how far the answer reaches; see ``window.py``."""
-        grant = Grant(member, until_ms, 0, 0)
+        grant = Grant(member, until_ms, 0, 0, call=call)
         with self._window(pair, final) as window:
             taken = window.take(final, end, grant, wanted, stretch)
         if taken:
@@ -141,13 +155,16 @@ class Leases:
             self._wake(pair, grant)
         return lost
 
-    def release(self, pair: Pair, member: str, ranges: Sequence[Range]) -> list[Range]:
-        """These may be handed out again at once, and that is no failure. Returns what it does not hold."""
+    def release(
+        self, pair: Pair, member: str, ranges: Sequence[Range], call: int = UNNUMBERED
+    ) -> list[Range]:
+        """These may be handed out again at once, and that is no failure, if the member has them from ``call``
+        or from an earlier one. Returns what it does not hold."""
         window = self._windows.get(pair)
         if window is None:
             return list(ranges)
         with self._counted(window):
-            return window.release(member, ranges)
+            return window.release(member, ranges, call)
 
     def others(self, pair: Pair, member: str, first: int, last: int) -> list[Range]:
         """What somebody other than ``member`` holds of a range: it may not be nacked, only acknowledged. A

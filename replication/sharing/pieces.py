@@ -7,17 +7,29 @@ from operator import attrgetter
 
 _first = attrgetter("first")
 
+#: In place of the number of a member's call: the member does not number them.
+UNNUMBERED = -1
+
 
 class Grant:
     """What one call was given: the holder and the time of all its pieces. ``first`` and ``last``: bounds of
-    them. ``until_ms`` None: it never expires, because an ack or a nack is under way."""
+    them. ``until_ms`` None: it never expires, because an ack or a nack is under way. ``call``: the number of
+    the member's call."""
 
-    __slots__ = ("doomed", "first", "last", "member", "until_ms")
+    __slots__ = ("call", "doomed", "first", "last", "member", "until_ms")
 
     def __init__(
-        self, member: str, until_ms: int | None, first: int, last: int, *, doomed: bool = False
+        self,
+        member: str,
+        until_ms: int | None,
+        first: int,
+        last: int,
+        *,
+        doomed: bool = False,
+        call: int = UNNUMBERED,
     ) -> None:
         self.member, self.until_ms, self.first, self.last, self.doomed = member, until_ms, first, last, doomed
+        self.call = call
 
 
 #: The grant of pieces that nobody holds.

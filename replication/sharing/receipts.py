@@ -15,15 +15,13 @@ from collections.abc import Hashable
 from typing import NamedTuple
 
 from escrowmq.replication.sharing.leases import Pair
-from escrowmq.replication.sharing.pieces import NOBODY, Piece, gaps
+from escrowmq.replication.sharing.pieces import NOBODY, UNNUMBERED, Piece, gaps
 from escrowmq.replication.sharing.ranges import Range
 
 #: How long a member is remembered that asks for nothing: longer than any of its calls is under way.
 REMEMBERED_MS = 600_000
 #: Partitions of answers to one member that are remembered until its next call: far more than one call gets.
 GIVEN_MAX = 10_000
-#: Of a call that is not numbered: nothing is remembered of it.
-UNNUMBERED = -1
 
 
 class Given(NamedTuple):

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from escrowmq.replication.sharing.pieces import NOBODY, Grant, Piece, below, cut, drop, gaps, put
+from escrowmq.replication.sharing.pieces import NOBODY, UNNUMBERED, Grant, Piece, below, cut, drop, gaps, put
 from escrowmq.replication.sharing.ranges import Final, Range, joined, open_within
 
 #: After so many expiries the next one is a failed attempt: a message that kills its consumer must end, too.
@@ -179,21 +179,27 @@ class Window:
             lost += self._not_of(member, first, last)
             for piece in self._held_in(first, last):
                 if piece.grant.member == member:
+                    grant.call = max(grant.call, piece.grant.call)
                     piece.grant = grant
         return grant, lost
 
-    def release(self, member: str, ranges: Sequence[Range]) -> list[Range]:
-        """The member gives these back, unhandled: they are free at once, and that is no failure. Returns what
-        it has not."""
+    def release(self, member: str, ranges: Sequence[Range], call: int = UNNUMBERED) -> list[Range]:
+        """The member gives these back, unhandled: they are free at once, and that is no failure. Only what it
+        was given in answer to ``call`` or an earlier one: the request may be late. Returns what it has
+        not."""
         lost: list[Range] = []
         for first, last in ranges:
-            lost += self._not_of(member, first, last)
-            for piece in self._drop_held(first, last, lambda grant: grant.member == member):
+            lost += self._not_of(member, first, last, call)
+            for piece in self._drop_held(first, last, lambda grant: _is_of(grant, member, call)):
                 self._free(piece.first, piece.last, piece.expiries)
         return lost
 
-    def _not_of(self, member: str, first: int, last: int) -> list[Range]:
-        others = self.others(member, first, last)
+    def _not_of(self, member: str, first: int, last: int, call: int = UNNUMBERED) -> list[Range]:
+        others = [
+            (piece.first, piece.last)
+            for piece in self._held_in(first, last)
+            if piece.grant is not self._settling and not _is_of(piece.grant, member, call)
+        ]
         return joined(sorted(others + gaps(self.held, first, last)))
 
     def others(self, member: str, first: int, last: int) -> list[Range]:
@@ -276,3 +282,8 @@ class Window:
         for first, last in ranges:
             self._hold(Piece(first, last, EXPIRIES_MAX, grant))
         return grant
+
+
+def _is_of(grant: Grant, member: str, call: int) -> bool:
+    """Whether the member has it from ``call``, or from an earlier one."""
+    return grant.member == member and (call == UNNUMBERED or grant.call <= call)

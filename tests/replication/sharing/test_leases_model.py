@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from escrowmq.replication.sharing.leases import Leases
+from escrowmq.replication.sharing.pieces import UNNUMBERED
 from escrowmq.replication.sharing.ranges import Range
 from escrowmq.replication.sharing.window import DOOMED_RETRY_MS, EXPIRIES_MAX
 from tests.support.final_ranges import FinalSet
@@ -32,6 +33,7 @@ class Message:
     until_ms: int = 0
     expiries: int = 0
     before: str | None = None  # who held it when an ack or nack of it began
+    call: int = 0  # of the holder's call for messages
 
 
 @st.composite
@@ -47,6 +49,7 @@ class LeasesAndADict(RuleBasedStateMachine):
         super().__init__()
         self.final, self.end, self.now = FinalSet(), 0, 0
         self.leases, self.known, self.given = Leases(), dict[int, Message](), 0
+        self.calls = 0
 
     @initialize(start=st.integers(0, 5))
     def begin(self, start: int) -> None:
@@ -61,6 +64,7 @@ class LeasesAndADict(RuleBasedStateMachine):
         member=members, wanted=st.integers(1, 30), lease_ms=st.sampled_from(LEASE_MS), bite=st.integers(1, 9)
     )
     def acquire(self, member: str, wanted: int, lease_ms: int, bite: int) -> None:
+        self.calls += 1
         taken = self.leases.acquire(
             PAIR,
             self.final,
@@ -69,6 +73,7 @@ class LeasesAndADict(RuleBasedStateMachine):
             self.now + lease_ms,
             wanted,
             lambda first, last, left: min(last, first + min(left, bite) - 1),
+            self.calls,
         )
         assert taken == sorted(taken)
         got = {o: t.expiries for t in taken for o in range(t.first, t.last + 1)}
@@ -77,7 +82,7 @@ class LeasesAndADict(RuleBasedStateMachine):
         assert sorted(got) == sorted((again + new)[:wanted])
         for offset, expiries in got.items():
             assert expiries == (self.known[offset].expiries if offset in self.known else 0)
-            self.known[offset] = Message(member, self.now + lease_ms, expiries)
+            self.known[offset] = Message(member, self.now + lease_ms, expiries, call=self.calls)
         self.given = max([self.given, *(offset + 1 for offset in got)])
 
     @rule(member=members, lease_ms=st.sampled_from(LEASE_MS))
@@ -89,10 +94,12 @@ class LeasesAndADict(RuleBasedStateMachine):
         assert allowed is not None or not self.open({*last_chances, *mine})
         assert not allowed or (last_chances and not self.open(set(mine)))
         assert allowed == [PAIR] or held or not last_chances
-        taken = self.leases.acquire_alone(PAIR, self.final, member, self.now + lease_ms, lambda f, _, w: f)
+        self.calls += 1
+        until_ms = self.now + lease_ms
+        taken = self.leases.acquire_alone(PAIR, self.final, member, until_ms, lambda f, _, w: f, self.calls)
         assert taken == [(o, o, EXPIRIES_MAX) for o in last_chances[:1]]
         for offset in last_chances[:1]:
-            self.known[offset] = Message(member, self.now + lease_ms, EXPIRIES_MAX)
+            self.known[offset] = Message(member, until_ms, EXPIRIES_MAX, call=self.calls)
 
     @rule(ranges=some_ranges())
     def acknowledged(self, ranges: list[Range]) -> None:
@@ -133,10 +140,12 @@ class LeasesAndADict(RuleBasedStateMachine):
                     if offset >= self.given:
                         del self.known[offset]
 
-    @rule(member=members, ranges=some_ranges())
-    def release(self, member: str, ranges: list[Range]) -> None:
-        before = self.held_by(member)
-        lost = flat(self.leases.release(PAIR, member, ranges))
+    @rule(member=members, ranges=some_ranges(), late=st.integers(0, 3) | st.none())
+    def release(self, member: str, ranges: list[Range], late: int | None) -> None:
+        """``late``: the member has made so many calls since; None: it does not number them."""
+        call = UNNUMBERED if late is None else max(self.calls - late, 0)
+        before = {o for o in self.held_by(member) if late is None or self.known[o].call <= call}
+        lost = flat(self.leases.release(PAIR, member, ranges, call))
         for offset in flat(ranges) & before:
             self.known[offset].holder = None
         self.check_lost(lost, flat(ranges), before)
@@ -145,8 +154,10 @@ class LeasesAndADict(RuleBasedStateMachine):
     def extend(self, member: str, ranges: list[Range], lease_ms: int) -> None:
         before = self.held_by(member)
         lost = flat(self.leases.extend(PAIR, member, ranges, self.now + lease_ms))
+        there = [self.known[o] for o in flat(ranges) & self.known.keys()]
+        call = max((message.call for message in there if message.holder == member), default=0)
         for offset in flat(ranges) & before:
-            self.known[offset].until_ms = self.now + lease_ms
+            self.known[offset].until_ms, self.known[offset].call = self.now + lease_ms, call
         self.check_lost(lost, flat(ranges), before)
 
     @rule(member=members, ranges=some_ranges())
