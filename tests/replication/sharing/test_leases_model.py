@@ -224,3 +224,22 @@ def flat(ranges: list[Range]) -> set[int]:
 
 LeasesAndADict.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 TestAnySequence = LeasesAndADict.TestCase
+
+
+def test_a_late_release_frees_nothing_that_a_later_call_has_brought() -> None:
+    """The member has called for the third time when its release of what the first call brought arrives."""
+    leases, final = Leases(), FinalSet(0)
+
+    def acquired(call: int, wanted: int) -> list[Range]:
+        taken = leases.acquire(PAIR, final, END, "a", 100, wanted, lambda f, last, left: f + left - 1, call)
+        return [each[:2] for each in taken]
+
+    assert (acquired(1, 5), acquired(2, 5)) == ([(0, 4)], [(5, 9)])
+    assert leases.release(PAIR, "a", [(0, 9)], call=1) == [(5, 9)]
+    assert acquired(3, 5) == [(0, 4)]
+    assert leases.release(PAIR, "a", [(0, 9)], call=2) == [(0, 4)]
+    assert (leases.held(PAIR), acquired(4, 2)) == (5, [(5, 6)])
+    assert leases.extend(PAIR, "a", [(0, 6)], 200) == []
+    assert leases.release(PAIR, "a", [(0, 4)], call=3) == [(0, 4)], "extended together with later ones"
+    assert leases.release(PAIR, "a", [(0, 6)], call=4) == []
+    assert leases.held(PAIR) == 0
