@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from escrowmq.actors.client.background import Background, Threads
 from escrowmq.actors.client.failure_arguments import (
@@ -37,6 +37,7 @@ from escrowmq.actors.share_consumer.statistics import ShareConsumerStatistics, S
 from escrowmq.replication.errors import Closed, ConfigError, EscrowMQError, Unavailable, UnknownTopic
 from escrowmq.replication.format.codec import encode_row
 from escrowmq.replication.format.share_ops import BY_TABLE, REJECT
+from escrowmq.replication.message_headers import tags_wanted
 from escrowmq.replication.model import ConsumerRecord
 
 log = logging.getLogger(__name__)
@@ -60,9 +61,10 @@ class ShareConsumerCore:
         calls: ReplicaCalls | None = None,
         background: Background | None = None,
         value_deserializer: Deserializer | None = None,
+        tags: Collection[str] | None = None,
     ) -> None:
         """See :class:`ShareConsumer`."""
-        deserialize = deserializer_of(value_deserializer)
+        deserialize, wanted = deserializer_of(value_deserializer), tags_wanted(tags)
         self.group, self.config = check_group(group), config or ShareConsumerConfig()
         check_topics(topics)
         if not topics:
@@ -76,7 +78,7 @@ class ShareConsumerCore:
         self.closed, self._why = False, "this share consumer was closed; create a new one"
         tell_after_fork(self)
         self._counted = ShareCounted()
-        self._in_hand = InHand(self.config.lease_extend_max_s, deserialize)
+        self._in_hand = InHand(self.config.lease_extend_max_s, deserialize, wanted)
         self.router = Router(
             info, self.config.channel, calls or over_ray(info), name=THREAD, background=background
         )
@@ -157,12 +159,22 @@ class ShareConsumerCore:
                     session.failure
                 )
             records, unreadable = self._in_hand.take(max_records, now)
+            self._ack_passed_over(now)
             session.polled_at = now
             session.target = (0 if records else max_records) + self.prefetch
             self._counted.records += len(records)
             if session.asking.may_ask(now, self._in_hand.buffered, session.target):
                 self.router.wakeup.set()
             return records, unreadable
+
+    def _ack_passed_over(self, now: float) -> None:
+        """Other tags are done with for the whole group."""
+        passed = self._in_hand.passed_over
+        for batch, offset in passed:
+            if self._session.gathering.add(batch.gid, batch.place, offset, now):
+                self.router.wakeup.set()
+        self._counted.passed_over += len(passed)
+        passed.clear()
 
     def done_with(self, unreadable: Sequence[Unreadable]) -> None:
         """Nacks messages that cannot be handed out, so that others are not held up, and they end as dead
@@ -257,6 +269,7 @@ class ShareConsumerCore:
                 nacked=counted.nacked,
                 rejected=counted.rejected,
                 released=counted.released,
+                passed_over=counted.passed_over,
                 leases_lost=held.leases_lost,
                 extensions=counted.extensions,
                 buffered=held.buffered,
