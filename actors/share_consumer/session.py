@@ -17,6 +17,7 @@ from escrowmq.actors.client.channel import Request
 from escrowmq.actors.client.failures import Failure
 from escrowmq.actors.client.outcomes import outcome
 from escrowmq.actors.client.router import Router
+from escrowmq.actors.client.settling_calls import why_not
 from escrowmq.actors.share_consumer.acquired import Acquired
 from escrowmq.actors.share_consumer.asking import FAILED_PAUSE_S, AskedGroup, Asking
 from escrowmq.actors.share_consumer.config import ShareConsumerConfig
@@ -32,7 +33,6 @@ from escrowmq.replication.errors import (
     OutcomeUnknown,
     Overloaded,
     Unavailable,
-    UnknownTopic,
 )
 from escrowmq.replication.format.share_ops import EARLIEST, share_ack, share_create
 from escrowmq.replication.model import ResultCode
@@ -252,7 +252,7 @@ class ShareSession:
             self._counted.ack_latencies.observe(now - asked_at, now)
         for at, (place, ranges) in enumerate(acks.items()):
             count = sum(last - first + 1 for first, last in ranges)
-            error = failed or _why_not_acked(place, *outcome(answer[1][at]))
+            error = failed or _why_not_acked(self._group, place, ranges, *outcome(answer[1][at]))
             if error is None:
                 self._counted.acked += count
                 continue
@@ -265,17 +265,17 @@ class ShareSession:
                 self._counted.acks_failed += count
 
 
-def _why_not_acked(place: PlaceOfBatch, code: int, info: Any) -> EscrowMQError | None:
+def _why_not_acked(
+    group: str, place: PlaceOfBatch, ranges: Ranges, code: int, info: Any
+) -> EscrowMQError | None:
     topic, partition, _ = place
     if code in (ResultCode.OK, ResultCode.DUPLICATE):
         return None
-    if code in (ResultCode.UNKNOWN_TOPIC, ResultCode.BAD_PARTITION, ResultCode.OTHER_TOPIC):
-        return UnknownTopic(topic, gone=True)
     if code == ResultCode.TOO_MANY_SHARES:
         return Overloaded(f"a broker group keeps no more than {info} ranges of acks out of order", 1.0)
     if code == ResultCode.RETRY:
         return Unavailable("the request was refused together with others", 0.1)
-    return EscrowMQError(f"an ack of {topic}/{partition} was refused: {ResultCode(code).name} {info!r}")
+    return why_not(group, (topic, partition, ranges[-1][1]), code, info)
 
 
 def _joined(parts: Iterable[tuple[PlaceOfBatch, Ranges]]) -> list[Place]:

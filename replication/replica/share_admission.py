@@ -27,6 +27,7 @@ from escrowmq.replication.replica.finishing import Finishing
 from escrowmq.replication.replica.releases import Releases
 from escrowmq.replication.replica.submission import Submission
 from escrowmq.replication.replica.topics_under_way import TopicsUnderWay
+from escrowmq.replication.state.group_operations import out_of_range
 from escrowmq.replication.state.machine import Result, StateMachine
 from escrowmq.replication.state.shares import (
     GROUPS_MAX,
@@ -123,7 +124,7 @@ class ShareAdmission:
         if pair is None:
             problem = [int(ResultCode.UNKNOWN_SHARE)]
         elif offsets[-1] >= partition.index.end:
-            problem = [int(ResultCode.OUT_OF_RANGE), partition.index.end]
+            problem = out_of_range(partition)
         elif target is None:
             problem = [int(ResultCode.UNKNOWN_TOPIC), [replies_topic(app)]]
         else:
@@ -169,7 +170,7 @@ class ShareAdmission:
                     copies = self._failures.copies(*about, attempt=stream, redrives=redrives)
                     found = self._admit(writer, copies, targets)
                 except OffsetGone:  # retention has overtaken it
-                    found = _OK if not stream else [int(ResultCode.OUT_OF_RANGE), partition.index.start]
+                    found = _OK if not stream else out_of_range(partition)
                 else:
                     newly += [offset] if found is None else []
             if found is not None and found[0] != ResultCode.OK:
@@ -185,9 +186,9 @@ class ShareAdmission:
         """Why this message is not copied, or None. OK: nothing is to be done. ``pair`` None: of a stream."""
         index = partition.index
         if offset >= index.end:
-            return [int(ResultCode.OUT_OF_RANGE), index.end]
+            return out_of_range(partition)
         if pair is None:
-            return [int(ResultCode.OUT_OF_RANGE), index.start] if offset < index.start else None
+            return out_of_range(partition) if offset < index.start else None
         key = group, partition.slot
         if self._is_settled(key, pair, offset):
             return _OK
