@@ -349,8 +349,9 @@ class Admin(MessageAdmin, MemberAdmin, Closing):
         has finished, and its settings. Its dead letters and retries stay, in topics that can be deleted then.
 
         Consumers that use the name later form a new group. A member that was disconnected during the deletion
-        and returns does not restore its places; a share consumer that returns begins anew. ``by``: who does
-        it, for the audit trail of share groups. Raises UnknownGroup, GroupNotEmpty (which names the live
+        and returns does not restore its places; a share consumer that returns makes the group anew, which
+        begins as the consumer's ``auto_offset_reset`` says. ``by``: who does it, for the audit trail of share
+        groups. Raises UnknownGroup, GroupNotEmpty (which names the live
         members), NotSupported while a replica runs older software, OutcomeUnknown. Repeat the call if it was
         interrupted.
         """

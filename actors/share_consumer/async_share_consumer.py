@@ -65,6 +65,8 @@ class AsyncShareConsumer(AsyncClosing):
         core = self._core
         deadline = core.clock() + timeout_s
         while True:
+            if core.must_begin:
+                await asyncio.to_thread(core.begin_again)
             self._news.looking()
             records, unreadable = core.take(max_records)
             if unreadable:  # without waiting: a cancelled poll must not lose what was taken together with it
@@ -73,6 +75,8 @@ class AsyncShareConsumer(AsyncClosing):
                 task.add_done_callback(self._settling.discard)
             if records:
                 return records
+            if core.must_begin:
+                continue
             if core.clock() >= deadline:
                 core.raise_trouble()
                 return []

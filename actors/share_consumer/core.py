@@ -27,7 +27,7 @@ from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.client.values import Deserializer, deserializer_of
 from escrowmq.actors.consumer.arguments import check_topics
 from escrowmq.actors.share_consumer import arguments as args
-from escrowmq.actors.share_consumer.beginning import begin
+from escrowmq.actors.share_consumer.beginning import Begun, begin
 from escrowmq.actors.share_consumer.config import ShareConsumerConfig
 from escrowmq.actors.share_consumer.in_hand import InHand, Unreadable
 from escrowmq.actors.share_consumer.record import ShareRecord
@@ -82,10 +82,9 @@ class ShareConsumerCore:
         self.router = Router(
             info, self.config.channel, calls or over_ray(info), name=THREAD, background=background
         )
+        self._topics, self._beginning = tuple(topics), False
         try:
-            begun = begin(
-                self.router, group, topics, self.config.auto_offset_reset, self.config.call_timeout_s
-            )
+            begun = self._begin()
         except BaseException:
             self.closed = True
             self.router.close()
@@ -105,6 +104,7 @@ class ShareConsumerCore:
             group,
             self.member,
             begun.topics,
+            begun.places,
             idle_s,
             self.config,
             self.router,
@@ -123,24 +123,52 @@ class ShareConsumerCore:
         """Waits, by the clock that everything here goes by."""
         wait_out(self.condition, self.clock, seconds)
 
+    # ------------------------------------------------------------ beginning
+
+    def _begin(self) -> Begun:
+        config = self.config
+        return begin(self.router, self.group, self._topics, config.auto_offset_reset, config.call_timeout_s)
+
+    @property
+    def must_begin(self) -> bool:
+        """Whether ``begin_again`` has something to do."""
+        return self._session.forgotten and not self._beginning
+
+    def begin_again(self) -> None:
+        """If the group was deleted meanwhile: makes it a share group again, which begins as
+        ``auto_offset_reset`` says. May block; raises what creating a share consumer raises."""
+        with self.condition:
+            if not self.must_begin or self.closed:
+                return
+            self._beginning = True
+        try:
+            log.warning("share group %r was deleted while this consumer reads; it begins anew", self.group)
+            begun = self._begin()
+            with self.condition:
+                self._session.begun_again(begun.places)
+        finally:
+            with self.condition:
+                self._beginning = False
+
     # ------------------------------------------------------------ poll
 
     def poll(self, max_records: int, timeout_s: float) -> list[ShareRecord]:
         """See :meth:`ShareConsumer.poll`; the caller has checked the arguments."""
         deadline = self.clock() + timeout_s
         while True:
+            self.begin_again()
             records, unreadable = self._wait_for_some(max_records, deadline)
             self.done_with(unreadable)
             if records:
                 return records
-            if not unreadable:
+            if not unreadable and not self.must_begin:
                 self.raise_trouble()
                 return []
 
     def _wait_for_some(self, max_records: int, deadline: float) -> tuple[list[ShareRecord], list[Unreadable]]:
         records, unreadable = self.take(max_records)  # a cluster in memory answers when the lock is released
         with self.condition:
-            while not (records or unreadable):
+            while not (records or unreadable or self.must_begin):
                 records, unreadable = self.take(max_records)
                 now = self.clock()
                 if records or unreadable or now >= deadline:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from functools import partial
 from typing import Any
 
@@ -48,6 +48,9 @@ ACK_AGAIN_S = 0.5
 #: Errors after which an ack is sent again: it was not taken, or nobody knows whether it was.
 _WORTH_ANOTHER_TRY = (Unavailable, Overloaded, DiskFull, OutcomeUnknown)
 
+#: The group reads a partition.
+_BEGUN = (ResultCode.OK, ResultCode.DUPLICATE)
+
 #: Messages of one call, the broker's limit.
 ASKED_MAX = 10_000
 
@@ -63,6 +66,7 @@ class ShareSession:
         group: str,
         member: str,
         topics: Mapping[int, Sequence[str]],
+        begun: Set[PlaceOfBatch],
         idle_s: float,
         config: ShareConsumerConfig,
         router: Router,
@@ -70,8 +74,8 @@ class ShareSession:
         in_hand: InHand,
         counted: ShareCounted,
     ) -> None:
-        """``topics``: broker group -> the topics that it has partitions of. ``idle_s``: an application that
-        has not polled for so long gets nothing in advance."""
+        """``topics``: broker group -> the topics that it has partitions of; ``begun``: the partitions that
+        the group reads. ``idle_s``: an application that did not poll for so long gets nothing in advance."""
         self._group, self._member, self._topics, self._idle_s = group, member, topics, idle_s
         self._config, self._router, self._condition = config, router, condition
         self._in_hand, self._counted = in_hand, counted
@@ -85,6 +89,10 @@ class ShareSession:
         self.ack_given_up: EscrowMQError | None = None
         #: Topics that a broker does not know any more.
         self.gone: set[str] = set()
+        self._begun = set(begun)
+        #: A broker does not know that the group reads what it has read: it was deleted meanwhile. An
+        #: application's thread begins again, since that takes calls which block.
+        self.forgotten = False
         #: A bug that ended the work. Kept to be raised: otherwise the topics would just look empty.
         self.failure: Exception | None = None
         #: Nothing more is asked for; and nothing at all is sent any more.
@@ -194,12 +202,23 @@ class ShareSession:
             self.give_back()
 
     def _not_there(self, gid: int, row: AcquiredRow) -> None:
-        if row.code == ResultCode.UNKNOWN_SHARE:
-            # A partition or a topic that is younger than this consumer: nothing of it was read yet.
-            begin = share_create(self._group, row.topic, row.partition, EARLIEST, row.topic_id)
-            self._call(gid, "submit", (begin,), _ignore)
-        else:
+        place = row.topic, row.partition, row.topic_id
+        if row.code != ResultCode.UNKNOWN_SHARE:
             self.gone.add(row.topic)
+        elif place in self._begun:
+            self.forgotten = True
+        else:  # a partition or a topic that is younger than this consumer: nothing of it was read yet
+            begin = share_create(self._group, row.topic, row.partition, EARLIEST, row.topic_id)
+            self._call(gid, "submit", (begin,), partial(self._begun_with, place))
+
+    def _begun_with(self, place: PlaceOfBatch, answer: Any, asked_at: float) -> None:
+        if not isinstance(answer, EscrowMQError) and outcome(answer[1][0])[0] in _BEGUN:
+            self._begun.add(place)
+
+    def begun_again(self, places: Set[PlaceOfBatch]) -> None:
+        """The group exists again, and reads these partitions."""
+        self._begun |= places
+        self.forgotten = False
 
     # ------------------------------------------------------------ leases
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 
 import pytest
 
-from escrowmq import GroupNotEmpty, Message, UnknownGroup
+from escrowmq import GroupNotEmpty, Message, ShareRecord, UnknownGroup
 from escrowmq.actors.client.router import result_of
 from escrowmq.replication.replica.share_admission import ShareAdmission
 from escrowmq.testing import InMemoryCluster
@@ -68,3 +69,61 @@ def test_a_share_group_is_deleted_once_nobody_uses_it(
     again = cluster.share_consumer("mail", ["orders"], auto_offset_reset="earliest")
     assert len(again.poll()) == len(records), "it begins anew"
     again.close()
+
+
+@pytest.fixture
+def cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A leader that has not heard of a group's members, as after a fail-over while they were cut off."""
+    monkeypatch.setattr(
+        ShareAdmission,
+        "deletion",
+        lambda self, writer, submission, number: writer.verbatim(
+            submission, number, submission.units[number]
+        ),
+    )
+
+
+@pytest.mark.usefixtures("cut_off")
+@pytest.mark.parametrize(("reset", "expected"), [("latest", [b"new"]), ("earliest", [b"0", b"1", b"new"])])
+@pytest.mark.parametrize("awaited", [False, True])
+def test_a_consumer_that_was_cut_off_begins_anew_as_it_was_told(
+    cluster: InMemoryCluster, reset: str, expected: list[bytes], awaited: bool
+) -> None:
+    cluster.admin.create_topic("mails")
+    with cluster.producer("shop") as producer:
+        for value in (b"0", b"1"):
+            producer.send(Message("mails", value)).result(0)
+        queue = cluster.share_consumer("mail", ["mails"], auto_offset_reset=reset)
+        for record in queue.poll(timeout_s=1):
+            queue.ack(record)
+        queue.flush()
+        cluster.admin.delete_group("mail")
+
+        async def poll() -> list[ShareRecord]:
+            return await queue.aio.poll(timeout_s=2)
+
+        def polled() -> list[ShareRecord]:
+            return asyncio.run(poll()) if awaited else queue.poll(timeout_s=2)
+
+        found = polled()
+        producer.send(Message("mails", b"new")).result(0)
+        found += polled()
+    assert [record.value for record in found] == expected
+    described = cluster.admin.describe_group("mail")
+    assert described.kind == "share", "so it can be deleted again"
+    for record in found:
+        queue.ack(record)
+    queue.close()
+    cluster.admin.delete_group("mail")
+
+
+def test_partitions_and_topics_that_are_younger_are_read_from_their_beginning(
+    cluster: InMemoryCluster,
+) -> None:
+    with cluster.share_consumer("mail", ["orders"], auto_offset_reset="latest") as queue:
+        assert queue.poll(timeout_s=0) == []
+        cluster.admin.delete_topic("orders")
+        cluster.admin.create_topic("orders")
+        with cluster.producer("shop") as producer:
+            producer.send(Message("orders", b"first")).result(0)
+        assert [record.value for record in queue.poll(timeout_s=5)] == [b"first"]
