@@ -7,7 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from escrowmq import GroupNotEmpty, Message, ShareRecord, UnknownGroup
+from escrowmq import GroupNotEmpty, Message, RetryPolicy, ShareRecord, Unavailable, UnknownGroup
+from escrowmq.actors.admin import group_deletion
+from escrowmq.actors.admin.topic_creation import Submit
 from escrowmq.actors.client.router import result_of
 from escrowmq.replication.replica.share_admission import ShareAdmission
 from escrowmq.testing import InMemoryCluster
@@ -127,3 +129,81 @@ def test_partitions_and_topics_that_are_younger_are_read_from_their_beginning(
         with cluster.producer("shop") as producer:
             producer.send(Message("orders", b"first")).result(0)
         assert [record.value for record in queue.poll(timeout_s=5)] == [b"first"]
+
+
+def internal(cluster: InMemoryCluster) -> list[str]:
+    return [topic.name for topic in cluster.admin.topics(internal=True) if topic.name.startswith("__")]
+
+
+def fail_two(cluster: InMemoryCluster) -> None:
+    """One message is a dead letter, one has come again and was handled, two were handled at once."""
+    with cluster.share_consumer("mail", ["orders"], auto_offset_reset="earliest") as queue:
+        first, second, *others = queue.poll()
+        queue.reject(first, reason="hopeless")
+        queue.nack(second, delay_s=1)
+        for record in others:
+            queue.ack(record)
+        cluster.clock.advance(2)
+        (again,) = queue.poll()
+        assert again.topic == "__retry.mail"
+        queue.ack(again)
+    cluster.clock.advance(60)
+
+
+def test_retries_and_dead_letters_are_deleted_with_their_group(cluster: InMemoryCluster) -> None:
+    fail_two(cluster)
+    assert internal(cluster) == ["__dead.mail", "__retry.mail"]
+    cluster.admin.delete_group("mail")
+    assert internal(cluster) == []
+    with pytest.raises(UnknownGroup):
+        cluster.admin.dead_letters("mail")
+    with cluster.share_consumer("mail", ["orders"], auto_offset_reset="earliest") as queue:
+        found = queue.poll()
+        assert {record.topic for record in found} == {"orders"} and len(found) == 4, (
+            "each once, no old retries"
+        )
+        queue.reject(found[0])
+        assert [letter.id for letter in cluster.admin.dead_letters("mail")] == ["0-0"]
+
+
+@pytest.mark.parametrize("topics_left", [2, 1])
+def test_an_interrupted_deletion_is_finished_by_the_next_one(
+    cluster: InMemoryCluster, monkeypatch: pytest.MonkeyPatch, topics_left: int
+) -> None:
+    fail_two(cluster)
+    deleted, delete = [], group_deletion.delete_topic
+
+    def interrupted(submit: Submit, groups: int, name: str, known: int | None) -> None:
+        if len(deleted) + topics_left == 2:
+            raise Unavailable("interrupted", 1.0)
+        deleted.append(name)
+        delete(submit, groups, name, known)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(group_deletion, "delete_topic", interrupted)
+        with pytest.raises(Unavailable):
+            cluster.admin.delete_group("mail")
+    assert len(internal(cluster)) == topics_left
+    cluster.admin.delete_group("mail")
+    assert internal(cluster) == []
+    with pytest.raises(UnknownGroup):
+        cluster.admin.delete_group("mail")
+
+
+def test_a_refused_deletion_leaves_the_topics(cluster: InMemoryCluster) -> None:
+    with cluster.share_consumer("mail", ["orders"], auto_offset_reset="earliest") as queue:
+        queue.poll()
+        with pytest.raises(GroupNotEmpty):
+            cluster.admin.delete_group("mail")
+        assert internal(cluster) == ["__dead.mail", "__retry.mail"]
+
+
+def test_a_group_by_offsets_loses_its_retries_too(cluster: InMemoryCluster) -> None:
+    retry = RetryPolicy(order="concurrent")
+    with cluster.consumer("bill", ["orders"], auto_offset_reset="earliest", retry=retry) as consumer:
+        records = consumer.poll()
+        consumer.nack(records[0], delay_s=0)
+        consumer.commit()
+    assert internal(cluster) == ["__dead.bill", "__retry.bill"]
+    cluster.admin.delete_group("bill")
+    assert internal(cluster) == []
