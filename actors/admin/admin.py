@@ -154,7 +154,8 @@ class Admin(MessageAdmin, MemberAdmin, Closing):
     def delete_topic(self, name: str) -> None:
         """Deletes a topic and its messages. A topic of that name that is created meanwhile is not touched.
 
-        Repeat the call if it was interrupted. Raises UnknownTopic if no group knows the topic.
+        Repeat the call if it was interrupted. Raises UnknownTopic if no group knows the topic, ConfigError
+        for topics of retries and dead letters of a share group, which are deleted with it.
         """
         known = next((topic.topic_id for topic in self._ask([name]) if topic.name == name), None)
         delete_topic(self._submit, self.info.groups, name, known)

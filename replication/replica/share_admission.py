@@ -19,7 +19,8 @@ from escrowmq.replication.errors import OffsetGone
 from escrowmq.replication.format import share_ops as build
 from escrowmq.replication.format.codec import Op
 from escrowmq.replication.format.forwarded import DONE, decode_row, with_headers
-from escrowmq.replication.format.internal_topics import dead_topic, replies_topic
+from escrowmq.replication.format.internal_topics import dead_topic, is_internal, owner_of, replies_topic
+from escrowmq.replication.format.share_settings import SHARE
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.replica.copies import Copy, Failures, Rows
 from escrowmq.replication.replica.entry_writing import EntryWriter
@@ -243,6 +244,12 @@ class ShareAdmission:
             submission.results[number] = [int(ResultCode.LEASE_LOST), members]
         else:
             writer.verbatim(submission, number, unit)
+
+    def needs(self, topic: str) -> bool:
+        """Whether a share group exists that needs this internal topic, so it may not be deleted alone."""
+        if not is_internal(topic) or topic == replies_topic(owner := owner_of(topic)):
+            return False
+        return self._state.shares.settings(owner).kind == SHARE
 
     def _partition(self, op: Op) -> Partition | Result:
         """The partition that an operation names, or why there is none."""

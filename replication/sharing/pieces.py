@@ -10,13 +10,12 @@ _first = attrgetter("first")
 
 class Grant:
     """What one call was given: the holder and the time of all its pieces. ``first`` and ``last``: bounds of
-    them. ``until_ms`` None: it never expires, because an ack or a nack is under way."""
+    them. ``until_ms`` None: it never expires, because an ack or a nack is under way. ``doomed``: how often
+    the leader has nacked them itself; 0: somebody has them."""
 
     __slots__ = ("doomed", "first", "last", "member", "until_ms")
 
-    def __init__(
-        self, member: str, until_ms: int | None, first: int, last: int, *, doomed: bool = False
-    ) -> None:
+    def __init__(self, member: str, until_ms: int | None, first: int, last: int, *, doomed: int = 0) -> None:
         self.member, self.until_ms, self.first, self.last, self.doomed = member, until_ms, first, last, doomed
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from escrowmq import GroupNotEmpty, Message, RetryPolicy, ShareRecord, Unavailable, UnknownGroup
+from escrowmq import ConfigError, GroupNotEmpty, Message, RetryPolicy, ShareRecord, Unavailable, UnknownGroup
 from escrowmq.actors.admin import group_deletion
 from escrowmq.actors.admin.topic_creation import Submit
 from escrowmq.actors.client.router import result_of
@@ -207,3 +207,11 @@ def test_a_group_by_offsets_loses_its_retries_too(cluster: InMemoryCluster) -> N
     assert internal(cluster) == ["__dead.bill", "__retry.bill"]
     cluster.admin.delete_group("bill")
     assert internal(cluster) == []
+
+
+def test_its_topics_are_not_deleted_without_the_group(cluster: InMemoryCluster) -> None:
+    fail_two(cluster)
+    for name in ("__retry.mail", "__dead.mail"):
+        with pytest.raises(ConfigError, match="escrowmq group delete mail"):
+            cluster.admin.delete_topic(name)
+    assert internal(cluster) == ["__dead.mail", "__retry.mail"]
