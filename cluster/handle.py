@@ -151,13 +151,14 @@ class Cluster(Closing):
         auto_offset_reset: str | None = None,
         config: ShareConsumerConfig | None = None,
         value_deserializer: Deserializer | None = None,
+        tags: Collection[str] | None = None,
         **options: Any,
     ) -> ShareConsumer:
         """A consumer of share group ``group``: any number of them take single messages of ``topics`` under
         leases of ``lease_s`` seconds (None: as the group has it set), and settle each by itself.
 
         ``options``: settings of ``ShareConsumerConfig``. ``value_deserializer``: "json", "msgpack", "arrow"
-        or a function, see :class:`ShareConsumer`.
+        or a function, see :class:`ShareConsumer`; ``tags``: the only ones that this group wants.
         """
         stated = {"lease_s": lease_s, "auto_offset_reset": auto_offset_reset}
         options.update({name: value for name, value in stated.items() if value is not None})
@@ -169,6 +170,7 @@ class Cluster(Closing):
                 topics=topics,
                 config=settings,
                 value_deserializer=value_deserializer,
+                tags=tags,
             )
         )
 

@@ -119,8 +119,8 @@ class GroupNotEmpty(EscrowMQError):
 
 
 class UnknownDeadLetter(EscrowMQError):
-    """The consumer group never had a dead letter at such a place. Nothing was done. ``ids``: those that were
-    given."""
+    """The consumer group never had a dead letter at such a place, or has none there any more. Nothing was
+    done. ``ids``: those that were given."""
 
     def __init__(self, group: str, ids: Sequence[str]) -> None:
         super().__init__(group, ids)
@@ -129,8 +129,8 @@ class UnknownDeadLetter(EscrowMQError):
     def __str__(self) -> str:
         shown = ", ".join(map(repr, self.ids[:3])) + (", ..." if len(self.ids) > 3 else "")
         return (
-            f"group {self.group!r} never had the dead letters {shown}; 'escrowmq dead list {self.group}' "
-            "shows the ids of those that it has"
+            f"group {self.group!r} does not have the dead letters {shown}; 'escrowmq dead list "
+            f"{self.group}' shows the ids of those that it has"
         )
 
 
@@ -276,17 +276,21 @@ class ProducerFenced(EscrowMQError):
 
 
 class OffsetOutOfRange(EscrowMQError):
-    """The offset lies before the log's start or after its end."""
+    """The offset lies before the log's start or after its end. ``settled``: it was not to be read, but a
+    group is done with it."""
 
-    def __init__(self, topic: str, partition: int, offset: int, start: int, end: int) -> None:
-        super().__init__(topic, partition, offset, start, end)
+    def __init__(
+        self, topic: str, partition: int, offset: int, start: int, end: int, settled: bool = False
+    ) -> None:
+        super().__init__(topic, partition, offset, start, end, settled)
         self.topic, self.partition, self.offset, self.start, self.end = topic, partition, offset, start, end
+        self.settled = settled
 
     def __str__(self) -> str:
-        return (
-            f"offset {self.offset} of {self.topic}/{self.partition} is outside [{self.start}, {self.end}]; "
-            "seek inside it, or set auto_offset_reset"
-        )
+        place = f"offset {self.offset} of {self.topic}/{self.partition}"
+        if self.settled:
+            return f"{place} cannot be settled: the partition has [{self.start}, {self.end}] without the end"
+        return f"{place} is outside [{self.start}, {self.end}]; seek inside it, or set auto_offset_reset"
 
 
 class DataLoss(EscrowMQError):

@@ -57,7 +57,7 @@ from escrowmq.replication.errors import (
     UnknownTopic,
 )
 from escrowmq.replication.format import ops
-from escrowmq.replication.format.internal_topics import is_internal
+from escrowmq.replication.format.internal_topics import dead_topic, is_internal, retry_topic
 from escrowmq.replication.format.share_settings import SHARE
 from escrowmq.replication.model import (
     NO_ID,
@@ -154,7 +154,8 @@ class Admin(MessageAdmin, MemberAdmin, Closing):
     def delete_topic(self, name: str) -> None:
         """Deletes a topic and its messages. A topic of that name that is created meanwhile is not touched.
 
-        Repeat the call if it was interrupted. Raises UnknownTopic if no group knows the topic.
+        Repeat the call if it was interrupted. Raises UnknownTopic if no group knows the topic, ConfigError
+        for topics of retries and dead letters of a share group, which are deleted with it.
         """
         known = next((topic.topic_id for topic in self._ask([name]) if topic.name == name), None)
         delete_topic(self._submit, self.info.groups, name, known)
@@ -345,16 +346,20 @@ class Admin(MessageAdmin, MemberAdmin, Closing):
         return tuple(to)
 
     def delete_group(self, group: str, by: str = "admin") -> None:
-        """Deletes a consumer group without live members, with all of its places; of a share group, what it
-        has finished, and its settings. Its dead letters and retries stay, in topics that can be deleted then.
+        """Deletes a consumer group without live members, with all of its places, retries and dead letters; of
+        a share group also what it has finished, and its settings. The messages themselves stay in their
+        topics: a new group of the name can read them.
 
         Consumers that use the name later form a new group. A member that was disconnected during the deletion
-        and returns does not restore its places; a share consumer that returns begins anew. ``by``: who does
-        it, for the audit trail of share groups. Raises UnknownGroup, GroupNotEmpty (which names the live
+        and returns does not restore its places; a share consumer that returns makes the group anew, which
+        begins as the consumer's ``auto_offset_reset`` says. ``by``: who does it, for the audit trail of share
+        groups. Raises UnknownGroup, GroupNotEmpty (which names the live
         members), NotSupported while a replica runs older software, OutcomeUnknown. Repeat the call if it was
         interrupted.
         """
-        delete_group(self._router, group, self._timeout_s, self._submit, by)
+        names = [retry_topic(group), dead_topic(group)] if type(group) is str else []
+        topics = {topic.name: topic.topic_id for topic in self._ask(names) if topic.name in names}
+        delete_group(self._router, group, self._timeout_s, self._submit, by, topics)
 
     # ------------------------------------------------------------ retries and dead letters
 

@@ -101,8 +101,14 @@ class DeadLetters:
         final = self._left(group).get(place.partition)
         if final is None or not final.start <= place.offset < final.end or final.has(place.offset):
             raise UnknownDeadLetter(group, [id])
-        ranges = [(place.offset, place.offset + 1)]
-        return next(self._read(group, place.partition, ranges))
+        return self._letter_at(group, place)
+
+    def _letter_at(self, group: str, place: Place) -> DeadLetter:
+        """Raises UnknownDeadLetter if retention has removed it meanwhile."""
+        found = next(self._read(group, place.partition, [(place.offset, place.offset + 1)]), None)
+        if found is None:
+            raise UnknownDeadLetter(group, [place.id])
+        return found
 
     def _left(self, group: str) -> dict[int, FinalRanges]:
         """For each partition of the group's topic, which of its dead letters are final. Raises UnknownGroup
@@ -130,15 +136,19 @@ class DeadLetters:
         for begin, end in ranges:
             at = begin
             while at < end:
-                runs, blob = self._fetched(partition, topic, at, end)
+                start, runs, blob = self._fetched(partition, topic, at, end)
+                if start > at:  # retention has removed them since they were listed
+                    at = start
+                    continue
                 kept, rows = trim_runs(runs, memoryview(blob), at, end)
                 times = [ts_ms for _, count, ts_ms, _ in kept for _ in range(count)]
                 for row, problem in _rows(bytes(rows), len(times)):
                     yield _letter(Place(partition, at), row, times[at - kept[0][0]], problem)
                     at += 1
 
-    def _fetched(self, gid: int, topic: str, start: int, end: int) -> tuple[Any, bytes]:
-        """Runs and rows from ``start`` on, from the leader, which has all of them."""
+    def _fetched(self, gid: int, topic: str, start: int, end: int) -> tuple[int, Any, bytes]:
+        """``start``, and runs and rows from there on, from the leader, which has all of them. If it has them
+        only from a later offset on, that one and no rows."""
         for _ in range(TRIES_MAX):
             leader = self._router.channels[gid].leader
             if leader is not None:
@@ -146,9 +156,11 @@ class DeadLetters:
                     gid, leader, "fetch", [(topic, gid, start, end)], FETCH_BYTES, 0.0
                 )
                 (answer,) = result_of(asked, self._timeout_s)
-                _, _, code, _, _, runs, blob = answer
+                _, _, code, first, _, runs, blob = answer
+                if code == ResultCode.OUT_OF_RANGE and first > start:
+                    return first, (), b""
                 if code == ResultCode.OK and runs:
-                    return runs, blob
+                    return start, runs, blob
             self._pause(RETRY_S)
             self._router.leader_call(gid, "whoami", timeout_s=self._timeout_s)
         raise Unavailable(f"no leader of group {gid} serves {topic!r}", 1.0)
@@ -196,8 +208,8 @@ class DeadLetters:
         """Sends those that can be read to another topic; returns how many."""
         sent: list[int] = []
         for offset in offsets:
-            letter = next(self._read(group, partition, [(offset, offset + 1)]))
-            if letter.problem is None:
+            letter = next(self._read(group, partition, [(offset, offset + 1)]), None)
+            if letter is not None and letter.problem is None:  # None: retention has removed it
                 to.send(f"redrive:{group}:{topic_id}-{letter.id}", letter)
                 sent.append(offset)
         if sent:
@@ -250,12 +262,12 @@ class DeadLetters:
             if code == ResultCode.OK:
                 return
             if code != ResultCode.PARTIAL:
-                raise _refused(group, code, told)
+                raise _refused(group, partition, offsets, code, told)
             problems = {at: (code, info) for at, code, info in told}
             again = [at for at, (code, _) in problems.items() if code == ResultCode.RETRY]
             if len(again) < len(problems):
                 code, info = next(found for found in problems.values() if found[0] != ResultCode.RETRY)
-                raise _refused(group, code, info)
+                raise _refused(group, partition, offsets, code, info)
             offsets = [offsets[at] for at in sorted(again)]
             self._pause(RETRY_S)
         raise Unavailable(f"broker group {partition} has no room to redrive dead letters of {group!r}", 1.0)
@@ -265,7 +277,7 @@ class DeadLetters:
             partition, share_ack(group, dead_topic(group), partition, _ranges(offsets), topic_id, audited)
         )
         if code not in (ResultCode.OK, ResultCode.DUPLICATE):
-            raise _refused(group, code, told)
+            raise _refused(group, partition, offsets, code, told)
 
     def _submit(self, gid: int, request: bytes) -> tuple[int, Any]:
         (result,) = result_of(self._router.submit(gid, request, self._timeout_s), self._timeout_s)
@@ -307,9 +319,11 @@ def _ranges(offsets: Sequence[int]) -> list[int]:
     return flat
 
 
-def _refused(group: str, code: int, info: object) -> EscrowMQError:
-    if code == ResultCode.OTHER_TOPIC:
+def _refused(group: str, partition: int, offsets: Sequence[int], code: int, info: object) -> EscrowMQError:
+    if code in (ResultCode.OTHER_TOPIC, ResultCode.UNKNOWN_TOPIC):
         return UnknownGroup(group)
+    if code == ResultCode.OUT_OF_RANGE:
+        return UnknownDeadLetter(group, [Place(partition, offset).id for offset in offsets])
     return EscrowMQError(
         f"the broker refused it for dead letters of {group!r}: {ResultCode(code).name} {info!r}"
     )

@@ -1,4 +1,4 @@
-"""Deleting a consumer group: its places, the only state kept of it, in its coordinator's broker group.
+"""Deleting a consumer group: its places, in its coordinator's broker group, and its internal topics.
 
 The coordinator deletes only the places that the caller has seen, and only while the group has no members. So
 a request that arrives late does nothing to a group that is in use again. A former member that does not know
@@ -7,6 +7,9 @@ of the deletion is refused when it commits: otherwise the group would come back 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from escrowmq.actors.admin.topic_deletion import delete_topic
 from escrowmq.actors.client.consumer_groups import (
     GroupCallRefused,
     GroupLives,
@@ -23,8 +26,10 @@ from escrowmq.replication.errors import (
     NotSupported,
     Overloaded,
     UnknownGroup,
+    UnknownTopic,
 )
 from escrowmq.replication.format import share_ops
+from escrowmq.replication.format.internal_topics import dead_topic, owner_problem, retry_topic
 from escrowmq.replication.format.share_settings import SHARE
 from escrowmq.replication.model import ResultCode
 
@@ -32,10 +37,43 @@ from escrowmq.replication.model import ResultCode
 ROUNDS_MAX = 5
 
 
-def delete_group(router: Router, group: str, timeout_s: float, submit: Submit, by: str) -> None:
-    """Deletes the group's places; of a share group, what all broker groups know of it. Raises UnknownGroup if
-    there is nothing, GroupNotEmpty, NotSupported while a replica runs older software, OffsetsPending while a
-    transaction holds one of its places, Overloaded if other clients keep setting its places."""
+def delete_group(
+    router: Router, group: str, timeout_s: float, submit: Submit, by: str, topics: Mapping[str, int]
+) -> None:
+    """Deletes the group's places; of a share group, what all broker groups know of it; and then its topics of
+    retries and dead letters. ``topics``: the ids of those that broker group 0 knows.
+
+    A new group of the name would otherwise read what the deleted one had handled: which of the retries are
+    final is forgotten with the group. Safe to repeat: a group of which only topics are left is deleted, too.
+    Raises UnknownGroup if there is nothing, GroupNotEmpty, NotSupported while a replica runs older software,
+    OffsetsPending while a transaction holds one of its places, Overloaded if other clients keep setting them.
+    """
+    has_topics = owner_problem("group", group) is None
+    try:
+        shared = _delete(router, group, timeout_s, submit, by)
+    except UnknownGroup:
+        if not (has_topics and delete_topics(submit, router.info.groups, group, topics)):
+            raise
+        return
+    if has_topics and (shared or topics):
+        delete_topics(submit, router.info.groups, group, topics)
+
+
+def delete_topics(submit: Submit, groups: int, group: str, known: Mapping[str, int]) -> bool:
+    """Deletes the group's internal topics in every broker group; returns whether there was one. ``known``:
+    see ``delete_group``."""
+    found = False
+    for name in (retry_topic(group), dead_topic(group)):
+        try:
+            delete_topic(submit, groups, name, known.get(name))
+        except UnknownTopic:
+            continue
+        found = True
+    return found
+
+
+def _delete(router: Router, group: str, timeout_s: float, submit: Submit, by: str) -> bool:
+    """Everything but topics; returns whether it was a share group."""
     gid = coordinator_group(group, router.info.groups)
     for _ in range(ROUNDS_MAX):
         seen: GroupSnapshot = result_of(
@@ -45,7 +83,7 @@ def delete_group(router: Router, group: str, timeout_s: float, submit: Submit, b
             raise GroupNotEmpty(group, [member.member for member in seen.members])
         if seen.settings.get("kind") == SHARE:
             delete_share_group(submit, router.info.groups, group, by)
-            return
+            return True
         if not seen.committed:
             raise UnknownGroup(group)
         if not seen.generation:
@@ -55,7 +93,7 @@ def delete_group(router: Router, group: str, timeout_s: float, submit: Submit, b
             router.leader_call(gid, "group_delete", group, places, timeout_s=timeout_s), timeout_s
         )
         if answer is None:
-            return
+            return False
         if isinstance(answer, GroupLives):
             raise GroupNotEmpty(group, answer.members)
         if isinstance(answer, GroupCallRefused):

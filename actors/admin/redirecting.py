@@ -11,7 +11,7 @@ from typing import Any
 from escrowmq.actors.admin.share_types import DeadLetter
 from escrowmq.actors.admin.topic_creation import Submit
 from escrowmq.actors.producer.encoder import crc32c, digest_of
-from escrowmq.actors.producer.results import decided, prepare_problem, settled_before
+from escrowmq.actors.producer.results import TransactionResult, decided, prepare_problem, settled_before
 from escrowmq.replication.errors import EscrowMQError
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import PrepareExtra, encode_row
@@ -40,7 +40,7 @@ class Redirecting:
             problem = prepare_problem(tx_id, code, info)
             if isinstance(problem, EscrowMQError):
                 raise problem
-            settled_before(tx_id, problem)
+            settled_before(TransactionResult(tx_id, problem))
             return
         code, info = self._first(gid, ops.commit(APP, [tx_id]))
         if code in (ResultCode.OK, ResultCode.DUPLICATE):

@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 from escrowmq.actors.admin.topic_creation import Submit
-from escrowmq.replication.errors import EscrowMQError, InvalidMessage, NotSupported, UnknownTopic
+from escrowmq.replication.errors import ConfigError, EscrowMQError, InvalidMessage, NotSupported, UnknownTopic
 from escrowmq.replication.format import ops
+from escrowmq.replication.format.internal_topics import owner_of
 from escrowmq.replication.model import NO_ID, ResultCode
 
 _GONE = (ResultCode.OK, ResultCode.UNKNOWN_TOPIC, ResultCode.OTHER_TOPIC)
@@ -21,12 +22,17 @@ def delete_topic(submit: Submit, groups: int, name: str, known: int | None) -> N
     """Deletes the topic in every group. Safe to repeat, also after an interruption.
 
     ``known``: its id according to group 0; None: group 0 has no topic of that name. Raises UnknownTopic if no
-    group had it.
+    group had it, ConfigError if it is an internal topic of a share group.
     """
     topic_id: int | None = NO_ID if known is None else known
     codes: list[int] = []
     for gid in range(groups):
         code, info, told = _delete(submit, gid, name, topic_id)
+        if code == ResultCode.GROUP_KIND:
+            raise ConfigError(
+                f"topic {name!r} belongs to {info} group {owner_of(name)!r}, and is deleted with it: "
+                f"'escrowmq group delete {owner_of(name)}'"
+            )
         if code not in _GONE:
             raise EscrowMQError(f"deleting {name!r} was refused in group {gid}: {ResultCode(code).name}")
         codes.append(code)

@@ -63,7 +63,7 @@ class ScheduleId(NamedTuple):
         )
 
 
-_WHERE = "take it from the result of a send, from tx.schedule_ids, or from 'escrowmq schedule list'"
+_WHERE = "take it from the result of a send or a transaction, or from 'escrowmq schedule list'"
 
 
 def _check(body: str, cluster_id: str) -> str:

@@ -180,7 +180,8 @@ class Retries:
             attempt=attempt,
         )
         place = topic, state.partition, offset
-        send_settling(reader.router, state.gid, request, place, self._timeout_s, self._pause)
+        group = self._member.group
+        send_settling(reader.router, group, state.gid, request, place, self._timeout_s, self._pause)
 
     def _pause(self, seconds: float) -> None:
         wait_out(self._reader.condition, self._reader.clock, seconds)

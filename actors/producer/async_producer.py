@@ -206,7 +206,7 @@ class AsyncProducer(AsyncClosing):
         async with tx:
             recorded = await tx._prepare()
             if recorded is not None:
-                return settled_before(tx.tx_id, recorded)
+                return settled_before(tx.result)
             returned = call_local(local_transaction, tx)
             if inspect.isawaitable(returned):
                 returned = await returned

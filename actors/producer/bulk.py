@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from escrowmq.actors.client.wakeup import Waiter
@@ -24,6 +25,7 @@ from escrowmq.actors.producer.delayed_messages import Later, together
 from escrowmq.actors.producer.encoder import check_id, check_query_id
 from escrowmq.actors.producer.local_transaction import decision_of, leaves_open
 from escrowmq.actors.producer.results import TransactionResult
+from escrowmq.actors.producer.scheduled_ids import Named, by_message, ids_of
 from escrowmq.actors.producer.transaction import GUARD_S
 from escrowmq.actors.producer.transaction_base import timeout_ms
 from escrowmq.replication.errors import (
@@ -110,6 +112,7 @@ class BulkRun:
         self._none_later: list[Later] = []  # made once for all transactions without delayed messages
         self._units: list[BulkUnit] = []
         self._failed: list[tuple[int, TransactionResult]] = []
+        self._delayed: dict[int, tuple[Named | None, ...]] = {}  # of transactions with delayed messages
         self._count = 0
         self._window = threading.Semaphore(core.config.bulk_calls_in_flight)
         self._lock = threading.Lock()
@@ -146,6 +149,7 @@ class BulkRun:
         every: Sequence[Placed | Later] = placed
         if later:
             every, self._none_later = together(placed, later), []
+            self._delayed[index] = by_message(messages, later)
         topic, group_of = every[0][0], core.encoder.group_of
         gid = group_of(topic, every[0][1])
         one_group = core.info.groups == 1 or all(group_of(m[0], m[1]) == gid for m in every)
@@ -373,5 +377,17 @@ class BulkRun:
         for unit in self._units:
             for index, result in zip(unit.indexes, unit.results(), strict=True):
                 found[index] = result
+        for index in self._delayed:
+            made = found[index]
+            assert made is not None
+            ids = self._schedule_ids(index, made.tx_id, made.state)
+            found[index] = replace(made, schedule_ids=ids)
         assert None not in found
         return found  # type: ignore[return-value]
+
+    def _schedule_ids(self, index: int, tx_id: str, state: TransactionState) -> tuple[str | None, ...]:
+        """For the result of one transaction."""
+        delayed = self._delayed.get(index)
+        if delayed is None or state is TransactionState.ROLLBACK:
+            return ()
+        return ids_of(self._core.app, tx_id, self._core.info.cluster_id, delayed)

@@ -223,7 +223,9 @@ class _TableRun(BulkRun):
             self._codes[row] = CODES[result.state]
             if result.error is not None:
                 errors[row] = result.error
-        return TransactionResults(self._codes, tx_ids.tolist(), dict(sorted(errors.items())))
+        named = tx_ids.tolist()
+        ids = {row: self._schedule_ids(row, named[row], STATES[self._codes[row]]) for row in self._delayed}
+        return TransactionResults(self._codes, named, dict(sorted(errors.items())), ids)
 
 
 def _codes_of(returned: Any, count: int) -> Codes:

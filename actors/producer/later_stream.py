@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from escrowmq.actors.client.schedule_ids import ScheduleId
 from escrowmq.actors.producer.parcel import Ending, Parcel
 from escrowmq.actors.producer.partition_stream import Batch, PartitionStream
-from escrowmq.replication.delivery_times import effective_time
+from escrowmq.replication.delivery_times import AT_ONCE, effective_time
 from escrowmq.replication.format.timer_ops import OF_DELAYED, ORDINALS, scheduled
 from escrowmq.replication.model import NO_ID, RecordMetadata
 
@@ -62,6 +62,10 @@ class LaterEnding(Ending):
             self._topic, self._partition, time_ms, self._owner, self._first_ordinal + place
         ).text(self._cluster_id)
         return RecordMetadata(self._topic, self._partition, NO_OFFSET, self._timestamp, time_ms, found)
+
+    def schedule_id(self, number: int) -> str | None:
+        """See ``Ending``: none for one that was sent beside delayed ones, with no time of its own."""
+        return None if self._times[number - self.start] == AT_ONCE else self.metadata(number).schedule_id
 
     def offsets(self, count: Any) -> Any:
         """See ``Ending``: none of them has one yet."""

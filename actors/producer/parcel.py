@@ -60,6 +60,10 @@ class Ending:
         """The offsets of the first messages, from the numbers that count them: 0, 1, ..."""
         return self._base + count
 
+    def schedule_id(self, number: int) -> str | None:
+        """By which the message can be cancelled, if it waits for a time."""
+        return None
+
     @property
     def has_failed(self) -> bool:
         """Whether there is an error."""

@@ -203,7 +203,7 @@ class Producer(Closing):
         its time has passed after it was cancelled; or nothing is known of it: its transaction is not
         committed, or it was never sent. A message is cancelled or becomes readable, never both.
 
-        ``schedule_id``: from the metadata of ``send``, from ``Transaction.schedule_ids``, or from
+        ``schedule_id``: from the metadata of ``send``, from ``schedule_ids`` of other results, or from
         ``Admin.scheduled``. Raises InvalidMessage for what is no id of this cluster, UnknownTopic if the
         topic was deleted (and the message with it), NotSupported below format level 8, OutcomeUnknown if the
         answer was lost: call again, which is harmless.
@@ -326,7 +326,7 @@ class Producer(Closing):
         with tx:
             recorded = tx._prepare()
             if recorded is not None:
-                return settled_before(tx.tx_id, recorded)
+                return settled_before(tx.result)
             commit = tx._commits(call_local(local_transaction, tx))
             if commit is not None:
                 tx._decide(commit)

@@ -44,11 +44,16 @@ class TransactionResult:
     ``error`` is set only by ``send_transactions``, which raises nothing for a single transaction: why it
     was refused (state ROLLBACK: none of its messages will ever be read), what was recorded before, or
     OutcomeUnknown.
+
+    ``schedule_ids``: one for each of its messages, for ``Producer.cancel``. None for a message that is not
+    delayed, and for one with ``delay_s``, whose time is known only once the transaction is committed. Empty
+    if none of them is delayed, or the transaction is rolled back.
     """
 
     tx_id: str
     state: TransactionState
     error: EscrowMQError | None = None
+    schedule_ids: tuple[str | None, ...] = ()
 
 
 def prepare_problem(
@@ -112,15 +117,15 @@ def prepared(plan: TxPlan, outcome: Outcome) -> EscrowMQError | TransactionState
     return prepare_problem(plan.tx_id, *outcome[0], opened=plan.home_index is not None)
 
 
-def settled_before(tx_id: str, recorded: TransactionState) -> TransactionResult:
-    """The result of a call that did not run its callback, because the same transaction was settled before.
+def settled_before(result: TransactionResult) -> TransactionResult:
+    """The ``result`` of a call that did not run its callback: the same transaction was settled before.
 
     If it was committed, that is the result. If it was rolled back, TransactionSettled is raised: ROLLBACK as
     a result always means that the local transaction had its turn.
     """
-    if recorded is not TransactionState.COMMITTED:
-        raise TransactionSettled(tx_id, recorded.value)
-    return TransactionResult(tx_id, recorded)
+    if result.state is not TransactionState.COMMITTED:
+        raise TransactionSettled(result.tx_id, result.state.value)
+    return result
 
 
 def unprepared(tx_id: str, given_id: bool, failure: Failure) -> EscrowMQError:

@@ -157,6 +157,17 @@ class SentMany(Sequence[RecordMetadata]):
         return self._column(lambda ending, count: ending.metadata(ending.start).partition)
 
     @property
+    def schedule_ids(self) -> list[str | None]:
+        """For each row, the id for ``Producer.cancel``; None if it is not delayed, or has failed, or has no
+        answer yet. Made for whoever asks, about 3 us for each delayed row."""
+        found: list[str | None] = [None] * self._count
+        for ending, rows in self._endings():
+            if not ending.has_failed:
+                for number, row in enumerate(rows, ending.start):
+                    found[row] = ending.schedule_id(number)
+        return found
+
+    @property
     def timestamps(self) -> Integers:
         """The broker's time of each row, in ms since the epoch."""
         return self._column(lambda ending, count: ending.metadata(ending.start).timestamp)

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 from escrowmq.actors.client.consumer_groups import TopicPartition
 from escrowmq.actors.client.group_work import GroupWork, Reader, Span, work_of
-from escrowmq.actors.client.schedule_ids import ScheduleId
 from escrowmq.actors.producer import across_groups as across_groups
 from escrowmq.actors.producer.blocks import Outcome, Placed
 from escrowmq.actors.producer.core import ProducerCore
@@ -22,6 +21,7 @@ from escrowmq.actors.producer.encoder import TxPlan, check_id, check_query_id
 from escrowmq.actors.producer.local_transaction import decision_of, leaves_open
 from escrowmq.actors.producer.offset_blocks import first_block, only_offsets, with_offsets
 from escrowmq.actors.producer.results import TransactionResult, decided, prepared
+from escrowmq.actors.producer.scheduled_ids import Named, by_message, ids_of, named
 from escrowmq.replication.errors import (
     InvalidDecision,
     InvalidMessage,
@@ -32,7 +32,6 @@ from escrowmq.replication.errors import (
     TransactionSettled,
 )
 from escrowmq.replication.format.offset_ops import ROLLBACK
-from escrowmq.replication.format.timer_ops import owner_of
 from escrowmq.replication.model import Message, TransactionState
 
 log = logging.getLogger(__name__)
@@ -71,7 +70,7 @@ class TransactionBase:
     """What both interfaces share. Not thread-safe: a transaction belongs to one thread or task."""
 
     __slots__ = (
-        "_answer", "_core", "_decision", "_given_id", "_groups", "_home_index", "_later", "_local",
+        "_answer", "_core", "_decision", "_given_id", "_groups", "_home_index", "_later", "_local", "_named",
         "_one_way_commit", "_phase", "_placed", "_size", "_taken_up", "_timeout_ms", "_work", "query_id",
         "tx_id",
     )  # fmt: skip
@@ -98,6 +97,7 @@ class TransactionBase:
         self._decision: TransactionState | None = None
         self._placed: list[Placed] = []
         self._later: list[Later] = []  # kept: see schedule_ids
+        self._named: list[Named | None] = []  # of each message, see TransactionResult.schedule_ids
         self._size = 0
         self._groups: Sequence[int] = ()  # home group first, once prepared
         self._home_index: int | None = None
@@ -127,13 +127,10 @@ class TransactionBase:
         None for one with ``delay_s``, whose time is known only once the transaction is committed. Before that
         nothing can be cancelled.
         """
-        owner, cluster_id = owner_of(self._core.app, self.tx_id), self._core.info.cluster_id
-        return tuple(
-            ScheduleId(one.topic, one.partition, one.time, owner, one.ordinal).text(cluster_id)
-            if one.time > 0
-            else None
-            for one in self._later
-        )
+        return self._ids_of([named(one) for one in self._later])
+
+    def _ids_of(self, messages: Sequence[Named | None]) -> tuple[str | None, ...]:
+        return ids_of(self._core.app, self.tx_id, self._core.info.cluster_id, messages)
 
     @property
     def prepared(self) -> bool:
@@ -142,8 +139,11 @@ class TransactionBase:
 
     @property
     def result(self) -> TransactionResult:
-        """Id and state."""
-        return TransactionResult(self.tx_id, self.state)
+        """Id and state, and the ids of delayed messages."""
+        state = self.state
+        delayed = bool(self._later) and state is not TransactionState.ROLLBACK
+        ids = self._ids_of(self._named) if delayed else ()
+        return TransactionResult(self.tx_id, state, schedule_ids=ids)
 
     def unknown(self) -> None:
         """States that it is not known here whether the local transaction took place: the check will
@@ -196,6 +196,7 @@ class TransactionBase:
         if self._size + size > limit:
             del self._later[before:]
             raise MessageTooLarge(self._size + size, limit)
+        self._named += by_message(messages, self._later[before:])
         self._placed += placed
         self._size += size
 

@@ -69,15 +69,19 @@ class PreparedTransactions(Sequence[PreparedTransaction]):
 class TransactionResults(Sequence[TransactionResult]):
     """What became of each transaction of one ``send_transactions_table``, by row.
 
-    ``results[row]`` is one row's TransactionResult. ``states`` and ``tx_ids`` are Arrow arrays;
-    ``errors`` has the rows with an error.
+    ``results[row]`` is one row's TransactionResult. ``states``, ``tx_ids`` and ``schedule_ids`` are Arrow
+    arrays; ``errors`` has the rows with an error.
     """
 
     def __init__(
-        self, codes: NDArray[np.int8], tx_ids: Sequence[str], errors: Mapping[int, EscrowMQError]
+        self,
+        codes: NDArray[np.int8],
+        tx_ids: Sequence[str],
+        errors: Mapping[int, EscrowMQError],
+        schedule_ids: Mapping[int, tuple[str | None, ...]],
     ) -> None:
-        """``codes``: numbers of ``STATES``."""
-        self._codes, self._tx_ids, self._errors = codes, tx_ids, errors
+        """``codes``: numbers of ``STATES``. ``schedule_ids``: of the rows that are delayed."""
+        self._codes, self._tx_ids, self._errors, self._ids = codes, tx_ids, errors, schedule_ids
 
     def __len__(self) -> int:
         return len(self._codes)
@@ -89,8 +93,8 @@ class TransactionResults(Sequence[TransactionResult]):
     def __getitem__(self, row: int | slice) -> TransactionResult | list[TransactionResult]:
         if isinstance(row, slice):
             return [self[one] for one in range(*row.indices(len(self)))]
-        state = STATES[self._codes[row]]
-        return TransactionResult(self._tx_ids[row], state, self._errors.get(row % len(self)))
+        state, at = STATES[self._codes[row]], row % len(self)
+        return TransactionResult(self._tx_ids[row], state, self._errors.get(at), self._ids.get(at, ()))
 
     def __repr__(self) -> str:
         return f"<TransactionResults: {self.committed} of {len(self)} committed>"
@@ -111,6 +115,15 @@ class TransactionResults(Sequence[TransactionResult]):
     def tx_ids(self) -> pa.Array:
         """The transaction id of each row; empty where its own id was refused."""
         return _text(self._tx_ids)
+
+    @property
+    def schedule_ids(self) -> pa.Array:
+        """For ``Producer.cancel``, text. Null for a row that is not delayed or was rolled back, and for one
+        with ``delay_s``: see TransactionResult."""
+        ids: list[str | None] = [None] * len(self)
+        for row, of_row in self._ids.items():
+            ids[row] = of_row[0] if of_row else None
+        return _text(ids)
 
     @property
     def errors(self) -> dict[int, EscrowMQError]:

@@ -8,7 +8,7 @@ when they are handed out.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from escrowmq.actors.client.values import Deserialize
@@ -19,6 +19,7 @@ from escrowmq.replication.format.codec import Row, decode_lazily
 from escrowmq.replication.format.forwarded import history
 from escrowmq.replication.format.internal_topics import is_internal
 from escrowmq.replication.format.packing import PackedRows, UnsoundValue
+from escrowmq.replication.message_headers import TAG
 
 
 class _Piece(NamedTuple):
@@ -35,7 +36,7 @@ class Acquired:
     """Messages of one partition, handed out to this consumer, and not yet to the application."""
 
     __slots__ = (
-        "_blob", "_count", "_internal", "_pieces", "_rows", "offsets", "partition", "size", "topic",
+        "_blob", "_count", "_internal", "_pieces", "_rows", "offsets", "partition", "passed", "size", "topic",
         "topic_id", "unpacked",
     )  # fmt: skip
 
@@ -54,6 +55,8 @@ class Acquired:
         self.offsets = {offset for p in self._pieces for offset in range(p.first, p.last + 1)}
         #: Bytes of the values that were unpacked for the messages taken last.
         self.unpacked = 0
+        #: Messages that the last ``take`` passed over.
+        self.passed: list[int] = []
 
     @property
     def next(self) -> int | None:
@@ -73,19 +76,23 @@ class Acquired:
         wanted: Collection[int],
         lease: int,
         deserialize: Deserialize | None = None,
+        tags: frozenset[bytes] | None = None,
     ) -> list[ShareRecord]:
         """Up to ``limit`` of the next records, those that are in ``wanted``, and at most about ``room`` bytes
-        that have to be unpacked.
+        that have to be unpacked. ``tags``: those with none of these are passed over, and listed in
+        ``passed``; their values are not looked at.
 
         Raises CorruptLog if no row can be told from the next; DamagedValue or NotDeserializable for the first
         one: if it is a later one, those before it are returned.
         """
+        self.unpacked, self.passed = 0, []
         if self._rows is None:
             self._rows, self._blob = decode_lazily(self._blob, self._count), b""
         records: list[ShareRecord] = []
-        self.unpacked = 0
         while self._pieces and len(records) < limit and self.unpacked < room:
             piece = self._pieces[0]
+            if tags is not None and not self._is_tagged(_headers(self._rows, piece.at), tags, wanted):
+                continue
             stop = piece.at + min(limit - len(records), piece.last - piece.first + 1)
             try:
                 rows = self._plain(self._rows, piece.at, stop, room - self.unpacked)
@@ -94,8 +101,9 @@ class Acquired:
                     break
                 raise DamagedValue(self.topic, self.partition, piece.first, error.reason) from error
             for row in rows:
-                offset = self._pieces[0].first
-                if offset in wanted:
+                if tags is not None and not self._is_tagged(row[2], tags, wanted):
+                    continue
+                if self._pieces[0].first in wanted:
                     try:
                         records.append(self._record(row, self._pieces[0], lease, deserialize))
                     except NotDeserializable:
@@ -104,6 +112,19 @@ class Acquired:
                         raise
                 self.skip()
         return records
+
+    def _is_tagged(
+        self, headers: Mapping[str, bytes] | None, tags: frozenset[bytes], wanted: Collection[int]
+    ) -> bool:
+        """Whether the next message, which has these headers, has one of the tags; otherwise it is passed
+        over."""
+        if (headers or {}).get(TAG) in tags:
+            return True
+        offset = self._pieces[0].first
+        if offset in wanted:
+            self.passed.append(offset)
+        self.skip()
+        return False
 
     def _record(self, row: Row, piece: _Piece, lease: int, deserialize: Deserialize | None) -> ShareRecord:
         key, value, headers, tx_id = row
@@ -132,6 +153,10 @@ class Acquired:
         found = rows.unpacked(start, rows.fitting(start, stop, room))
         self.unpacked += sum(len(value) for _, value, _, _ in found)
         return found
+
+
+def _headers(rows: list[Row] | PackedRows, at: int) -> Mapping[str, bytes] | None:
+    return rows.headers(at) if isinstance(rows, PackedRows) else rows[at][2]
 
 
 def _pieces(row: AcquiredRow) -> deque[_Piece]:

@@ -8,7 +8,7 @@ still takes effect.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from typing import Self
 
 from escrowmq.actors.client.closing import AsyncClosing
@@ -45,6 +45,7 @@ class AsyncShareConsumer(AsyncClosing):
         topics: Sequence[str],
         config: ShareConsumerConfig | None = None,
         value_deserializer: Deserializer | None = None,
+        tags: Collection[str] | None = None,
     ) -> Self:
         """As ``ShareConsumer(...)``, which calls the brokers."""
         core = await asyncio.to_thread(
@@ -54,6 +55,7 @@ class AsyncShareConsumer(AsyncClosing):
             topics=topics,
             config=config,
             value_deserializer=value_deserializer,
+            tags=tags,
         )
         return cls(core)
 
@@ -63,6 +65,8 @@ class AsyncShareConsumer(AsyncClosing):
         core = self._core
         deadline = core.clock() + timeout_s
         while True:
+            if core.must_begin:
+                await asyncio.to_thread(core.begin_again)
             self._news.looking()
             records, unreadable = core.take(max_records)
             if unreadable:  # without waiting: a cancelled poll must not lose what was taken together with it
@@ -71,6 +75,8 @@ class AsyncShareConsumer(AsyncClosing):
                 task.add_done_callback(self._settling.discard)
             if records:
                 return records
+            if core.must_begin:
+                continue
             if core.clock() >= deadline:
                 core.raise_trouble()
                 return []

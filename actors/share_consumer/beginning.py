@@ -6,7 +6,7 @@ missing. Every step may be repeated, also by several consumers at once. Blocking
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from escrowmq.actors.client.outcomes import outcome, submitting
 from escrowmq.actors.client.router import Router, result_of
 from escrowmq.actors.client.share_groups import make_internal_topics, of_kind
 from escrowmq.actors.client.share_level import await_level
+from escrowmq.actors.share_consumer.in_hand import PlaceOfBatch
 from escrowmq.replication.errors import (
     EscrowMQError,
     GroupKindMismatch,
@@ -29,10 +30,12 @@ from escrowmq.replication.model import ResultCode
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """``topics``: broker group -> the topics of which it has partitions."""
+    """``topics``: broker group -> the topics of which it has partitions. ``places``: all of these partitions,
+    with the ids of their topics."""
 
     settings: GroupSettings
     topics: Mapping[int, Sequence[str]]
+    places: Set[PlaceOfBatch]
 
 
 def begin(router: Router, group: str, topics: Sequence[str], create: str, timeout_s: float) -> Begun:
@@ -54,15 +57,17 @@ def begin(router: Router, group: str, topics: Sequence[str], create: str, timeou
     submit = submitting(router, timeout_s)
     settings = of_kind(submit, router.info.groups, group, SHARE)
     make_internal_topics(submit, router.info.groups, catalog, group)
+    every: set[PlaceOfBatch] = set()
     for gid, found in by_group.items():
         places = [(topic, partition) for topic, partitions in found.items() for partition in partitions]
         ids = router.places.id_of
+        every.update((*place, ids(place[0])) for place in places)
         request = b"".join(share_create(group, *place, create, ids(place[0])) for place in places)
         results = result_of(router.submit(gid, request, timeout_s), timeout_s)
         for (topic, _), result in zip(places, results, strict=True):
             _check_begun(group, topic, *outcome(result))
     # A broker group without partitions of the topics has no retries of them either.
-    return Begun(settings, {gid: sorted(found) for gid, found in by_group.items()})
+    return Begun(settings, {gid: sorted(found) for gid, found in by_group.items()}, every)
 
 
 def _check_begun(group: str, topic: str, code: int, info: Any) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from escrowmq.actors.client.background import Background, Threads
 from escrowmq.actors.client.failure_arguments import (
@@ -27,7 +27,7 @@ from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.client.values import Deserializer, deserializer_of
 from escrowmq.actors.consumer.arguments import check_topics
 from escrowmq.actors.share_consumer import arguments as args
-from escrowmq.actors.share_consumer.beginning import begin
+from escrowmq.actors.share_consumer.beginning import Begun, begin
 from escrowmq.actors.share_consumer.config import ShareConsumerConfig
 from escrowmq.actors.share_consumer.in_hand import InHand, Unreadable
 from escrowmq.actors.share_consumer.record import ShareRecord
@@ -37,6 +37,7 @@ from escrowmq.actors.share_consumer.statistics import ShareConsumerStatistics, S
 from escrowmq.replication.errors import Closed, ConfigError, EscrowMQError, Unavailable, UnknownTopic
 from escrowmq.replication.format.codec import encode_row
 from escrowmq.replication.format.share_ops import BY_TABLE, REJECT
+from escrowmq.replication.message_headers import tags_wanted
 from escrowmq.replication.model import ConsumerRecord
 
 log = logging.getLogger(__name__)
@@ -60,9 +61,10 @@ class ShareConsumerCore:
         calls: ReplicaCalls | None = None,
         background: Background | None = None,
         value_deserializer: Deserializer | None = None,
+        tags: Collection[str] | None = None,
     ) -> None:
         """See :class:`ShareConsumer`."""
-        deserialize = deserializer_of(value_deserializer)
+        deserialize, wanted = deserializer_of(value_deserializer), tags_wanted(tags)
         self.group, self.config = check_group(group), config or ShareConsumerConfig()
         check_topics(topics)
         if not topics:
@@ -76,14 +78,13 @@ class ShareConsumerCore:
         self.closed, self._why = False, "this share consumer was closed; create a new one"
         tell_after_fork(self)
         self._counted = ShareCounted()
-        self._in_hand = InHand(self.config.lease_extend_max_s, deserialize)
+        self._in_hand = InHand(self.config.lease_extend_max_s, deserialize, wanted)
         self.router = Router(
             info, self.config.channel, calls or over_ray(info), name=THREAD, background=background
         )
+        self._topics, self._beginning = tuple(topics), False
         try:
-            begun = begin(
-                self.router, group, topics, self.config.auto_offset_reset, self.config.call_timeout_s
-            )
+            begun = self._begin()
         except BaseException:
             self.closed = True
             self.router.close()
@@ -103,6 +104,7 @@ class ShareConsumerCore:
             group,
             self.member,
             begun.topics,
+            begun.places,
             idle_s,
             self.config,
             self.router,
@@ -121,24 +123,52 @@ class ShareConsumerCore:
         """Waits, by the clock that everything here goes by."""
         wait_out(self.condition, self.clock, seconds)
 
+    # ------------------------------------------------------------ beginning
+
+    def _begin(self) -> Begun:
+        config = self.config
+        return begin(self.router, self.group, self._topics, config.auto_offset_reset, config.call_timeout_s)
+
+    @property
+    def must_begin(self) -> bool:
+        """Whether ``begin_again`` has something to do."""
+        return self._session.forgotten and not self._beginning
+
+    def begin_again(self) -> None:
+        """If the group was deleted meanwhile: makes it a share group again, which begins as
+        ``auto_offset_reset`` says. May block; raises what creating a share consumer raises."""
+        with self.condition:
+            if not self.must_begin or self.closed:
+                return
+            self._beginning = True
+        try:
+            log.warning("share group %r was deleted while this consumer reads; it begins anew", self.group)
+            begun = self._begin()
+            with self.condition:
+                self._session.begun_again(begun.places)
+        finally:
+            with self.condition:
+                self._beginning = False
+
     # ------------------------------------------------------------ poll
 
     def poll(self, max_records: int, timeout_s: float) -> list[ShareRecord]:
         """See :meth:`ShareConsumer.poll`; the caller has checked the arguments."""
         deadline = self.clock() + timeout_s
         while True:
+            self.begin_again()
             records, unreadable = self._wait_for_some(max_records, deadline)
             self.done_with(unreadable)
             if records:
                 return records
-            if not unreadable:
+            if not unreadable and not self.must_begin:
                 self.raise_trouble()
                 return []
 
     def _wait_for_some(self, max_records: int, deadline: float) -> tuple[list[ShareRecord], list[Unreadable]]:
         records, unreadable = self.take(max_records)  # a cluster in memory answers when the lock is released
         with self.condition:
-            while not (records or unreadable):
+            while not (records or unreadable or self.must_begin):
                 records, unreadable = self.take(max_records)
                 now = self.clock()
                 if records or unreadable or now >= deadline:
@@ -157,12 +187,22 @@ class ShareConsumerCore:
                     session.failure
                 )
             records, unreadable = self._in_hand.take(max_records, now)
+            self._ack_passed_over(now)
             session.polled_at = now
             session.target = (0 if records else max_records) + self.prefetch
             self._counted.records += len(records)
             if session.asking.may_ask(now, self._in_hand.buffered, session.target):
                 self.router.wakeup.set()
             return records, unreadable
+
+    def _ack_passed_over(self, now: float) -> None:
+        """Other tags are done with for the whole group."""
+        passed = self._in_hand.passed_over
+        for batch, offset in passed:
+            if self._session.gathering.add(batch.gid, batch.place, offset, now):
+                self.router.wakeup.set()
+        self._counted.passed_over += len(passed)
+        passed.clear()
 
     def done_with(self, unreadable: Sequence[Unreadable]) -> None:
         """Nacks messages that cannot be handed out, so that others are not held up, and they end as dead
@@ -257,6 +297,7 @@ class ShareConsumerCore:
                 nacked=counted.nacked,
                 rejected=counted.rejected,
                 released=counted.released,
+                passed_over=counted.passed_over,
                 leases_lost=held.leases_lost,
                 extensions=counted.extensions,
                 buffered=held.buffered,

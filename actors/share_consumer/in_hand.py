@@ -84,11 +84,19 @@ class Unreadable(NamedTuple):
 class InHand:
     """All batches of one consumer. Every method runs under its lock."""
 
-    def __init__(self, extend_max_s: float, deserialize: Deserialize | None = None) -> None:
-        self._extend_max_s, self._deserialize = extend_max_s, deserialize
+    def __init__(
+        self,
+        extend_max_s: float,
+        deserialize: Deserialize | None = None,
+        tags: frozenset[bytes] | None = None,
+    ) -> None:
+        """``tags``: messages with none of these are not handed out; see ``passed_over``."""
+        self._extend_max_s, self._deserialize, self._tags = extend_max_s, deserialize, tags
         self._batches: dict[int, Batch] = {}
         self._ready: deque[Batch] = deque()  # those with messages in the buffer
         self._lost: deque[int] = deque()
+        #: What ``take`` has settled because of its tag; the caller acks it, and empties this.
+        self.passed_over: list[tuple[Batch, int]] = []
         #: Messages in the buffer.
         self.buffered = 0
         #: Leases that ended before their messages were settled.
@@ -123,7 +131,7 @@ class InHand:
                 continue
             try:
                 part = batch.content.take(
-                    limit - len(records), room, batch.open, batch.number, self._deserialize
+                    limit - len(records), room, batch.open, batch.number, self._deserialize, self._tags
                 )
             except (NotDeserializable, DamagedValue) as error:
                 batch.content.skip()
@@ -136,10 +144,19 @@ class InHand:
                 unreadable += [Unreadable(batch, offset, str(error)) for offset in lost]
                 self._hand(batch, lost, now)
                 continue
-            room -= batch.content.unpacked
+            finally:
+                self._pass_over(batch)
+            if part:  # of values that were passed over, nothing is kept
+                room -= batch.content.unpacked
             self._hand(batch, [record.offset for record in part], now)
             records += part
         return records, unreadable
+
+    def _pass_over(self, batch: Batch) -> None:
+        for offset in batch.content.passed:
+            self.settled(batch, offset)
+            self.passed_over.append((batch, offset))
+        batch.content.passed = []
 
     def _hand(self, batch: Batch, offsets: Collection[int], now: float) -> None:
         batch.handed.update(offsets)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,7 @@ from escrowmq.actors.client.channel import Request
 from escrowmq.actors.client.failures import Failure
 from escrowmq.actors.client.outcomes import outcome
 from escrowmq.actors.client.router import Router
+from escrowmq.actors.client.settling_calls import why_not
 from escrowmq.actors.share_consumer.acquired import Acquired
 from escrowmq.actors.share_consumer.asking import FAILED_PAUSE_S, AskedGroup, Asking
 from escrowmq.actors.share_consumer.config import ShareConsumerConfig
@@ -32,7 +33,6 @@ from escrowmq.replication.errors import (
     OutcomeUnknown,
     Overloaded,
     Unavailable,
-    UnknownTopic,
 )
 from escrowmq.replication.format.share_ops import EARLIEST, share_ack, share_create
 from escrowmq.replication.model import ResultCode
@@ -47,6 +47,9 @@ ACK_AGAIN_S = 0.5
 
 #: Errors after which an ack is sent again: it was not taken, or nobody knows whether it was.
 _WORTH_ANOTHER_TRY = (Unavailable, Overloaded, DiskFull, OutcomeUnknown)
+
+#: The group reads a partition.
+_BEGUN = (ResultCode.OK, ResultCode.DUPLICATE)
 
 #: Messages of one call, the broker's limit.
 ASKED_MAX = 10_000
@@ -63,6 +66,7 @@ class ShareSession:
         group: str,
         member: str,
         topics: Mapping[int, Sequence[str]],
+        begun: Set[PlaceOfBatch],
         idle_s: float,
         config: ShareConsumerConfig,
         router: Router,
@@ -70,8 +74,8 @@ class ShareSession:
         in_hand: InHand,
         counted: ShareCounted,
     ) -> None:
-        """``topics``: broker group -> the topics that it has partitions of. ``idle_s``: an application that
-        has not polled for so long gets nothing in advance."""
+        """``topics``: broker group -> the topics that it has partitions of; ``begun``: the partitions that
+        the group reads. ``idle_s``: an application that did not poll for so long gets nothing in advance."""
         self._group, self._member, self._topics, self._idle_s = group, member, topics, idle_s
         self._config, self._router, self._condition = config, router, condition
         self._in_hand, self._counted = in_hand, counted
@@ -85,6 +89,10 @@ class ShareSession:
         self.ack_given_up: EscrowMQError | None = None
         #: Topics that a broker does not know any more.
         self.gone: set[str] = set()
+        self._begun = set(begun)
+        #: A broker does not know that the group reads what it has read: it was deleted meanwhile. An
+        #: application's thread begins again, since that takes calls which block.
+        self.forgotten = False
         #: A bug that ended the work. Kept to be raised: otherwise the topics would just look empty.
         self.failure: Exception | None = None
         #: Nothing more is asked for; and nothing at all is sent any more.
@@ -195,12 +203,23 @@ class ShareSession:
             self.give_back()
 
     def _not_there(self, gid: int, row: AcquiredRow) -> None:
-        if row.code == ResultCode.UNKNOWN_SHARE:
-            # A partition or a topic that is younger than this consumer: nothing of it was read yet.
-            begin = share_create(self._group, row.topic, row.partition, EARLIEST, row.topic_id)
-            self._call(gid, "submit", (begin,), _ignore)
-        else:
+        place = row.topic, row.partition, row.topic_id
+        if row.code != ResultCode.UNKNOWN_SHARE:
             self.gone.add(row.topic)
+        elif place in self._begun:
+            self.forgotten = True
+        else:  # a partition or a topic that is younger than this consumer: nothing of it was read yet
+            begin = share_create(self._group, row.topic, row.partition, EARLIEST, row.topic_id)
+            self._call(gid, "submit", (begin,), partial(self._begun_with, place))
+
+    def _begun_with(self, place: PlaceOfBatch, answer: Any, asked_at: float) -> None:
+        if not isinstance(answer, EscrowMQError) and outcome(answer[1][0])[0] in _BEGUN:
+            self._begun.add(place)
+
+    def begun_again(self, places: Set[PlaceOfBatch]) -> None:
+        """The group exists again, and reads these partitions."""
+        self._begun |= places
+        self.forgotten = False
 
     # ------------------------------------------------------------ leases
 
@@ -254,7 +273,7 @@ class ShareSession:
             self._counted.ack_latencies.observe(now - asked_at, now)
         for at, (place, ranges) in enumerate(acks.items()):
             count = sum(last - first + 1 for first, last in ranges)
-            error = failed or _why_not_acked(place, *outcome(answer[1][at]))
+            error = failed or _why_not_acked(self._group, place, ranges, *outcome(answer[1][at]))
             if error is None:
                 self._counted.acked += count
                 continue
@@ -267,17 +286,17 @@ class ShareSession:
                 self._counted.acks_failed += count
 
 
-def _why_not_acked(place: PlaceOfBatch, code: int, info: Any) -> EscrowMQError | None:
+def _why_not_acked(
+    group: str, place: PlaceOfBatch, ranges: Ranges, code: int, info: Any
+) -> EscrowMQError | None:
     topic, partition, _ = place
     if code in (ResultCode.OK, ResultCode.DUPLICATE):
         return None
-    if code in (ResultCode.UNKNOWN_TOPIC, ResultCode.BAD_PARTITION, ResultCode.OTHER_TOPIC):
-        return UnknownTopic(topic, gone=True)
     if code == ResultCode.TOO_MANY_SHARES:
         return Overloaded(f"a broker group keeps no more than {info} ranges of acks out of order", 1.0)
     if code == ResultCode.RETRY:
         return Unavailable("the request was refused together with others", 0.1)
-    return EscrowMQError(f"an ack of {topic}/{partition} was refused: {ResultCode(code).name} {info!r}")
+    return why_not(group, (topic, partition, ranges[-1][1]), code, info)
 
 
 def _joined(parts: Iterable[tuple[PlaceOfBatch, Ranges]]) -> list[Place]:

@@ -14,7 +14,7 @@ from escrowmq.actors.client.router import Router, result_of
 from escrowmq.actors.client.settling_calls import send_settling
 from escrowmq.actors.share_consumer.in_hand import Batch, InHand
 from escrowmq.actors.share_consumer.statistics import ShareCounted
-from escrowmq.replication.errors import EscrowMQError, LeaseLost, UnknownTopic
+from escrowmq.replication.errors import EscrowMQError, LeaseLost, UnknownGroup, UnknownTopic
 from escrowmq.replication.format.share_ops import REJECT, nack, share_reply
 from escrowmq.replication.model import ConsumerRecord
 
@@ -44,7 +44,7 @@ class Settling:
             self._in_hand.settled(batch, record.offset)
         try:
             self.nack_in(batch, record.offset, delay_ms, reason, by)
-        except (LeaseLost, UnknownTopic):
+        except (LeaseLost, UnknownTopic, UnknownGroup):
             raise
         except EscrowMQError:
             with self._condition:
@@ -61,8 +61,8 @@ class Settling:
         request = share_reply(self._group, topic, partition, app, [record.offset], [row], topic_id)
         place = topic, partition, record.offset
         try:
-            send_settling(self._router, batch.gid, request, place, self._timeout_s, self._pause)
-        except UnknownTopic:
+            send_settling(self._router, self._group, batch.gid, request, place, self._timeout_s, self._pause)
+        except (UnknownTopic, UnknownGroup):
             raise
         except EscrowMQError:
             with self._condition:
@@ -78,7 +78,7 @@ class Settling:
             self._group, topic, partition, [offset], [delay_ms], [reason], self._member, by, topic_id
         )
         place = topic, partition, offset
-        send_settling(self._router, batch.gid, request, place, self._timeout_s, self._pause)
+        send_settling(self._router, self._group, batch.gid, request, place, self._timeout_s, self._pause)
         with self._condition:
             if delay_ms == REJECT:
                 self._counted.rejected += 1

@@ -10,7 +10,7 @@ This class is the public interface and states what is promised; core.py does the
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cached_property
 
 from escrowmq.actors.client.background import Background
@@ -42,6 +42,7 @@ class ShareConsumer(Closing):
         calls: ReplicaCalls | None = None,
         background: Background | None = None,
         value_deserializer: Deserializer | None = None,
+        tags: Collection[str] | None = None,
     ) -> None:
         """Begins to read at once. Raises UnknownTopic, GroupKindMismatch, NotSupported, Unavailable.
 
@@ -52,6 +53,8 @@ class ShareConsumer(Closing):
 
         ``value_deserializer``: makes the values of records: "json", "msgpack", "arrow", or a function of
         bytes. A message whose value it cannot read is nacked, and ends as a dead letter.
+        ``tags``: only messages with one of these tags are returned. The others are acked unasked, so the
+        whole group is done with them: all of its consumers must want the same tags.
         ``calls``, ``background``: how replicas are reached, and what runs this consumer; None: Ray, threads.
         """
         #: The implementation; for the interfaces on top of it (this one, asyncio's), not for applications.
@@ -63,6 +66,7 @@ class ShareConsumer(Closing):
             calls=calls,
             background=background,
             value_deserializer=value_deserializer,
+            tags=tags,
         )
 
     @cached_property

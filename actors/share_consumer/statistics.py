@@ -14,6 +14,7 @@ class ShareConsumerStatistics:
     ``records``: returned by ``poll``. ``bytes``: received. ``acked``: final, durably; ``acks_failed``: given
     up, so these messages are delivered again. ``nacked`` (with those that could not be read), ``rejected``
     and ``released`` (with what lay in the buffer) are counted when a broker has confirmed them.
+    ``passed_over``: had none of this consumer's ``tags``, and were acked; they are in ``acked``, too.
     ``leases_lost``: messages whose lease ended before they were settled. ``extensions``: calls for that.
 
     ``buffered`` (waiting for ``poll``), ``held`` (buffered, or with the application) and ``acks_waiting``
@@ -31,6 +32,7 @@ class ShareConsumerStatistics:
     nacked: int
     rejected: int
     released: int
+    passed_over: int
     leases_lost: int
     extensions: int
     buffered: int
@@ -44,11 +46,11 @@ class ShareCounted:
     """The counters behind ``ShareConsumerStatistics``. Each is written under the consumer's lock."""
 
     __slots__ = (
-        "ack_latencies", "acked", "acks_failed", "acquires", "bytes", "extensions", "nacked", "records",
-        "rejected", "released",
+        "ack_latencies", "acked", "acks_failed", "acquires", "bytes", "extensions", "nacked", "passed_over",
+        "records", "rejected", "released",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.records = self.bytes = self.acquires = self.extensions = 0
-        self.acked = self.acks_failed = self.nacked = self.rejected = self.released = 0
+        self.acked = self.acks_failed = self.nacked = self.rejected = self.released = self.passed_over = 0
         self.ack_latencies = RecentLatencies()

@@ -181,11 +181,15 @@ def delete(
     by: By = None,
     shown: Shown = Format.table,
 ) -> None:
-    """Delete a group without live members, with all its places. Shows them and asks for confirmation."""
+    """Delete a group without live members, with its places, retries and dead letters. Shows the places, says
+    how many dead letters there are, and asks for confirmation."""
     with connection.joined() as cluster:
         if not yes:
-            places = [plain(place) for place in cluster.admin.describe_group(name).partitions]
+            found = cluster.admin.describe_group(name)
+            places = [plain(place) for place in found.partitions]
             show_rows(shown, places, ("topic", "partition", "committed", "end", "lag"), empty="no places")
-            typer.confirm(f"Delete group {name} with these places?", abort=True, err=True)
+            lost = "" if found.share is None else f", {found.share.dead} dead letters"
+            lost += "" if found.share is None else f" and {found.share.retrying} retries"
+            typer.confirm(f"Delete group {name} with these places{lost}?", abort=True, err=True)
         cluster.admin.delete_group(name, by or getpass.getuser())
     note(f"group {name} is deleted")

@@ -11,7 +11,7 @@ pyarrow is imported only when a value is compressed or unpacked, since it is an 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import google_crc32c
@@ -146,6 +146,10 @@ class PackedRows:
 
     def __len__(self) -> int:
         return len(self._rows)
+
+    def headers(self, at: int) -> Mapping[str, bytes] | None:
+        """The headers of a row."""
+        return self._rows[at].headers
 
     def fitting(self, start: int, stop: int, bytes_max: int) -> int:
         """Before which row, ``stop`` at most, to end so that the values from row ``start`` on have no more

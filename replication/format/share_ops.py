@@ -48,8 +48,9 @@ def share_ack(
     """SHARE_ACK ``[group, topic, partition, [first, last, ...], create, topic_id]``: these offsets are final,
     the last ones included. Ranges are in ascending order, and do not overlap.
 
-    What is final already stays so: it may be repeated. OUT_OF_RANGE: an offset is not assigned yet, and
-    nothing is done. UNKNOWN_SHARE: the group has not begun to read the partition. A group begins by itself
+    What is final already stays so: it may be repeated. OUT_OF_RANGE with
+    ``[start, end]`` of the partition: an offset is not assigned yet, and nothing is done. (Earlier versions
+    say the end alone.) UNKNOWN_SHARE: the group has not begun to read the partition. A group begins by itself
     with its topics of retries and of dead letters: what is final of the latter was redriven, or dropped.
     There ``audited`` takes the place of ``create``: ``"<outcome> <who>"``, for the audit trail.
     """
@@ -102,8 +103,8 @@ def nack(
     at once and as at the first attempt.
 
     Result: OK, also for messages that are final already; else PARTIAL with ``[place, code, info]``:
-    LEASE_LOST (somebody else holds it), RETRY (send again: it did not fit), OUT_OF_RANGE, UNKNOWN_TOPIC with
-    the internal topic that is to be created, TOO_MANY_SCHEDULED.
+    LEASE_LOST (somebody else holds it), RETRY (send again: it did not fit), OUT_OF_RANGE with ``[start,
+    end]``, UNKNOWN_TOPIC with the internal topic that is to be created, TOO_MANY_SCHEDULED.
     """
     number = attempt if stream else 0
     meta = (group, topic, partition, offsets, delays_ms, reasons, member, by, number, topic_id)

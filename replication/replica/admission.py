@@ -18,6 +18,7 @@ from typing import Any
 
 from escrowmq.replication.format import ops as build
 from escrowmq.replication.format.codec import Op, OpType
+from escrowmq.replication.format.share_settings import SHARE
 from escrowmq.replication.format.timer_ops import timer as build_timer
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.replica.carrying import AHEAD_MS, Carrying
@@ -136,6 +137,8 @@ class Admission:
                     self._write_decision(writer, submission, number, ROLLED_BACK)
                 elif kind == OpType.PREPARE and not self._room_for(unit.ops[0], writer):
                     submission.results[number] = [int(ResultCode.TOO_MANY_OPEN), self._open_max]
+                elif kind == OpType.DELETE_TOPIC and self.shares.needs(unit.ops[0].meta[0]):
+                    submission.results[number] = [int(ResultCode.GROUP_KIND), SHARE]
                 elif kind == OpType.TRIM and topics.is_another(unit.ops[0].meta[0], submission):
                     submission.results[number] = [int(ResultCode.UNKNOWN_TOPIC)]
                 elif kind in _PLACES and topics.is_another(unit.ops[0].meta[1], submission):

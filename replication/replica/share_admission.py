@@ -19,7 +19,8 @@ from escrowmq.replication.errors import OffsetGone
 from escrowmq.replication.format import share_ops as build
 from escrowmq.replication.format.codec import Op
 from escrowmq.replication.format.forwarded import DONE, decode_row, with_headers
-from escrowmq.replication.format.internal_topics import dead_topic, replies_topic
+from escrowmq.replication.format.internal_topics import dead_topic, is_internal, owner_of, replies_topic
+from escrowmq.replication.format.share_settings import SHARE
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.replica.copies import Copy, Failures, Rows
 from escrowmq.replication.replica.entry_writing import EntryWriter
@@ -27,6 +28,7 @@ from escrowmq.replication.replica.finishing import Finishing
 from escrowmq.replication.replica.releases import Releases
 from escrowmq.replication.replica.submission import Submission
 from escrowmq.replication.replica.topics_under_way import TopicsUnderWay
+from escrowmq.replication.state.group_operations import out_of_range
 from escrowmq.replication.state.machine import Result, StateMachine
 from escrowmq.replication.state.shares import (
     GROUPS_MAX,
@@ -123,7 +125,7 @@ class ShareAdmission:
         if pair is None:
             problem = [int(ResultCode.UNKNOWN_SHARE)]
         elif offsets[-1] >= partition.index.end:
-            problem = [int(ResultCode.OUT_OF_RANGE), partition.index.end]
+            problem = out_of_range(partition)
         elif target is None:
             problem = [int(ResultCode.UNKNOWN_TOPIC), [replies_topic(app)]]
         else:
@@ -169,7 +171,7 @@ class ShareAdmission:
                     copies = self._failures.copies(*about, attempt=stream, redrives=redrives)
                     found = self._admit(writer, copies, targets)
                 except OffsetGone:  # retention has overtaken it
-                    found = _OK if not stream else [int(ResultCode.OUT_OF_RANGE), partition.index.start]
+                    found = _OK if not stream else out_of_range(partition)
                 else:
                     newly += [offset] if found is None else []
             if found is not None and found[0] != ResultCode.OK:
@@ -185,9 +187,9 @@ class ShareAdmission:
         """Why this message is not copied, or None. OK: nothing is to be done. ``pair`` None: of a stream."""
         index = partition.index
         if offset >= index.end:
-            return [int(ResultCode.OUT_OF_RANGE), index.end]
+            return out_of_range(partition)
         if pair is None:
-            return [int(ResultCode.OUT_OF_RANGE), index.start] if offset < index.start else None
+            return out_of_range(partition) if offset < index.start else None
         key = group, partition.slot
         if self._is_settled(key, pair, offset):
             return _OK
@@ -242,6 +244,12 @@ class ShareAdmission:
             submission.results[number] = [int(ResultCode.LEASE_LOST), members]
         else:
             writer.verbatim(submission, number, unit)
+
+    def needs(self, topic: str) -> bool:
+        """Whether a share group exists that needs this internal topic, so it may not be deleted alone."""
+        if not is_internal(topic) or topic == replies_topic(owner := owner_of(topic)):
+            return False
+        return self._state.shares.settings(owner).kind == SHARE
 
     def _partition(self, op: Op) -> Partition | Result:
         """The partition that an operation names, or why there is none."""

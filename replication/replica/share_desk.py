@@ -10,6 +10,7 @@ that finds nothing waits without a round, and takes part in one when there is so
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from typing import Any, Protocol
 from escrowmq.replication.calling.answers import Reply
 from escrowmq.replication.format import share_ops
 from escrowmq.replication.format.codec import Op, OpType
-from escrowmq.replication.format.internal_topics import retry_topic
+from escrowmq.replication.format.internal_topics import dead_topic, retry_topic
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.replica.handing_out import HandedOut, Reach
 from escrowmq.replication.sharing.leases import Doomed, Leases, Pair
@@ -28,6 +29,8 @@ from escrowmq.replication.sharing.receipts import Given, Receipts
 from escrowmq.replication.sharing.window import EXPIRIES_MAX, Taken
 from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.topics import Partition
+
+log = logging.getLogger(__name__)
 
 #: Calls that wait at one leader.
 ASKS_MAX = 10_000
@@ -39,6 +42,8 @@ NACKED_AT_ONCE = 500
 FULL_RETRY_S = 1.0
 #: The reason of that NACK.
 EXPIRED = f"{EXPIRIES_MAX + 1} leases in a row ended without an answer from their consumers"
+#: How often it is said that a group lacks its topics.
+TOLD_MS = 60_000
 #: How often windows of deleted partitions are looked for.
 TIDY_MS = 10_000
 
@@ -95,6 +100,7 @@ class ShareDesk:
         self._parked: deque[Ask] = deque()  # nothing there for them
         self._stirred = False  # something may be there that was not when they looked
         self._seen_index = self._turn = self._tidied_ms = 0
+        self._told_ms: dict[str, int] = {}  # group -> when its next warning may come
         #: Whether something was given back or has expired, since somebody last looked and cleared this.
         self.freed = False
         #: Rounds that were begun.
@@ -215,14 +221,17 @@ class ShareDesk:
     def on_timer(self, now_ms: int) -> None:
         """A few times a second, as leader: leases whose time is over."""
         expired = self.leases.expired
-        for doomed in self.leases.expire(now_ms, self._final_of):
+        for doomed in self.leases.expire(now_ms, self._final_of, self._lacks_topics):
             self._nack_all(doomed)
+            if self._lacks_topics(doomed.pair):
+                self._tell(doomed, now_ms)
         if self.leases.expired != expired:
             self._stirred = self.freed = True
         self._stirred = self._stirred or self.leases.doubtful  # who may get something changes with time
         if now_ms >= self._tidied_ms + TIDY_MS:
             self._tidied_ms = now_ms
             self._receipts.tidy(now_ms)
+            self._told_ms = {group: ms for group, ms in self._told_ms.items() if ms > now_ms}
             for pair in self.leases.pairs():
                 if pair[1] not in self._state.topics.slots:
                     self.leases.forget(pair)
@@ -356,8 +365,34 @@ class ShareDesk:
         partition = self._state.topics.slots.get(pair[1])
         return None if partition is None else self._state.shares.get(pair[0], partition)
 
+    def _lacks_topics(self, pair: Pair) -> bool:
+        """Whether this broker group has no topic for copies of what the group could not handle."""
+        return not (self._partitions(retry_topic(pair[0])) and self._partitions(dead_topic(pair[0])))
+
+    def _tell(self, doomed: Doomed, now_ms: int) -> None:
+        """What keeps messages from coming again, once a minute for each group."""
+        (group, slot), ranges, again_ms = doomed
+        if now_ms < self._told_ms.get(group, now_ms):
+            return
+        self._told_ms[group] = now_ms + TOLD_MS
+        partition = self._state.topics.slots[slot]
+        log.warning(
+            "%d messages of %s/%d, whose leases ran out %d times, can neither come again nor become dead "
+            "letters: share group %r has lost its topic %s or %s. Start a share consumer of the group, which "
+            "creates them, or delete the group ('escrowmq group delete %s'). Next attempt in %g s",
+            sum(last - first + 1 for first, last in ranges),
+            partition.topic,
+            partition.number,
+            EXPIRIES_MAX + 1,
+            group,
+            retry_topic(group),
+            dead_topic(group),
+            group,
+            again_ms / 1000,
+        )
+
     def _nack_all(self, doomed: Doomed) -> None:
-        (group, slot), ranges = doomed
+        (group, slot), ranges, _ = doomed
         partition = self._state.topics.slots[slot]
         offsets = [offset for first, last in ranges for offset in range(first, last + 1)]
         for at in range(0, len(offsets), NACKED_AT_ONCE):

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from escrowmq.replication.sharing.pieces import UNNUMBERED, Grant
 from escrowmq.replication.sharing.ranges import Final, Range
-from escrowmq.replication.sharing.window import DOOMED_RETRY_MS, Stretch, Taken, Window
+from escrowmq.replication.sharing.window import DOOMED_RETRY_MAX_MS, DOOMED_RETRY_MS, Stretch, Taken, Window
 
 #: A share group and the slot of a partition.
 Pair = tuple[str, int]
@@ -33,10 +33,12 @@ TIDY_MIN = 10_000
 
 
 class Doomed(NamedTuple):
-    """Messages that the leader nacks itself, because their leases have expired too often."""
+    """Messages that the leader nacks itself, because their leases have expired too often. ``again_ms``: after
+    how long it does so again if that nack is refused."""
 
     pair: Pair
     ranges: list[Range]
+    again_ms: int = DOOMED_RETRY_MS
 
 
 class Leases:
@@ -197,9 +199,15 @@ class Leases:
                 window.settled(first, last)
 
     # -------------------------------------------------------------- time
-    def expire(self, now_ms: int, final_of: Callable[[Pair], Final | None]) -> list[Doomed]:
+    def expire(
+        self,
+        now_ms: int,
+        final_of: Callable[[Pair], Final | None],
+        is_hopeless: Callable[[Pair], bool] = lambda pair: False,
+    ) -> list[Doomed]:
         """Leases whose time is over: their messages are free, except for the doomed. ``final_of``: None if
-        the partition is gone."""
+        the partition is gone. ``is_hopeless``: the leader's nacks there will be refused until somebody does
+        something, so pauses between them grow."""
         found: list[Doomed] = []
         for _ in range(EXPIRED_ENOUGH):
             if not self._due or self._due[0][0] > now_ms:
@@ -219,8 +227,11 @@ class Leases:
                 if window.doubtful:
                     self._doubtful.setdefault(pair, now_ms)
                 if doomed:
-                    self._wake(pair, window.doom(doomed, now_ms + DOOMED_RETRY_MS))
-                    found.append(Doomed(pair, doomed))
+                    pause_ms = DOOMED_RETRY_MS
+                    if is_hopeless(pair):
+                        pause_ms = min(DOOMED_RETRY_MS << min(grant.doomed, 16), DOOMED_RETRY_MAX_MS)
+                    self._wake(pair, window.doom(doomed, now_ms + pause_ms, grant.doomed + 1))
+                    found.append(Doomed(pair, doomed, pause_ms))
         return found
 
     def next_ms(self) -> int | None:

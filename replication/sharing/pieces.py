@@ -13,8 +13,8 @@ UNNUMBERED = -1
 
 class Grant:
     """What one call was given: the holder and the time of all its pieces. ``first`` and ``last``: bounds of
-    them. ``until_ms`` None: it never expires, because an ack or a nack is under way. ``call``: the number of
-    the member's call."""
+    them. ``until_ms`` None: it never expires, because an ack or a nack is under way. ``doomed``: how often
+    the leader has nacked them itself; 0: somebody has them. ``call``: the number of the member's call."""
 
     __slots__ = ("call", "doomed", "first", "last", "member", "until_ms")
 
@@ -25,7 +25,7 @@ class Grant:
         first: int,
         last: int,
         *,
-        doomed: bool = False,
+        doomed: int = 0,
         call: int = UNNUMBERED,
     ) -> None:
         self.member, self.until_ms, self.first, self.last, self.doomed = member, until_ms, first, last, doomed

@@ -26,8 +26,9 @@ EXPIRIES_MAX = 2
 HELD_MAX = 20_000
 #: Final ranges above the start, for each window: nothing new is handed out then until they join up.
 RANGES_MAX = 10_000
-#: How long the leader waits for its own nack of a message that was doomed, before it repeats it.
-DOOMED_RETRY_MS = 1_000
+#: How long the leader waits for its own nack of a message that was doomed, before it repeats it; and at most,
+#: if the group has no topic that the copy could go to.
+DOOMED_RETRY_MS, DOOMED_RETRY_MAX_MS = 1_000, 60_000
 
 
 class Taken(NamedTuple):
@@ -276,9 +277,9 @@ class Window:
                     self._free(first, last, piece.expiries + 1)
         return doomed
 
-    def doom(self, ranges: Sequence[Range], until_ms: int) -> Grant:
+    def doom(self, ranges: Sequence[Range], until_ms: int, attempt: int = 1) -> Grant:
         """Keep what ``expire`` has returned: the leader nacks it, and looks again then."""
-        grant = Grant("", until_ms, ranges[0][0], ranges[-1][1], doomed=True)
+        grant = Grant("", until_ms, ranges[0][0], ranges[-1][1], doomed=attempt)
         for first, last in ranges:
             self._hold(Piece(first, last, EXPIRIES_MAX, grant))
         return grant

@@ -26,6 +26,11 @@ Audit = Callable[[str, str, str, str], None]
 _record = RECORD.pack
 
 
+def out_of_range(partition: Partition) -> Result:
+    """The result for an offset that is not in the partition: which range there is, the end excluded."""
+    return [int(ResultCode.OUT_OF_RANGE), [partition.index.start, partition.index.end]]
+
+
 class GroupOperations:
     """Changes the tables of one group's state."""
 
@@ -126,7 +131,7 @@ class GroupOperations:
         if create in (EARLIEST, LATEST):
             return self._begin(group, partition, create)
         if ranges[-1] >= partition.index.end:
-            return [int(ResultCode.OUT_OF_RANGE), partition.index.end]
+            return out_of_range(partition)
         if not self._shares.add(group, partition, ranges):
             return [int(ResultCode.UNKNOWN_SHARE)]
         if create:

@@ -256,15 +256,21 @@ def _callback(producer: Producer, due: int) -> list[str | None]:
     return ids
 
 
-def _bulk(producer: Producer, due: int) -> None:
+def _bulk(producer: Producer, due: int) -> list[str | None]:
     requests = [TransactionRequest(Message("wide", body(n), deliver_at=due)) for n in range(3)]
     requests.append(TransactionRequest([Message("wide", body(n), deliver_at=due) for n in range(3, 6)]))
-    assert {result.state for result in producer.send_transactions(requests)} == {COMMITTED}
+    results = producer.send_transactions(requests)
+    assert {result.state for result in results} == {COMMITTED}
+    return [one for result in results for one in result.schedule_ids]
 
 
-def _bulk_table(producer: Producer, due: int) -> None:
+def _bulk_table(producer: Producer, due: int) -> list[str | None]:
     table = pa.table({"value": [body(n) for n in range(6)], "due": [due] * 6})
-    assert producer.send_transactions_table("wide", table, deliver_at="due").committed == 6
+    results = producer.send_transactions_table("wide", table, deliver_at="due")
+    assert results.committed == 6
+    ids: list[str | None] = results.schedule_ids.to_pylist()
+    assert ids == [result.schedule_ids[0] for result in results]
+    return ids
 
 
 def _asynchronous(producer: Producer, due: int) -> list[Any]:
@@ -275,8 +281,9 @@ def _asynchronous(producer: Producer, due: int) -> list[Any]:
             await tx.send(Message("wide", body(3), deliver_at=due))
         table = pa.table({"value": [body(4)], "due": [due]})
         sent = await producer.aio.send_table("wide", table, deliver_at="due")
-        await producer.aio.send_transactions_table("wide", pa.table({"value": [body(5)]}), deliver_at=due)
-        return [first, *many, *tx.schedule_ids, *sent]
+        row = pa.table({"value": [body(5)]})
+        told = await producer.aio.send_transactions_table("wide", row, deliver_at=due)
+        return [first, *many, *tx.schedule_ids, *sent, *told[0].schedule_ids]
 
     return asyncio.run(send())
 
@@ -302,11 +309,10 @@ def test_every_way_to_send_can_delay_and_cancel(
         told = way(producer, due)
         assert read() == []
         expected = [body(n) for n in range(6)]
-        if told:  # ids of all, or of all but one
-            texts = [one if isinstance(one, str) else one.schedule_id for one in told]
-            assert len(set(texts)) == len(texts)
-            assert producer.cancel(texts[2])
-            expected.remove(body(2))
+        texts = [one if isinstance(one, str) else one.schedule_id for one in told]
+        assert len(set(texts)) == 6
+        assert producer.cancel(texts[2])
+        expected.remove(body(2))
         cluster.clock.advance(60)
         assert sorted(read()) == expected
         assert producer.statistics().values_compressed == (6 if settings else 0)
@@ -325,6 +331,44 @@ def test_rows_of_one_call_may_have_different_times_and_none(
     assert sorted(read()) == [b"b", b"e", b"e"]
     cluster.clock.advance(5)
     assert read() == [b"c", b"d", b"d", b"a"]
+
+
+def test_bulk_results_have_the_id_of_each_message_that_has_one(
+    cluster: InMemoryCluster, producer: Producer, read: Callable[[], list[bytes]]
+) -> None:
+    due = now_ms(cluster) + 60_000
+    sent = producer.send_many("orders", [b"a", b"b", b"c"], deliver_at=[None, due, due]).result(0)
+    assert sent.schedule_ids == [None, sent[1].schedule_id, sent[2].schedule_id]
+    assert producer.send_many("orders", [b"now"]).result(0).schedule_ids == [None]
+    at_once, delayed = Message("orders", b"d"), Message("orders", b"e", deliver_at=due)
+    batch = [[at_once, delayed, Message("orders", b"f", delay_s=60), delayed], at_once, [delayed], [delayed]]
+    results = producer.send_transactions(batch, lambda txs: [True, True, True, False])  # type: ignore[list-item]
+    first, plain, one, rolled_back = (result.schedule_ids for result in results)
+    assert [text is not None for text in first] == [False, True, False, True]
+    assert plain == rolled_back == ()
+    returned = producer.send_message_in_transaction([delayed, at_once], lambda: True, tx_id="mine")
+    again = producer.send_message_in_transaction([delayed, at_once], lambda: True, tx_id="mine")
+    assert again == returned and returned.schedule_ids[1] is None
+    for text in (sent.schedule_ids[1], first[3], one[0], returned.schedule_ids[0]):
+        assert text is not None and producer.cancel(text)
+    cluster.clock.advance(61)
+    assert sorted(read()) == [b"a", b"c", b"d", b"d", b"d", b"e", b"f", b"now"]
+
+
+def test_rows_of_a_table_of_transactions_have_ids_unless_they_are_rolled_back(
+    cluster: InMemoryCluster, producer: Producer, read: Callable[[], list[bytes]]
+) -> None:
+    due = now_ms(cluster) + 60_000
+    table = pa.table({"value": ["a", "b", "c", "d"], "due": [due, None, due, due]})
+    results = producer.send_transactions_table(
+        "orders", table, lambda txs: [True, True, False, True], deliver_at="due"
+    )
+    ids = results.schedule_ids.to_pylist()
+    assert [text is not None for text in ids] == [True, False, False, True]
+    assert [result.schedule_ids for result in results] == [(ids[0],), (), (), (ids[3],)]
+    assert producer.cancel(ids[3]) and results[-1].schedule_ids == (ids[3],)
+    cluster.clock.advance(60)
+    assert read() == [b"b", b"a"]
 
 
 def test_objects_can_be_delayed(cluster: InMemoryCluster) -> None:

@@ -78,7 +78,7 @@ def test_retries_outlive_their_topic(tmp_path: Path) -> None:
     assert not any(slot in slots for _, slot in single.state.shares.pairs)
     single.topic(partitions=1)
     late = single.acks(0, 0)
-    assert single.submit(late) == [[ResultCode.OUT_OF_RANGE, 0]]
+    assert single.submit(late) == [[ResultCode.OUT_OF_RANGE, [0, 0]]]
     single.pass_ms(40)
     ((value, headers),) = single.rows(RETRY)
     assert value == "b" and headers["escrowmq-origin"].startswith("t/0/1/")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -13,8 +14,9 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from escrowmq.replication.format import ops, share_ops
 from escrowmq.replication.model import ResultCode
+from escrowmq.replication.replica.share_admission import ShareAdmission
 from escrowmq.replication.replica.share_desk import ASKS_MAX
-from tests.support.share_desk import LEASE_MS, ME, OTHER, RETRY, TICK_MS, Desk
+from tests.support.share_desk import DEAD, LEASE_MS, ME, OTHER, RETRY, TICK_MS, Desk
 
 
 @pytest.fixture
@@ -251,3 +253,64 @@ class AnySequence(RuleBasedStateMachine):
 
 AnySequence.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 TestAnySequence = AnySequence.TestCase
+
+
+def die(single: Desk) -> None:
+    """A message whose consumers die with it, three times."""
+    single.put("kills")
+    for expiries in range(3):
+        assert single.values(OTHER if expiries else ME) == ["kills"]
+        single.pass_ms(LEASE_MS + TICK_MS)
+
+
+def without_topics(monkeypatch: pytest.MonkeyPatch, single: Desk) -> None:
+    """As an earlier version allowed, or a deletion that was interrupted."""
+    with monkeypatch.context() as patched:
+        patched.setattr(ShareAdmission, "needs", lambda self, topic: False)
+        for name in (RETRY, DEAD):
+            assert single.submit(ops.delete_topic(name)) == [[0]]
+
+
+def test_the_leaders_own_nacks_get_rare_and_say_what_to_do_while_there_is_no_topic_for_them(
+    single: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    nacks: list[int] = []
+    desk = single.replica.share_desk
+    submit = desk._nack
+    monkeypatch.setattr(
+        desk, "_nack", lambda frame, partition: (nacks.append(single.now_ms), submit(frame, partition))
+    )
+    without_topics(monkeypatch, single)
+    die(single)
+    single.pass_ms(300_000)
+    pauses = [b - a for a, b in pairwise(nacks)]
+    assert pauses[:5] == sorted(pauses[:5]) and pauses[0] < 1_500
+    assert 50_000 < max(pauses) <= 60_000 + 2 * TICK_MS and len(nacks) < 14
+    told = [record.getMessage() for record in caplog.records if "lost its topic" in record.getMessage()]
+    assert 4 <= len(told) <= 6 and "1 messages of t/0" in told[0] and RETRY in told[0]
+    assert "Start a share consumer" in told[0]
+    assert single.values() == [], "nobody gets it meanwhile"
+    for name in (RETRY, DEAD):
+        single.submit(ops.create_topic(name, {"partitions": 1}, 0, 0))
+    single.pass_ms(61_000)
+    assert [found[:2] for found in single.take()] == [(RETRY, "kills")]
+
+
+def test_with_its_topics_a_nack_that_did_not_fit_is_repeated_every_second(
+    single: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nacks: list[int] = []
+    desk = single.replica.share_desk
+    monkeypatch.setattr(desk, "_nack", lambda frame, partition: nacks.append(single.now_ms))
+    die(single)
+    single.pass_ms(20_000)
+    assert max(b - a for a, b in pairwise(nacks)) <= 1_000 + 2 * TICK_MS
+
+
+@pytest.mark.parametrize("topic", [RETRY, DEAD])
+def test_a_share_groups_topics_are_not_deleted_while_it_exists(single: Desk, topic: str) -> None:
+    single.submit(share_ops.group_settings("g", {"kind": "share"}))
+    assert single.submit(ops.delete_topic(topic)) == [[ResultCode.GROUP_KIND, "share"]]
+    assert single.submit(ops.delete_topic("__retry.others")) == [[ResultCode.UNKNOWN_TOPIC]]
+    assert single.submit(ops.delete_group("g", 1)) == [[0]]
+    assert single.submit(ops.delete_topic(topic)) == [[0]]

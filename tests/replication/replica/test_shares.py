@@ -33,7 +33,7 @@ def test_acknowledgements_go_into_the_log_as_they_came(single: Shared) -> None:
     assert single.submit(frame) == [[0]] and single.done() == [2, 4, 4]
     assert frame in single.journal.read(single.journal.last_index)
     assert single.submit(frame) == [[0]] and single.done() == [2, 4, 4]
-    assert single.submit(single.acks(5, 6)) == [[ResultCode.OUT_OF_RANGE, 6]]
+    assert single.submit(single.acks(5, 6)) == [[ResultCode.OUT_OF_RANGE, [0, 6]]]
 
 
 def test_what_failed_comes_back_as_the_next_attempt(single: Shared) -> None:
@@ -262,7 +262,7 @@ def test_a_stream_copies_and_leaves_the_original(single: Shared) -> None:
         "s", "t", 0, [0, 1, 2], [0] * 3, ["no"] * 3, "", "me", single.id_of("t"), stream=True
     )
     single.submit(ops.create_topic("__retry.s", {"partitions": 1}, 0, 0))
-    gone = [[0, ResultCode.OUT_OF_RANGE, 1], [2, ResultCode.OUT_OF_RANGE, 2]]
+    gone = [[at, ResultCode.OUT_OF_RANGE, [1, 2]] for at in (0, 2)]
     assert single.submit(group) == [[1, gone]]
     assert [value for value, _ in single.rows("__retry.s")] == ["b"]
     assert ("s", 1) not in single.state.shares.pairs and single.done() == [1]
@@ -281,7 +281,7 @@ def test_a_dead_letter_is_redriven_once(single: Shared) -> None:
     assert single.nack(1, topic=DEAD) == [0] and len(single.rows(RETRY)) == 1, "it was dropped"
     single.nack(0, topic=RETRY, delay_ms=0)
     assert single.headers(RETRY)[1]["escrowmq-attempt"] == "2", "it has all its attempts again"
-    unknown = [1, [[0, ResultCode.OUT_OF_RANGE, 2]]]
+    unknown = [1, [[0, ResultCode.OUT_OF_RANGE, [0, 2]]]]
     assert single.nack(7, topic=DEAD) == unknown
 
 
@@ -305,7 +305,7 @@ def test_replies_are_written_once_with_what_becomes_final(single: Shared) -> Non
         ("r2", expected | {"escrowmq-origin": f"t/0/2/{stored_ms}"}),
     ]
     assert single.done() == [3]
-    assert reply(single, [5]) == [ResultCode.OUT_OF_RANGE, 3]
+    assert reply(single, [5]) == [ResultCode.OUT_OF_RANGE, [0, 3]]
 
 
 def test_a_reply_about_a_retry_names_the_original(single: Shared) -> None:

@@ -108,7 +108,7 @@ class Against(RuleBasedStateMachine):
         (result,) = self.log.add(ack(*ranges_of(picked), group=group, partition=partition))
         key = group, partition
         if max(picked) >= self.ends[partition]:
-            assert result == [ResultCode.OUT_OF_RANGE, self.ends[partition]]
+            assert result == [ResultCode.OUT_OF_RANGE, [self.starts[partition], self.ends[partition]]]
         elif key not in self.final:
             assert result == [ResultCode.UNKNOWN_SHARE]
         else:
