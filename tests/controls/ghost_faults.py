@@ -149,7 +149,7 @@ def ghosts_amid_changes(patch: pytest.MonkeyPatch) -> None:
     *LOST,
     workload="raw",
     within=30,
-    start=56,
+    start=1095,
     passing_over=("stuck-learner", "not-converged", *STUCK),
     chaos_s=8.0,
     conditions=ghosts_amid_changes,
