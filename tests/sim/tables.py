@@ -247,6 +247,7 @@ BOUNDS: dict[str, int | Most] = {
     "Window.held": LEASED,
     "Window.free": LEASED,
     **{f"ShareDesk.{name}": REQUESTS for name in ("_asked", "_parked", "_wanting")},
+    "ShareDesk._told_ms": GROUPS,
     "ShareAdmission._under_way": _of("ShareAdmission._under_way[]"),
     "ShareAdmission._under_way idle": 0,
     "ShareAdmission._under_way[]": REQUESTS,
