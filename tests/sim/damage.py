@@ -91,7 +91,16 @@ def _others_have(sim: Simulation, victim: SimReplica, name: str, begin: int, end
     if not hit:
         return True
     others = [sound_entries(r) for r in sim.replicas if r is not victim]
-    return all(any(entry in held for held in others) for entry in hit)
+    return all(any(_proves(victim, entry, held) for held in others) for entry in hit)
+
+
+def _proves(victim: SimReplica, entry: tuple[int, int], held: AbstractSet[tuple[int, int]]) -> bool:
+    """Whether these entries of another log mend this one of the victim's, provably: where the next entry is
+    of a later term, it must be there as well (replication/log/holes.py). If only a log without it is left,
+    the replica needs a copy from a leader."""
+    index, term = entry
+    after = victim.journal.term_at(index + 1) if index < victim.journal.durable_index else term
+    return entry in held and (after in (term, None) or (index + 1, after) in held)
 
 
 def _entries_in(data: bytes, begin: int, end: int) -> set[tuple[int, int]]:
