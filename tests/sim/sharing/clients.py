@@ -188,7 +188,8 @@ class Client:
         router = cast(Router, self._turns)
         topics = {gid: list(world.topics) for gid in range(clients.info.groups)}
         of_consumer = self._condition, self._in_hand, counted
-        self._session = _Session(group, name, topics, LEASE_S, config, router, *of_consumer)
+        begun = frozenset[PlaceOfBatch]()  # partitions that the group does not know are begun as new ones
+        self._session = _Session(group, name, topics, begun, LEASE_S, config, router, *of_consumer)
         self._session.begin(world, group, name)
         self._settling = Settling(
             blocking, group, name, self._in_hand, self._condition, counted, CALL_TIMEOUT_S, self._sleep
