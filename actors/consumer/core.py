@@ -253,7 +253,8 @@ class ConsumerCore:
                 fresh = [tp for tp in wanted if self.positions.get(tp) is None]
             places = self._subscribing.places_now(fresh)
         with self.condition:
-            for tp in self.positions.assign(wanted, self.positions.assigned()):
+            ids = {topic: self.router.places.id_of(topic) for topic, _ in pairs}
+            for tp in self.positions.assign(wanted, self.positions.assigned(), ids, by_name=True):
                 self.redelivery.drop(tp)
             for tp, offset in places.items():
                 if (state := self.positions.get(tp)) is not None:
@@ -327,7 +328,8 @@ class ConsumerCore:
 
     def _assigned_now(self, partitions: frozenset[TopicPartition], kept: frozenset[TopicPartition]) -> None:
         wanted = {tp: self.router.places.group_of(*tp) for tp in partitions}
-        for tp in self.positions.assign(wanted, kept):
+        assert self.membership is not None
+        for tp in self.positions.assign(wanted, kept, self.membership.ids or {}):
             self.redelivery.drop(tp)
         self._counted.assignments += 1
         self.membership_thread.wake(heartbeat=True)  # confirms, so released partitions move on at once

@@ -24,7 +24,7 @@ from escrowmq.actors.consumer.replica_choice import LAG_PATIENCE_S, SILENCE_S_MA
 from escrowmq.actors.consumer.statistics import Counted
 from escrowmq.replication.calling.backoff import Backoff
 from escrowmq.replication.errors import CorruptLog, EscrowMQError, UnknownTopic
-from escrowmq.replication.model import ResultCode
+from escrowmq.replication.model import NO_ID, ResultCode
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +34,8 @@ PARTITIONS_PER_CALL_MAX = 256
 GIVEN_UP_MAX = 64
 #: Calls at a replica that are not counted though they are under way: they keep places for parked calls busy.
 ABANDONED_MAX = 16
+#: For requests without an end: above every offset.
+NO_END = 1 << 62
 SLEEP_S_MAX = 0.5
 #: Shortest pause between two steps while no answer comes.
 PAUSE_S = 0.001
@@ -104,8 +106,16 @@ class Fetches:
         wait_s = self._config.fetch_wait_s
         give_up_at = now + wait_s + self._silence.pause_s(self._silences)
         self._calls[self._token] = _FetchCall(gid, rid, asked, now, give_up_at)
-        requests = [(topic, partition, offset) for (topic, partition), _, offset in asked]
+        requests = [
+            (state.topic, state.partition, state.fetch_offset, *self._named(state)) for state in states
+        ]
         self._start(gid, rid, (requests, self._config.fetch_bytes, wait_s), self._token)
+
+    @staticmethod
+    def _named(state: PartitionState) -> tuple[int, ...]:
+        """What a request ends with so that no other topic of the name answers it. An id shows that brokers
+        understand ids."""
+        return () if state.topic_id == NO_ID else (NO_END, state.topic_id)
 
     def _give_up(self, token: int, call: _FetchCall, now: float) -> None:
         del self._calls[token]
@@ -167,7 +177,12 @@ class Fetches:
         if state is None or state.epoch != epoch or state.fetch_offset != offset:
             return False
         for_s = self._positions.troubled(tp, epoch, now)
-        if code == ResultCode.OUT_OF_RANGE:
+        if code == ResultCode.OTHER_TOPIC:
+            # A lower id: this replica lags. A higher one: the topic was created again, and a member's
+            # coordinator will say so; other readers follow the name.
+            if state.by_name and start > state.topic_id:
+                state.topic_id = start
+        elif code == ResultCode.OUT_OF_RANGE:
             state.log_start, state.log_end = start, end
             # Before the start: deleted for good. Beyond the end: perhaps this replica lags.
             if (offset < start or for_s >= LAG_PATIENCE_S) and not state.chunks:

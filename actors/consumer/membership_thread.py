@@ -267,7 +267,8 @@ class MembershipThread:
 
     def _look_up(self) -> None:
         with self._condition:
-            lookups = [Lookup(s.tp, s.epoch, s.goal, s.suspect) for s in self._positions.unresolved()]
+            unresolved = self._positions.unresolved()
+            lookups = [Lookup(s.tp, s.epoch, s.goal, s.suspect, s.topic_id) for s in unresolved]
         group = None if self._membership is None else self._membership.group
         committed: dict[TopicPartition, int] | None = None
         self._waits_for_places = False

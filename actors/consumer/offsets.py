@@ -21,6 +21,7 @@ from escrowmq.actors.client.consumer_groups import (
     coordinator_group,
 )
 from escrowmq.actors.client.router import Router, result_of
+from escrowmq.actors.consumer.positions import NO_IDS
 from escrowmq.replication.calling.answers import FoundOffsets
 from escrowmq.replication.calling.offset_answers import HeldPlaces
 from escrowmq.replication.errors import (
@@ -48,6 +49,7 @@ class Lookup:
     epoch: int
     goal: str
     suspect: int
+    topic_id: int = NO_ID  # of the topic that is meant, if it is known
 
 
 class OffsetReader:
@@ -56,17 +58,24 @@ class OffsetReader:
     def __init__(self, router: Router) -> None:
         self._router = router
 
-    def offsets(self, requests: Sequence[OffsetRequest], timeout_s: float) -> list[int | UnknownTopic]:
-        """``(topic, partition, ts_ms | LATEST | EARLIEST)`` -> first offset at or after that time."""
+    def offsets(
+        self, requests: Sequence[OffsetRequest], timeout_s: float, ids: Mapping[str, int] = NO_IDS
+    ) -> list[int | UnknownTopic]:
+        """``(topic, partition, ts_ms | LATEST | EARLIEST)`` -> first offset at or after that time.
+
+        ``ids``: of the topics that are meant, beside those that the brokers have reported. Raises Unavailable
+        if the leader that answers has an earlier topic: it was deposed and does not know yet, or lags behind
+        group 0.
+        """
         found: list[int | UnknownTopic] = [UnknownTopic(topic) for topic, _, _ in requests]
         places = self._router.places
         self.hear(places.unheard(topic for topic, _, _ in requests), timeout_s)
-        asked = self._ask(requests, range(len(requests)), found, timeout_s)
+        asked = self._ask(requests, range(len(requests)), found, timeout_s, ids)
         missing = [i for i in asked if isinstance(found[i], UnknownTopic)]
         if missing and self._router.info.groups > 1:  # perhaps created again, in other broker groups
             self.hear({requests[i][0] for i in missing}, timeout_s)
             moved = [i for i in missing if places.group_of(*requests[i][:2]) != asked[i]]
-            self._ask(requests, moved, found, timeout_s)
+            self._ask(requests, moved, found, timeout_s, ids)
         return found
 
     def hear(self, topics: Collection[str], timeout_s: float) -> Sequence[TopicInfo]:
@@ -86,6 +95,7 @@ class OffsetReader:
         which: Iterable[int],
         found: list[int | UnknownTopic],
         timeout_s: float,
+        ids: Mapping[str, int],
     ) -> dict[int, int]:
         """Sends these requests to their broker groups, as far as those are known, and stores the results in
         ``found``. Returns the group asked for each request."""
@@ -103,18 +113,22 @@ class OffsetReader:
         }
         for gid, places in by_group.items():
             answer: FoundOffsets = result_of(futures[gid], timeout_s)
-            for i, code, offset in zip(places, answer.codes, answer.offsets, strict=True):
+            theirs = answer.ids or [NO_ID] * len(places)
+            for i, code, offset, theirs_id in zip(places, answer.codes, answer.offsets, theirs, strict=True):
                 topic, partition, _ = requests[i]
+                meant = max(ids.get(topic, NO_ID), self._router.places.id_of(topic))
+                if NO_ID < theirs_id < meant:
+                    raise Unavailable(f"group {gid} has an earlier topic {topic!r} than the one meant", 0.1)
                 found[i] = offset if code == ResultCode.OK else _unknown(topic, partition, code)
         return {i: gid for gid, places in by_group.items() for i in places}
 
     def bounds(
-        self, partitions: Iterable[TopicPartition], timeout_s: float
+        self, partitions: Iterable[TopicPartition], timeout_s: float, ids: Mapping[str, int] = NO_IDS
     ) -> dict[TopicPartition, tuple[int, int] | UnknownTopic]:
-        """``(start, end)`` of each partition."""
+        """``(start, end)`` of each partition. ``ids``: see ``offsets``."""
         wanted = list(partitions)
         requests = [(t, p, what) for t, p in wanted for what in (EARLIEST, LATEST)]
-        found = self.offsets(requests, timeout_s)
+        found = self.offsets(requests, timeout_s, ids)
         answer: dict[TopicPartition, tuple[int, int] | UnknownTopic] = {}
         for tp, start, end in zip(wanted, found[::2], found[1::2], strict=True):
             if isinstance(start, UnknownTopic):
@@ -170,7 +184,7 @@ class OffsetReader:
         missing = [look.tp for look, offset in zip(lookups, known, strict=True) if offset is None]
         if group is not None and reset == "latest":
             self.hear({topic for topic, _ in missing}, timeout_s)  # whose ends these are
-        bounds = self.bounds(missing, timeout_s)
+        bounds = self.bounds(missing, timeout_s, {look.tp[0]: look.topic_id for look in lookups})
         chosen = [
             offset if offset is not None else _choose(look, bounds[look.tp], reset)
             for look, offset in zip(lookups, known, strict=True)

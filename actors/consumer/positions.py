@@ -14,18 +14,22 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple
 
 from escrowmq.actors.client.consumer_groups import TopicPartition
 from escrowmq.actors.consumer.records import Chunk, FetchedRun
 from escrowmq.replication.calling.backoff import Backoff
 from escrowmq.replication.errors import CorruptLog, DamagedValue, EscrowMQError
+from escrowmq.replication.model import NO_ID
 
 #: An idle partition is requested from the next replica after this long, so that a replica that lags or is cut
 #: off cannot hide new messages for longer.
 ROTATE_IDLE_S = 0.5
 #: A broker with too many parked polls answers empty at once; ask it again after these pauses.
 AGAIN = Backoff(first_s=0.01, longest_s=0.2)
+
+NO_IDS: Mapping[str, int] = MappingProxyType({})
 
 _epochs = itertools.count(1)
 
@@ -55,6 +59,11 @@ class PartitionState:
     gid: int
     #: Selects the replica, counting up; starts at the partition number, so that partitions spread.
     turn: int
+    #: The id of the topic that is read; ``NO_ID``: any topic of that name. A replica that lags may still have
+    #: an earlier topic, whose messages stand at the same offsets.
+    topic_id: int = NO_ID
+    #: Whether reading goes on in a later topic of the name; a member of a group is told by its coordinator.
+    by_name: bool = False
     epoch: int = field(default_factory=lambda: next(_epochs))
     position: int | None = None
     fetch_offset: int = 0
@@ -150,11 +159,17 @@ class Positions:
         return sorted(self._states)
 
     def assign(
-        self, wanted: Mapping[TopicPartition, int], kept: Iterable[TopicPartition]
+        self,
+        wanted: Mapping[TopicPartition, int],
+        kept: Iterable[TopicPartition],
+        ids: Mapping[str, int] = NO_IDS,
+        *,
+        by_name: bool = False,
     ) -> list[TopicPartition]:
         """Replaces the assignment by ``wanted`` (partition -> broker group); returns what was lost.
 
-        Partitions in ``kept`` continue where they are; all others start from the committed offset.
+        Partitions in ``kept`` continue where they are; all others start from the committed offset. ``ids``:
+        of the topics, as far as they are known; ``by_name``: see ``PartitionState``.
         """
         kept = set(kept) & set(self._states)
         lost = [tp for tp in self._states if tp not in wanted or tp not in kept]
@@ -162,7 +177,10 @@ class Positions:
             del self._states[tp]
         for (topic, partition), gid in sorted(wanted.items()):
             if (topic, partition) not in self._states:
-                self._states[topic, partition] = PartitionState(topic, partition, gid, partition)
+                state = PartitionState(topic, partition, gid, partition, by_name=by_name)
+                self._states[topic, partition] = state
+        for state in self._states.values():
+            state.topic_id = max(state.topic_id, ids.get(state.topic, NO_ID))
         self._order = deque(sorted(self._states))
         return lost
 

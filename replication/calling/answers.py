@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Self, TypeAlias
 
+import msgspec
+
 from escrowmq.replication.calling.carried_answers import Carried
 from escrowmq.replication.model import OpenTransaction, TransactionState
 
@@ -76,10 +78,12 @@ class PartitionSpans(Carried, frozen=True):
 
 
 class FoundOffsets(Carried, frozen=True):
-    """For each requested partition and time: the first offset at or after that time."""
+    """For each requested partition and time: the first offset at or after that time, and the id of the topic
+    that was looked into (``NO_ID`` if it has none or does not exist). No ids: from an earlier version."""
 
     codes: list[int]
     offsets: list[int]
+    ids: list[int] = msgspec.field(default_factory=list)
 
 
 class FetchEnds(Carried, frozen=True):

@@ -15,7 +15,7 @@ from escrowmq.replication.calling.offset_answers import HeldPlaces
 from escrowmq.replication.errors import CorruptLog, DamagedEntry, DiskFailed, Unavailable
 from escrowmq.replication.format.share_settings import GroupSettings
 from escrowmq.replication.host.running import NOT_RUNNING, RunningReplica
-from escrowmq.replication.model import TopicInfo
+from escrowmq.replication.model import NO_ID, TopicInfo
 from escrowmq.replication.replica import fetching
 from escrowmq.replication.replica.fetching import (
     FETCH_BYTES_MAX,
@@ -80,9 +80,12 @@ class Reads:
         """
 
         def read(state: StateMachine) -> FoundOffsets:
+            # Ids first: a topic that is created again meanwhile must not lend its id to the earlier one.
+            known = [state.topics.topics.get(topic) for topic, *_ in requests]
+            ids = [NO_ID if topic is None else topic.info.topic_id for topic in known]
             with state.cut:
                 found = [fetching.offset_for_time(state, *request) for request in requests]
-            return FoundOffsets([code for code, _ in found], [offset for _, offset in found])
+            return FoundOffsets([code for code, _ in found], [offset for _, offset in found], ids)
 
         if leader:
             return self._running.if_leading(read)

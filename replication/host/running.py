@@ -33,6 +33,7 @@ from escrowmq.replication.format.membership import members_mark
 from escrowmq.replication.format.segment_format import first_of_name
 from escrowmq.replication.host.checkpoint_thread import CheckpointThread
 from escrowmq.replication.host.driver import Driver
+from escrowmq.replication.host.leadership import read_leadership
 from escrowmq.replication.host.level_watch import LevelWatch
 from escrowmq.replication.host.mending import Mender
 from escrowmq.replication.host.parking import ParkingLot
@@ -232,9 +233,7 @@ class RunningReplica:
         """Who leads, as far as this replica knows. Cheap; any thread."""
         if self.closed:
             return Leadership(False, None, 0)
-        node = self.node
-        leader = node.leader_id
-        return Leadership(node.ready, None if leader is None else int(leader), node.term)
+        return read_leadership(self.node)
 
     def led_since(self, term: int) -> float | None:
         """When it began to lead in that term, on ``setup.monotonic``, to a tenth of a second; None: just now.

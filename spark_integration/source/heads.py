@@ -122,6 +122,11 @@ class HeadWatch:
         self.patiently(ask)
         return self._heads
 
+    def ids_now(self) -> Mapping[str, int]:
+        """Topic -> its present id; waits for brokers that do not answer, as ``patiently`` does."""
+        self.patiently(self._catalog.topics)
+        return self._catalog.ids
+
     def at_a_cut(self, offsets: Offsets, heads: Heads) -> Heads:
         """The same partitions with their ends at a stable cut; what is not in it ends where ``offsets`` are.
         So nothing of a transaction is read before all of it can be."""

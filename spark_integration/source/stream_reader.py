@@ -167,7 +167,8 @@ class EscrowMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             log.warning("%s: skipped, since failOnDataLoss is false", what)
         options = self._options
         pieces = split(planned.ranges, options.min_partitions, options.max_records_per_partition)
-        return splits(here.router, pieces)
+        # A replica that lags may have an earlier topic of the name, with other messages at these offsets.
+        return splits(here.router, pieces, here.watch.ids_now() if pieces else {})
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The messages of one split, in a task."""

@@ -7,10 +7,12 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from escrowmq.actors.consumer.fetcher import NO_END
 from escrowmq.replication.format.codec import decode_lazily, decode_rows
 from escrowmq.replication.format.packing import LEVEL_OF_PACKED, PACKED, PackedRows
 from escrowmq.replication.host.due_checks import lock_due
 from escrowmq.replication.host.running import TIMER_S
+from escrowmq.replication.model import NO_ID
 from escrowmq.replication.raft.node import RaftNode
 from escrowmq.replication.replica.checkpoints import STATE_PARTS, Checkpoints, Job, snapshot_name
 from escrowmq.replication.replica.fetching import FetchResult
@@ -153,9 +155,14 @@ class BrokerApplication:
 
     # -------------------------------------------------------------- what clients ask of a replica
 
-    def fetch(self, topic: str, number: int, offset: int, max_bytes: int = 1 << 30) -> FetchResult | None:
-        """A reader's result at this replica; None if the replica found damage and has ended."""
-        results = self._context.guarded(lambda: self.replica.fetch([(topic, number, offset)], max_bytes))
+    def fetch(
+        self, topic: str, number: int, offset: int, max_bytes: int = 1 << 30, topic_id: int = NO_ID
+    ) -> FetchResult | None:
+        """A reader's result at this replica; None if the replica found damage and has ended. ``topic_id``: of
+        the topic that is meant; ``NO_ID``: any of that name."""
+        named = () if topic_id == NO_ID else (NO_END, topic_id)
+        request = (topic, number, offset, *named)
+        results = self._context.guarded(lambda: self.replica.fetch([request], max_bytes))
         if not results:
             return None
         level = self.replica.state.level

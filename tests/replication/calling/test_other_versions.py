@@ -185,7 +185,7 @@ SAMPLES: list[Any] = [
     offset_answers.HeldPlaces({"orders": {0: 5}}, {"orders": [0]}),
     answers.PartitionBounds([0], [1], [2]),
     answers.PartitionSpans([0], [1], [2]),
-    answers.FoundOffsets([0], [1]),
+    answers.FoundOffsets([0], [1], [5]),
     answers.FetchEnds(0, [1, 2]),
     answers.LockedChecks.of([answers.LockedRow("t", "q", 1, 2, 3, True, "i", 4, 5)]),
     answers.DuePairs(1, 2, [("shop", "orders")]),

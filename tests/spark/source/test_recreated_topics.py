@@ -23,6 +23,7 @@ from escrowmq.spark_integration.source.heads import LeaderCatalog
 from escrowmq.spark_integration.source.options import Use, parse_options
 from escrowmq.spark_integration.source.planning import plan
 from escrowmq.spark_integration.source.reading import Split, TaskReader, splits
+from escrowmq.spark_integration.source.stream_reader import EscrowMQStreamReader, Link
 from tests.support.brokers import BehindCalls, Brokers, ClientCalls
 
 OLD, NEW = [b"old %d" % n for n in range(10)], [b"new %d" % n for n in range(25)]
@@ -84,6 +85,27 @@ def test_a_batch_of_spark_is_refused(brokers: Brokers, admin: Admin, named: str,
     with pytest.raises(DataLoss, match=again):
         read(split, True)
     assert read(split, False) == 0, "skipped with a warning, as failOnDataLoss says"
+
+
+def test_a_batch_of_a_stream_names_the_topic_as_it_is_now(
+    brokers: Brokers, admin: Admin, named: str, router: Router
+) -> None:
+    """A replica that lags and has the earlier topic is not asked for the same offsets of that one."""
+    create(brokers, admin, named, OLD)
+    options = parse_options({"subscribe": named, "startingOffsets": "earliest"}, Use.STREAM,
+                            default_address="127.0.0.1:1", default_namespace="test")  # fmt: skip
+    tasks = TaskReader("127.0.0.1:1", "test", RowFormat(), True)
+    reader = EscrowMQStreamReader(options, tasks, Link(router, options.subscription))
+
+    def ids() -> list[int]:
+        start = reader.initialOffset()
+        end = reader.latestOffset(start, reader.getDefaultReadLimit())
+        return [split.topic_id for split in reader.partitions(start, end)]
+
+    (before,) = ids()
+    create_again(brokers, admin, named)
+    (after,) = ids()
+    assert NO_ID < before < after
 
 
 def test_a_dataset_is_refused(brokers: Brokers, admin: Admin, named: str, router: Router) -> None:
