@@ -76,7 +76,9 @@ class GroupsEnd:
             records += [row[:3] if of else row[:2] for row in rows if pair is not None and row[0] >= begin]
             at = rows[-1][0] + 1
         flat = [] if pair is None else pair.flat()
-        start, ranges = end if pair is None else pair.start, list(zip(flat[::2], flat[1::2], strict=True))
+        start = end if pair is None else pair.start
+        # Retention may have moved the start past ranges that the pair still has.
+        ranges = [(first, last) for first, last in zip(flat[::2], flat[1::2], strict=True) if last >= start]
         told: dict[str, Any] = {"topic": name, "partition": number, "start": start, "ranges": ranges}
         told |= {"end": end, "records": records}
         return told | {"of": of} if of else told
