@@ -43,6 +43,7 @@ class Fibres:
                 del self._all[fibre.work]
 
         fibre = Fibre(owner, greenlet(run, parent=self._main))
+        fibre.work.fibres = self
         self._all[fibre.work] = fibre
         self._world.later(0.0, self._resume, fibre, 0)
 
@@ -84,3 +85,9 @@ class Fibres:
             self._all.pop(fibre.work, None)
         elif not fibre.work.dead:
             fibre.work.throw(GreenletExit)
+
+
+def fibres_of_running() -> Fibres | None:
+    """Those of the fibre that calls this; None: it is called outside of fibres."""
+    found: Fibres | None = getattr(getcurrent(), "fibres", None)
+    return found

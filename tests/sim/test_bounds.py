@@ -21,7 +21,7 @@ from tests.sim import bounds
 from tests.sim.bounds import RECOUNT_EVERY, check_bounds
 from tests.sim.broker_app import BrokerApplication
 from tests.sim.broker_workload import BrokerWorkload
-from tests.sim.recreated.members import service_of
+from tests.sim.group_service import service_of
 from tests.sim.replica import CACHE_BYTES, SimReplica
 from tests.sim.simulation import Plan, Simulation
 from tests.sim.tables import BOUNDS, check_tables

@@ -46,6 +46,7 @@ from tests.sim.ledger import APART
 from tests.sim.recreated.topic import RecreatedTopic
 from tests.sim.sharing.clients import Clients
 from tests.sim.sharing.groups import ShareGroups
+from tests.sim.streams.consumers import StreamGroup
 from tests.sim.topic_changes import TopicChanges
 from tests.sim.workload import Application, Cluster, ReplicaContext
 from tests.sim.world import Violation
@@ -127,7 +128,9 @@ class AcrossWorkload(Acting):
         if self.scene.crowd:
             self.crowds += [self._crowd(gid, desk) for gid, desk in enumerate(self.desks)]
         self.changes = TopicChanges(many.parts, self.scene.places())
-        self.recreated = RecreatedTopic(many.parts, members=self.scene.tables is None)
+        streams = "streams" in self.scene.reach
+        self.recreated = RecreatedTopic(many.parts, members=self.scene.tables is None, always=streams)
+        self.streams = StreamGroup(self) if self.scene.tables is None else None
         # Its clients repeat requests, so the brokers must remember ids and producers.
         remembers = self.scene.tables is None
         self.delayed = [DelayedMessages(part, part.gid, self.scene.groups) for part in many.parts * remembers]
@@ -148,6 +151,8 @@ class AcrossWorkload(Acting):
 
     def _hear(self, gid: int, index: int, now_ms: int, found: Sequence[Op]) -> None:
         self.recreated.heard(gid, index, now_ms, found)
+        if self.streams is not None:
+            self.streams.heard(gid, found)
         self.later_across.heard(gid, now_ms, found)
         self.named.heard(gid, index, found)
         for clients in self.delayed:
@@ -160,8 +165,9 @@ class AcrossWorkload(Acting):
         into it: it would keep this whole world, and a long campaign would have all of its worlds in memory.
         """
         self.loop.close()
-        if self.shares is not None:
-            self.shares.close()
+        for part in (self.shares, self.streams):
+            if part is not None:
+                part.close()
         for future in self.sends.values():
             future._parcel.nobody_asks(future._number)
 
@@ -431,6 +437,7 @@ class AcrossWorkload(Acting):
         own = sum(len(one.preparing) + len(one.deciding) + one.returning for one in alive)
         asked = sum(desk.waiting for desk in self.desks) + self.changes.waiting + self.recreated.waiting
         asked += 0 if self.shares is None else self.shares.waiting
+        asked += 0 if self.streams is None else self.streams.waiting
         asked += self.named.waiting
         return own + self.operator.waiting + asked + sum(clients.waiting for clients in self.delayed)
 
@@ -462,6 +469,8 @@ class AcrossWorkload(Acting):
             raise Violation(f"of {READS} tries to read everything none could be ended", "stuck")
         self.changes.check(leaders)
         self.recreated.check()
+        if self.streams is not None:
+            self.streams.check()
         self.named.judge()
         for consumer, leader in zip(self.consumers, leaders, strict=True):
             if self.scene.tables is None or len(self.consumers) <= self.scene.tables.groups_kept:

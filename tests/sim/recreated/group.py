@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from escrowmq.actors.client.consumer_groups import coordinator_group
-from tests.sim.recreated.members import GROUP, SESSION_S, Member, service_of
+from tests.sim.group_service import service_of
+from tests.sim.recreated.members import GROUP, SESSION_S, Member
 
 if TYPE_CHECKING:
     from tests.sim.recreated.topic import RecreatedTopic
@@ -43,7 +44,7 @@ class GroupDeletions:
             replica, app = found
             service = service_of(self._topic.desks[0].world, replica, app)
             places = app.replica.state.group_offsets.get(GROUP, {})
-            if service.delete({topic: dict(by) for topic, by in places.items()}):
+            if service.delete(GROUP, {topic: dict(by) for topic, by in places.items()}):
                 self._topic.done["group deleted"] += 1
                 return
         self._topic.later(AGAIN_S, self._delete, tries - 1)

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from escrowmq.actors.broker.group_service import GroupService
 from escrowmq.actors.client.consumer_groups import (
     GroupJoined,
     InstanceTaken,
@@ -23,15 +22,12 @@ from escrowmq.actors.client.consumer_groups import (
     coordinator_group,
 )
 from escrowmq.actors.consumer.membership import Membership
-from escrowmq.replication.calling.answers import Leadership, Reply
-from escrowmq.replication.host.requests import topics_of_places
+from escrowmq.replication.calling.answers import Reply
 from escrowmq.replication.model import NO_ID, ResultCode
-from escrowmq.replication.replica.validation import parse_request
-from escrowmq.replication.state.topics import LEVEL_OF_IDS
-from tests.sim.broker_app import BrokerApplication, ids_of, number_of
+from tests.sim.broker_app import BrokerApplication, ids_of
+from tests.sim.group_service import SimGroupService, service_of
 from tests.sim.recreated.model import TOPIC, Era
-from tests.sim.replica import SimReplica
-from tests.sim.world import Violation, World
+from tests.sim.world import Violation
 
 if TYPE_CHECKING:
     from tests.sim.recreated.topic import RecreatedTopic
@@ -49,64 +45,6 @@ POLL_BYTES = (1, 300, 5_000)
 class _Place:
     offset: int
     era: Era  # the life of topic and group in which the place was looked up
-
-
-class _Service:
-    """The group service of one broker process. Answers from the log go to the last caller."""
-
-    def __init__(self, world: World, replica: SimReplica, app: BrokerApplication) -> None:
-        self._replica, self._app = replica, app
-        self._done: Callable[[Reply], None] = lambda reply: None
-        known = app.replica.state.topics.topics
-        offsets = app.replica.state.group_offsets
-        self.groups = GroupService(
-            leadership=self._leadership,
-            partitions=lambda topic: known[topic].info.partitions if topic in known else None,
-            committed=lambda group: offsets.get(group, {}),
-            group_names=lambda: list(offsets),
-            submit=self._submit,
-            clock=lambda: world.now,
-            which=known.get,
-            last_void=lambda group: app.replica.state.deleted_groups.last_void(group),
-            tells_ids=lambda: app.replica.state.level >= LEVEL_OF_IDS,
-        )
-        app.beside.append(self.groups)
-
-    def _leadership(self) -> Leadership:
-        node = self._replica.node
-        return Leadership(node.ready, number_of(self._replica.name), node.term)
-
-    def commit(
-        self, member: str, generation: int, offsets: dict[str, dict[int, int]], done: Callable[[Reply], None]
-    ) -> Reply:
-        """Commit a member's offsets. ``("queued",)`` means that ``done`` gets the answer."""
-        self._done = done
-        return self.groups.commit(GROUP, member, generation, offsets)
-
-    def delete(self, places: dict[str, dict[int, int]]) -> bool:
-        """Delete the group; returns whether the deletion is on its way to the log."""
-        self._done = lambda reply: None
-        return self.groups.delete(GROUP, places) == ("unknown",)
-
-    def _submit(self, request: bytes, turn: Callable[[Callable[[], None]], Reply | None]) -> Reply:
-        app, replica, done = self._app, self._replica, self._done
-        frames = parse_request(request)
-        about = topics_of_places(frames, app.replica.state.topics.topics)
-        refused = turn(lambda: replica.guarded(lambda: app.replica.submit(request, frames, done, about)))
-        if refused is None and replica.up:
-            replica.kick()
-        return refused or (("queued",) if about else ("unknown",))
-
-
-def service_of(world: World, replica: SimReplica, app: BrokerApplication) -> _Service:
-    """The service of this process; it stays the same as long as the process lives.
-
-    The process keeps it: in a table of its own it would never go, since it leads back to the process.
-    """
-    if app.group_service is None:
-        app.group_service = _Service(world, replica, app)
-    service: _Service = app.group_service
-    return service
 
 
 class Member:
@@ -150,7 +88,7 @@ class Member:
         self._calling = self._committing = False
         self._topic.done["restarted"] += 1
 
-    def _service(self) -> tuple[BrokerApplication, _Service] | None:
+    def _service(self) -> tuple[BrokerApplication, SimGroupService] | None:
         found = self._topic.leader(self._gid)
         if found is None or self._rng.random() < LOST:
             return None
@@ -277,7 +215,8 @@ class Member:
         process = self._process
         self._topic.later(0.5, self._commit_ends, process)  # longer than the log takes, or its answer is lost
         answer = service.commit(
-            *(self._name, self._membership.generation, {topic: {partition: place.offset}}), self._committed
+            *(GROUP, self._name, self._membership.generation, {topic: {partition: place.offset}}),
+            self._committed,
         )
         if answer[0] == "ok" and isinstance(answer[1], MembershipStale):
             self._topic.done["old place refused" if "created again" in answer[1].reason else "stale"] += 1

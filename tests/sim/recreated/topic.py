@@ -42,15 +42,17 @@ DONE = (ResultCode.OK, ResultCode.DUPLICATE, ResultCode.UNKNOWN_TOPIC, ResultCod
 
 
 class RecreatedTopic:
-    """The topic of one world. ``members``: whether a consumer group reads it, which uses a table entry."""
+    """The topic of one world. ``members``: whether a consumer group reads it, which uses a table entry.
+    ``always``: every world has it."""
 
-    def __init__(self, clusters: Sequence[Cluster], *, members: bool) -> None:
+    def __init__(self, clusters: Sequence[Cluster], *, members: bool, always: bool = False) -> None:
         world = clusters[0].world
         self.rng = world.stream("recreated")
-        self._works = self.rng.random() < SHARE
+        self._works = self.rng.random() < SHARE or always
         self.desks = [Desk(one, "desk-of-recreated") for one in clusters]
         self.models = [Model(gid, len(clusters)) for gid in range(len(clusters))]
         self.done: Counter[str] = Counter()
+        self.life_s = LIFE_S
         self.info: TopicInfo | None = (
             None  # as it was last created; None: it is being deleted, or does not exist
         )
@@ -65,6 +67,11 @@ class RecreatedTopic:
         self._group = GroupDeletions(self, self._members) if members else None
         for cluster in clusters:
             cluster.recreate = self.hasten
+
+    @property
+    def works(self) -> bool:
+        """Whether this world has the topic."""
+        return self._works
 
     @property
     def waiting(self) -> int:
@@ -194,7 +201,7 @@ class RecreatedTopic:
             place = BY_NAME if first is None else first
             self.info = TopicInfo(TOPIC, **settings, first_group=place, topic_id=topic_id or NO_ID)  # type: ignore[arg-type]
             self.done["created"] += 1
-        mean_s = PAUSE_S if self.info is None else LIFE_S
+        mean_s = PAUSE_S if self.info is None else self.life_s
         self._next_s = self.desks[0].world.elapsed_s + self.rng.expovariate(1 / mean_s)
 
     def later(self, delay_s: float, fn: Callable[..., None], *args: Any) -> None:

@@ -1,0 +1,60 @@
+"""The product's own consumers in virtual time: they handle everything, and a skipped message is noticed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from escrowmq.actors.consumer.positions import Positions
+from tests.sim.across.scene import KEPT
+from tests.sim.across.simulation import ManyGroups
+from tests.sim.runner import WORKLOADS
+from tests.sim.schedules import carry_out, chosen_faults, made
+
+REACH = KEPT | {"streams"}
+SEEDS = (301, 303, 304)
+
+
+def run(seed: int) -> tuple[str | None, Counter[str]]:
+    groups = 2 + seed % 2
+    faults = chosen_faults(seed, 6.0, None, None, groups)
+    simulation = made(
+        seed, workload=WORKLOADS["broker"], groups=groups, faults=faults, reach=REACH, chaos_s=6.0
+    )
+    assert isinstance(simulation, ManyGroups)
+    broken = carry_out(simulation)
+    assert simulation.workload.streams is not None
+    return broken, simulation.workload.streams.done
+
+
+def whole(seeds: Iterable[int]) -> Counter[str]:
+    done: Counter[str] = Counter()
+    for seed in seeds:
+        broken, of_one = run(seed)
+        assert broken is None, (
+            f"{broken}: python -m tests.sim --seed {seed} --groups {2 + seed % 2} --reach streams"
+        )
+        done += of_one
+    return done
+
+
+def test_members_handle_each_message_whatever_happens() -> None:
+    done = whole(SEEDS)
+    assert done["given"] > 10 and done["commits"] > 5, done
+
+
+def test_one_seed_is_one_schedule() -> None:
+    assert run(SEEDS[1])[1] == run(SEEDS[1])[1]
+
+
+def test_planted_a_member_that_begins_one_message_further(monkeypatch: pytest.MonkeyPatch) -> None:
+    resolve = Positions.resolve
+
+    def further(self: Positions, tp: Any, epoch: int, offset: int, *rest: Any) -> None:
+        resolve(self, tp, epoch, offset + (offset == 0), *rest)
+
+    monkeypatch.setattr(Positions, "resolve", further)
+    assert "which no member was given" in str([run(seed)[0] for seed in SEEDS])
