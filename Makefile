@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: pipeline fence-trials timers-million instruments docs test-long spark-trials controls help demo demo-pictures test lint simulate campaign bench bench-peers stored live bench-spark walk load chaos fuzz spark-nodes
+.PHONY: pipeline fence-trials timers-million instruments docs test-long spark-trials controls help demo demo-pictures test lint simulate campaign bench bench-database bench-peers stored live bench-spark walk load chaos fuzz spark-nodes
 
 # The tests start hundreds of processes: byte code that one of them has compiled saves the others that work.
 unexport PYTHONDONTWRITEBYTECODE
@@ -93,6 +93,9 @@ controls: $(STAMP) ## plant faults in the code and measure how soon the simulato
 
 bench: $(STAMP) ## throughput and latency, and their ratio to a ceiling measured in the same run (5 minutes; ARGS=--help)
 	$(BIN)/python -m benchmarks $(ARGS)
+
+bench-database: $(STAMP) ## fence, outbox, and a plain outbox with a relay by hand, around one real PostgreSQL (4 minutes; ARGS=--help)
+	$(BIN)/python -m benchmarks.around_database $(ARGS)
 
 bench-peers: $(STAMP) ## Kafka, RocketMQ and NATS from their packages, in turns with ours; ratios into docs/performance.md (25 minutes; ARGS=--help)
 	$(BIN)/python -m benchmarks.peers --docs docs $(ARGS)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Self
 from escrowmq.actors.client.closing import AsyncClosing
 from escrowmq.actors.client.consumer_groups import TopicPartition
 from escrowmq.actors.client.group_work import GroupWork
+from escrowmq.actors.client.handling_once import HandlesOnce, once
 from escrowmq.actors.client.loop_news import LoopNews
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.client.values import Deserializer
@@ -27,7 +28,6 @@ from escrowmq.actors.consumer.retries import Retries
 from escrowmq.actors.consumer.retry_policy import RetryPolicy
 from escrowmq.actors.consumer.running import run_async
 from escrowmq.actors.consumer.statistics import ConsumerStatistics
-from escrowmq.actors.consumer.stream_record import StreamRecord
 from escrowmq.actors.consumer.takeover import Handler, Handlers
 from escrowmq.replication.errors import Closed
 from escrowmq.replication.model import ConsumerRecord
@@ -203,14 +203,16 @@ class AsyncConsumer(AsyncClosing):
 
     async def run(
         self,
-        handler: Callable[[StreamRecord], Awaitable[object]],
+        handler: Callable[..., Awaitable[object]],
         *,
         ordered: bool | None = None,
         stop: asyncio.Event | None = None,
+        inbox: HandlesOnce | None = None,
     ) -> None:
         """As :meth:`Consumer.run`, with a coroutine. Cancelling it cancels the handler; its record was not
-        handled, and ``poll`` returns it again."""
-        await run_async(self, self._core, handler, ordered, stop)  # type: ignore[arg-type]  # StreamRecords
+        handled, and ``poll`` returns it again. ``inbox``: an AsyncInbox."""
+        handle = once(handler, inbox, self._core.group, awaited=True)
+        await run_async(self, self._core, handle, ordered, stop)
 
     def pause(self, *partitions: TopicPartition) -> None:
         """As :meth:`Consumer.pause`; does not wait."""

@@ -21,6 +21,7 @@ from escrowmq.actors.client.background import Background
 from escrowmq.actors.client.closing import Closing
 from escrowmq.actors.client.consumer_groups import TopicPartition
 from escrowmq.actors.client.group_work import GroupWork
+from escrowmq.actors.client.handling_once import HandlesOnce, once
 from escrowmq.actors.client.replica_calls import ReplicaCalls
 from escrowmq.actors.client.statistics_timer import StatisticsTimer
 from escrowmq.actors.client.topology import ClusterInfo
@@ -33,7 +34,6 @@ from escrowmq.actors.consumer.group_work import group_work
 from escrowmq.actors.consumer.retry_policy import RetryPolicy
 from escrowmq.actors.consumer.running import run
 from escrowmq.actors.consumer.statistics import ConsumerStatistics
-from escrowmq.actors.consumer.stream_record import StreamRecord
 from escrowmq.actors.consumer.takeover import Handler, Handlers
 from escrowmq.replication.errors import Closed
 from escrowmq.replication.model import ConsumerRecord
@@ -302,10 +302,11 @@ class Consumer(Closing):
 
     def run(
         self,
-        handler: Callable[[StreamRecord], object],
+        handler: Callable[..., object],
         *,
         ordered: bool | None = None,
         stop: threading.Event | None = None,
+        inbox: HandlesOnce | None = None,
     ) -> None:
         """Calls ``handler(record)`` for one record after the other, until ``stop`` is set or this consumer is
         closed. Needs ``retry``.
@@ -316,9 +317,10 @@ class Consumer(Closing):
 
         ``ordered``: states which order the handler needs; raises ConfigError if the consumer's policy is the
         other one. A handler that takes longer than ``poll_interval_max_s`` loses its partitions. What it
-        raises that is no ``Exception`` (SystemExit) ends this, too.
+        raises that is no ``Exception`` (SystemExit) ends this, too. ``inbox``: as for
+        :meth:`ShareConsumer.run`.
         """
-        run(self.core, handler, ordered, stop)  # type: ignore[arg-type]  # with retries they are StreamRecords
+        run(self.core, once(handler, inbox, self.core.group, awaited=False), ordered, stop)
 
     def statistics(self) -> ConsumerStatistics:
         """Its counters and present state. Cheap, from any thread, also after ``close``."""

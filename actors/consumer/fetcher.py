@@ -147,7 +147,10 @@ class Fetches:
             self._silences = 0
         self._choice.answered(call.gid, call.rid)
         self._counted.fetched(sum(len(part[6]) for part in answer), now - call.sent, now)
-        early = now - call.sent < self._config.fetch_wait_s / 2
+        # Empty, and without waiting: this replica has no place for another call that waits. With news in it,
+        # the answer came when it should, and partitions without any need no pause.
+        waited = now - call.sent >= self._config.fetch_wait_s / 2
+        early = not waited and not any(runs for _, _, _, _, _, runs, _ in answer)
         news = False
         for (tp, epoch, offset), part in zip(call.asked, answer, strict=True):
             news |= self._take_part(call, tp, epoch, offset, part, early, now)

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequ
 from typing import Self
 
 from escrowmq.actors.client.closing import AsyncClosing
+from escrowmq.actors.client.handling_once import HandlesOnce, once
 from escrowmq.actors.client.loop_news import LoopNews
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.client.values import Deserializer
@@ -93,18 +94,20 @@ class AsyncShareConsumer(AsyncClosing):
 
     async def run(
         self,
-        handler: Callable[[ShareRecord], Awaitable[object]],
+        handler: Callable[..., Awaitable[object]],
         *,
         tasks: int = 64,
         stop: asyncio.Event | None = None,
+        inbox: HandlesOnce | None = None,
     ) -> None:
         """Awaits ``handler(record)`` in so many tasks, until ``stop`` is set, this consumer is closed, or
         ``run`` is cancelled, which cancels the handlers and gives their records back.
 
         As :meth:`ShareConsumer.run`; a handler that takes longer than ``lease_extend_max_s`` is cancelled,
-        and its record nacked.
+        and its record nacked. ``inbox``: an AsyncInbox.
         """
-        await AsyncRunner(self, self._core, handler, check_threads(tasks, "tasks"), stop).run()
+        handle = once(handler, inbox, self._core.group, awaited=True)
+        await AsyncRunner(self, self._core, handle, check_threads(tasks, "tasks"), stop).run()
 
     def ack(self, record: ShareRecord) -> None:
         """As :meth:`ShareConsumer.ack`; does not wait."""

@@ -15,6 +15,7 @@ from functools import cached_property
 
 from escrowmq.actors.client.background import Background
 from escrowmq.actors.client.closing import Closing
+from escrowmq.actors.client.handling_once import HandlesOnce, once
 from escrowmq.actors.client.replica_calls import ReplicaCalls
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.client.values import Deserializer
@@ -99,10 +100,11 @@ class ShareConsumer(Closing):
 
     def run(
         self,
-        handler: Callable[[ShareRecord], object],
+        handler: Callable[..., object],
         *,
         threads: int = 8,
         stop: threading.Event | None = None,
+        inbox: HandlesOnce | None = None,
     ) -> None:
         """Calls ``handler(record)`` in so many threads, until ``stop`` is set or this consumer is closed.
 
@@ -112,10 +114,15 @@ class ShareConsumer(Closing):
         place. Such threads cannot be ended, so give handlers time-outs; at four times ``threads`` of them
         this raises Overloaded. Outages are waited out.
 
+        With an ``inbox`` (``escrowmq.integrations``) of this group, ``handler(record, db)`` is called in a
+        database transaction of its own, which is committed before the record is acked. A record that comes
+        again after that is acked without it.
+
         Returns when the handlers under way have returned and all acks are durable. What a handler raises that
         is no ``Exception`` (SystemExit) ends it, too. Call it from one thread.
         """
-        Runner(self.core, handler, check_threads(threads), stop or threading.Event()).run()
+        handle = once(handler, inbox, self.core.group, awaited=False)
+        Runner(self.core, handle, check_threads(threads), stop or threading.Event()).run()
 
     # ------------------------------------------------------------ settling
 

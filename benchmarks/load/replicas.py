@@ -13,13 +13,13 @@ from escrowmq.actors.admin.types import ReplicaStatus
 
 
 class Replicas:
-    """The replicas of a cluster's first group."""
+    """The replicas of one of a cluster's groups, by default of the first."""
 
-    def __init__(self, cluster: Any) -> None:
-        self._cluster = cluster
+    def __init__(self, cluster: Any, group: int = GROUP) -> None:
+        self._cluster, self._group = cluster, group
 
     def all(self) -> tuple[ReplicaStatus, ...]:
-        found: tuple[ReplicaStatus, ...] = self._cluster.admin.status(wait_s=5.0).groups[GROUP].replicas
+        found: tuple[ReplicaStatus, ...] = self._cluster.admin.status(wait_s=5.0).groups[self._group].replicas
         return found
 
     def leader(self) -> ReplicaStatus:

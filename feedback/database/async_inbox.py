@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 from sqlalchemy import Connection
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 
@@ -47,6 +47,8 @@ class AsyncInbox:
         pass it if the URL is not sufficient (``connect_args``). The rest: see ``Inbox``."""
         engine = engine_of(database, "Inbox")
         self.group, self._engine = group, engine
+        sessions = database if isinstance(database, async_sessionmaker) else None
+        self._opening: Callable[[], Any] = sessions or engine.connect
         self._purging = purging or (lambda: create_async_engine(engine.url, poolclass=NullPool))
         self._options: dict[str, Any] = {"group": group, "table": table, "clock": clock}
         self._inbox = Inbox(engine.sync_engine, **self._options)
@@ -80,6 +82,19 @@ class AsyncInbox:
             with contextlib.suppress(Exception):
                 await given.run_sync(lambda core: self._inbox.forget(link_of(core), key, mark))
             raise
+
+    def handler(self, work: Callable[[Any, Any], Awaitable[object]]) -> Callable[[Any], Awaitable[None]]:
+        """See ``Inbox.handler``; for ``await queue.aio.run(work, inbox=inbox)``."""
+
+        async def handle(record: Any) -> None:
+            async with self._opening() as db:
+                async with self.once(db, record) as first:
+                    if first:
+                        await work(record, db)
+                if first:
+                    await db.commit()
+
+        return handle
 
     async def purge(self, admin: GroupPlaces | None, *, keep_s: float = KEEP_S) -> InboxPurged:
         """See ``Inbox.purge``; runs in a helper thread."""

@@ -62,6 +62,11 @@ class DjangoLink:
                 f"the connection is in autocommit, so {row} would be committed without the business's rows; "
                 "use `with transaction.atomic():`"
             )
+        if self.connection.needs_rollback:
+            raise NoDatabaseTransaction(
+                "the atomic block can only be rolled back: a statement in it failed, or set_rollback(True) "
+                f"was called, so {row} could not be committed; begin the business again in another block"
+            )
 
     def refuse_savepoint(self) -> None:
         if any(name is not None for name in self.connection.savepoint_ids):
@@ -136,7 +141,7 @@ class _BlockLink(DjangoLink):
 
 
 class DjangoDatabase:
-    """A database of Django's settings, for ``Fence`` and ``Inbox``.
+    """A database of Django's settings, for ``Fence``, ``Inbox`` and ``Outbox``.
 
     ::
 

@@ -53,7 +53,8 @@ class TableMissing(DatabaseMisused):
 
 
 class NoDatabaseTransaction(DatabaseMisused):
-    """The connection is in autocommit: the row would be committed without the business's rows."""
+    """There is no transaction that the row could share with the business's rows: the connection is in
+    autocommit, or its transaction has failed, or is rolled back already."""
 
 
 class WrongDatabase(DatabaseMisused):

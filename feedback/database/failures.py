@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 import sqlite3
 
-from escrowmq.feedback.database.errors import NotPrimary, TableMissing
+from escrowmq.feedback.database.errors import NoDatabaseTransaction, NotPrimary, TableMissing
 
 
 class Failure(enum.Enum):
@@ -20,6 +20,8 @@ class Failure(enum.Enum):
     NO_TABLE = "there is no table"
     LOCKED = "another transaction holds the row, or was preferred"
     READ_ONLY = "the database accepts no writes"
+    FAILED_BEFORE = "an earlier statement failed, so the transaction can only be rolled back"
+    ROLLED_BACK = "the transaction is rolled back already, and its block has not ended"
     OTHER = "anything else"
 
 
@@ -32,6 +34,7 @@ _SQLSTATES = {
     "40001": Failure.LOCKED,  # serialization failure
     "57014": Failure.LOCKED,  # statement_timeout of the server or the role
     "25006": Failure.READ_ONLY,
+    "25P02": Failure.FAILED_BEFORE,
 }
 _NUMBERS = {
     1062: Failure.DUPLICATE,
@@ -54,6 +57,9 @@ _SQLITE_NAMES = {
 
 def failure_of(error: BaseException) -> Failure:
     """The meaning of an error of SQLAlchemy or of a driver."""
+    kinds = {(kind.__module__, kind.__name__) for kind in type(error).__mro__}
+    if ("sqlalchemy.exc", "InvalidRequestError") in kinds:  # it did not get as far as the driver
+        return Failure.ROLLED_BACK
     error = _driver_error(error)
     if isinstance(error, sqlite3.Error):
         name = getattr(error, "sqlite_errorname", "")
@@ -79,7 +85,22 @@ def explained(error: Exception, owner: str, table: str, database: str) -> Except
                 f"the database accepts no writes: the {owner} needs the primary, since a standby lags behind "
                 "what has been committed"
             )
+        case Failure.FAILED_BEFORE:
+            return NoDatabaseTransaction(
+                "an earlier statement of this transaction failed, so nothing of it can be committed, and "
+                f"the {owner} has written nothing: roll it back and begin the business again"
+            )
+        case Failure.ROLLED_BACK:
+            return NoDatabaseTransaction(rolled_back_already("connection", error))
     return error
+
+
+def rolled_back_already(what: str, error: Exception) -> str:
+    """For a connection or session that takes no statement any more; ``error``: SQLAlchemy's own."""
+    return (
+        f"the {what}'s transaction is rolled back already, so nothing of it can be committed: end it "
+        f"(rollback(), or the end of its block) and begin the business again; SQLAlchemy says: {error}"
+    )
 
 
 def certainly_rolled_back(error: BaseException) -> bool:

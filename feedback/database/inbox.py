@@ -105,6 +105,23 @@ class Inbox:
                 self.forget(link, key, mark)
             raise
 
+    def handler(self, work: Callable[[Any, Any], object]) -> Callable[[Any], None]:
+        """``work(record, db)`` as a handler of a record: a database transaction of its own, which is
+        committed when ``work`` returns, and rolled back when it raises. ``work`` is not called for a record
+        that was handled before.
+
+        ``queue.run(work, inbox=inbox)`` is the same as ``queue.run(inbox.handler(work))``. ``db``: what the
+        inbox was made of gives, a Connection, a Session, or a DB-API connection; do not commit it.
+        """
+
+        def handle(record: Any) -> None:
+            with self._database.opening() as (db, link):
+                if self.enter(link, record) is not None:
+                    work(record, db)
+                    link.commit()
+
+        return handle
+
     def enter(self, link: Link, record: Place) -> bytes | None:
         """Write the record's row; its key, or None if it was there."""
         origin = origin_of(record)

@@ -67,6 +67,9 @@ def places_of(admin: GroupPlaces, group: str) -> dict[tuple[str, int], int]:
     places = {(info.name, number): 0 for info in admin.topics() for number in range(info.partitions)}
     for place in described.partitions:
         places[place.topic, place.partition] = place.committed or 0
+    if described.share is not None:  # what lies before a share group's start is settled
+        for place in described.share.partitions:
+            places[place.topic, place.partition] = place.start
     return places
 
 

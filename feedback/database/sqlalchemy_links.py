@@ -11,10 +11,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from sqlalchemy import Connection, Engine, event, text
+from sqlalchemy.exc import InvalidRequestError, UnboundExecutionError
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from sqlalchemy.pool import SingletonThreadPool, StaticPool
 
 from escrowmq.feedback.database.errors import DatabaseMisused, NoDatabaseTransaction
+from escrowmq.feedback.database.failures import rolled_back_already
 from escrowmq.feedback.database.links import Link
 from escrowmq.feedback.database.statements import dialect_of
 
@@ -152,19 +154,34 @@ class SqlAlchemyDatabase:
         return link_of(given)
 
 
+def _connection_of(session: Session) -> Connection:
+    """After a failed flush, or a rollback inside ``with begin()``, a session gives none."""
+    try:
+        return session.connection()
+    except UnboundExecutionError:
+        raise
+    except InvalidRequestError as error:
+        raise NoDatabaseTransaction(rolled_back_already("session", error)) from error
+
+
 def link_of(given: Any) -> SqlAlchemyLink:
     """The link of a Connection or a Session; raises DatabaseMisused for anything else."""
     if isinstance(given, scoped_session):
         given = given()
     if isinstance(given, Session):
-        if not given.is_active:
-            given.connection()  # raises SQLAlchemy's own error, which says what happened before
-        return SqlAlchemyLink(given.connection(), given)
+        return SqlAlchemyLink(_connection_of(given), given)
     if isinstance(given, Connection):
+        if given.closed:
+            raise NoDatabaseTransaction(
+                "the connection is closed: pass the one of the business's transaction"
+            )
         return SqlAlchemyLink(given, given)
     kind = type(given).__name__
     if kind.startswith(("Async", "async_")):
-        raise DatabaseMisused(f"{kind} is asynchronous: use escrowmq.integrations.AsyncFence or AsyncInbox")
+        raise DatabaseMisused(
+            f"{kind} is asynchronous: use escrowmq.integrations.AsyncFence or AsyncInbox; for an outbox "
+            "`await db.run_sync(outbox.send, message)`"
+        )
     raise DatabaseMisused(f"pass a Connection or a Session, not {kind}: the row is part of its transaction")
 
 
@@ -174,7 +191,10 @@ def database_of(given: Any) -> SqlAlchemyDatabase:
         return SqlAlchemyDatabase(given)
     kind = type(given).__name__
     if kind.startswith(("Async", "async_")):
-        raise DatabaseMisused(f"{kind} is asynchronous: use escrowmq.integrations.AsyncFence or AsyncInbox")
+        raise DatabaseMisused(
+            f"{kind} is asynchronous: use escrowmq.integrations.AsyncFence or AsyncInbox; give an outbox a "
+            "blocking engine for its relay, and call `await db.run_sync(outbox.send, message)`"
+        )
     raise DatabaseMisused(
         f"pass an Engine, a sessionmaker or a function that opens a connection, not {kind}: a check needs a "
         "connection of its own"

@@ -145,8 +145,10 @@ def free_port() -> int:
 class Server:
     """One server; ``kill`` and ``start`` as often as a test likes. Its files go with ``close``."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, *, durable: bool = False) -> None:
+        """``durable``: PostgreSQL with its own defaults, which sync at each commit; for measurements."""
         self.kind, self.tree, self.port = kind, programs(kind), free_port()
+        self.durable = durable
         self.password = secrets.token_hex(8)
         self.folder = Path(tempfile.mkdtemp(prefix=f"escrowmq-{kind}-"))
         self.log: IO[bytes] = (self.folder / "log").open("wb")
@@ -245,10 +247,10 @@ class Server:
         data = f"{self.folder}/data"
         if self.kind == "postgresql":
             # fsync off: a killed process loses nothing that it wrote; the machine stays up.
+            quick = ("fsync=off", "shared_buffers=8MB", "autovacuum=off", "jit=off", "deadlock_timeout=200ms")
             options = (
-                f"port={self.port}", "listen_addresses=127.0.0.1", "unix_socket_directories=", "fsync=off",
-                "shared_buffers=8MB", "max_connections=40", "autovacuum=off", "jit=off",
-                "max_prepared_transactions=0", "deadlock_timeout=200ms",
+                f"port={self.port}", "listen_addresses=127.0.0.1", "unix_socket_directories=",
+                "max_connections=40", "max_prepared_transactions=0", *(() if self.durable else quick),
             )  # fmt: skip
             return (self._bin("postgres"), "-D", data, *(part for text in options for part in ("-c", text)))
         share = self.tree / "usr/share/mysql"
@@ -293,9 +295,9 @@ class Server:
 
 
 @contextlib.contextmanager
-def running(kind: str) -> Iterator[Server]:
+def running(kind: str, *, durable: bool = False) -> Iterator[Server]:
     """A server that answers, for as long as the block lasts."""
-    server = Server(kind)
+    server = Server(kind, durable=durable)
     try:
         server.start()
         yield server

@@ -102,6 +102,26 @@ def consumer(network, partitions, **settings):
     return positions, Fetches(positions, ReplicaChoice(REPLICAS), config, network.start)
 
 
+def test_news_of_one_partition_does_not_keep_the_others_from_being_asked_for_at_once():
+    """An answer comes early because of the news in it. The partitions without any have done nothing that
+    calls for a pause; after different pauses, each would need a call of its own, of which there are few."""
+    _, network = one_full_partition(1)
+    network.logs += [Log(random.Random(1)) for _ in range(3 * REPLICAS)]
+    positions, fetches = consumer(network, 3 * REPLICAS)
+
+    def asked():
+        return {token: {p for _, p, _ in requests} for token, (_, requests, _) in network.under_way.items()}
+
+    fetches.advance(0.0)
+    (token,) = (token for token, partitions in asked().items() if 0 in partitions)
+    others = asked()[token] - {0}
+    assert len(others) == 2
+    fetches.answered(token, network.answer(token), None, 0.01)
+    assert take_from(positions, 1000), "the news of partition 0"
+    fetches.advance(0.01)
+    assert any(others <= partitions for partitions in asked().values())
+
+
 @pytest.mark.parametrize("seed", range(120))
 def test_every_record_once_in_order_whatever_the_network_does(seed):
     rng = random.Random(seed)

@@ -11,8 +11,9 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import registry
 
-from escrowmq import OutcomeUnknown, TransactionState
-from escrowmq.integrations import AlreadyDone, AsyncFence, DatabaseMisused, Fence, FenceLost
+from escrowmq import Message, OutcomeUnknown, TransactionState
+from escrowmq.integrations import AlreadyDone, AsyncFence, DatabaseMisused, Fence, FenceLost, Outbox
+from tests.support.outboxes import drop
 from tests.support.shops import DRIVERS, Shop, Tx
 
 COMMITTED, ROLLBACK, UNKNOWN = TransactionState.COMMITTED, TransactionState.ROLLBACK, TransactionState.UNKNOWN
@@ -108,6 +109,33 @@ def test_a_flush_that_fails_comes_out_as_it_is(shop: Shop) -> None:
 
     on(shop, story)
     assert shop.stored() == {"the same"}
+
+
+def test_an_outbox_takes_rows_in_asynchronous_transactions(shop: Shop) -> None:
+    """Its relay has a blocking engine; the rows come through ``run_sync``, and a commit wakes the relay."""
+    outbox = Outbox(shop.engine, table=f"outbox_{shop.table}")
+    outbox.create_table()
+    woken: list[int] = []
+    outbox.tell(lambda: woken.append(1))
+
+    async def story(_: AsyncFence, engine: AsyncEngine) -> None:
+        async with async_sessionmaker(engine)() as session:
+            await session.execute(sa.text(f"insert into {shop.orders} values ('1')"))
+            await session.run_sync(outbox.send, Message("t", b"1"), Message("t", b"2"))
+            await session.commit()
+            await session.run_sync(outbox.send, Message("t", b"never"))
+            await session.rollback()
+        async with engine.begin() as connection:
+            await connection.run_sync(outbox.send, Message("t", b"3"))
+        with pytest.raises(DatabaseMisused, match=r"run_sync\(outbox\.send"):
+            outbox.send(session, Message("t", b"never"))
+        with pytest.raises(DatabaseMisused, match=r"blocking engine.*run_sync\(outbox\.send"):
+            Outbox(engine)
+
+    on(shop, story)
+    assert [row.message.value for row in outbox.rows()] == [b"1", b"2", b"3"]
+    assert woken == [1, 1] and shop.stored() == {"1"}
+    drop(shop)
 
 
 def test_what_is_blocking_is_refused(shop: Shop) -> None:

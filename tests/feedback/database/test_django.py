@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from django.db import IntegrityError, ProgrammingError, connection, connections, transaction
 
-from escrowmq import OutcomeUnknown, TransactionState
+from escrowmq import Message, OutcomeUnknown, TransactionState
 from escrowmq.integrations import (
     AlreadyDone,
     DatabaseMisused,
@@ -19,21 +20,27 @@ from escrowmq.integrations import (
     FenceLost,
     Inbox,
     NoDatabaseTransaction,
+    Outbox,
+    OutboxRelay,
 )
 from tests.support.database_servers import Server
 from tests.support.django_shop import Order, django_database
 from tests.support.inboxes import record
+from tests.support.relay_clusters import ClusterBroker
 from tests.support.shops import Tx
+from tests.support.waiting import wait_until
 
 COMMITTED, ROLLBACK, UNKNOWN = TransactionState.COMMITTED, TransactionState.ROLLBACK, TransactionState.UNKNOWN
-FENCE, INBOX = "django_fence", "django_inbox"
+FENCE, INBOX, OUTBOX = "django_fence", "django_inbox", "django_outbox"
 
 
 @pytest.fixture(params=["sqlite", "postgresql", "mariadb"])
 def alias(
     request: pytest.FixtureRequest, server_of: Callable[[str], Server | None], tmp_path: Path
 ) -> Iterator[str]:
-    with django_database(server_of(request.param), tmp_path, FENCE, INBOX) as found:
+    with django_database(
+        server_of(request.param), tmp_path, FENCE, INBOX, OUTBOX, f"{OUTBOX}_shards"
+    ) as found:
         yield found
 
 
@@ -150,6 +157,10 @@ def test_by_hand_in_an_atomic_block_of_the_application(fence: Fence, alias: str)
     with pytest.raises(NoDatabaseTransaction, match="atomic"):
         fence.enter(db, Tx("3"))
     atomic = lambda: transaction.atomic(using=alias)  # noqa: E731
+    with atomic():
+        transaction.set_rollback(True, using=alias)  # as after a statement that has failed
+        with pytest.raises(NoDatabaseTransaction, match="only be rolled back"):
+            fence.enter(db, Tx("3"))
     with pytest.raises(DatabaseMisused, match="outermost"), atomic(), atomic():
         fence.enter(db, Tx("3"))
     with pytest.raises(DatabaseMisused, match="ATOMIC_REQUESTS"), atomic(), fence.local(Tx("3")):
@@ -178,6 +189,36 @@ def test_an_inbox_in_atomic_blocks(inbox: Inbox, alias: str) -> None:
         raise AssertionError("not reached")
     assert stored(alias) == {"1", "2"}
     assert inbox.purge(None, keep_s=3600.0).read == 3
+
+
+def test_an_outbox_in_atomic_blocks_and_its_relay(alias: str) -> None:
+    outbox = Outbox(DjangoDatabase(alias), table=OUTBOX)
+    outbox.create_table()
+    db = connections[alias]
+    broker = ClusterBroker()
+    with OutboxRelay(outbox, broker.cluster, app="shop", poll_s=60) as relay:
+        wait_until(relay.status, what="the relay has taken its shard")
+        for number in (1, 2):
+            with transaction.atomic(using=alias):
+                store(alias, str(number))
+                outbox.send(db, Message("t", b"%d" % number, key=b"k"))
+            wait_until(partial(has_sent, relay, number), what=f"on_commit wakes the relay for row {number}")
+        with pytest.raises(ZeroDivisionError), transaction.atomic(using=alias):
+            outbox.send(db, Message("t", b"never"))
+            raise ZeroDivisionError
+        with pytest.raises(NoDatabaseTransaction, match="atomic"):
+            outbox.send(db, Message("t", b"never"))
+        with transaction.atomic(using=alias):
+            transaction.set_rollback(True, using=alias)
+            with pytest.raises(NoDatabaseTransaction, match="only be rolled back"):
+                outbox.send(db, Message("t", b"never"))
+    assert [message.value for message in broker.log] == [b"1", b"2"] and outbox.rows() == []
+    assert stored(alias) == {"1", "2"}
+    broker.close()
+
+
+def has_sent(relay: OutboxRelay, rows: int) -> bool:
+    return relay.rows_sent == rows
 
 
 def test_what_is_not_djangos_is_refused(tmp_path: Path) -> None:

@@ -21,10 +21,11 @@ class Admin:
         assert group == "billing"
         places = [(0, 30), (1, None)]
         return SimpleNamespace(
+            share=None,
             partitions=tuple(
                 SimpleNamespace(topic="orders", partition=number, committed=committed)
                 for number, committed in places
-            )
+            ),
         )
 
 
