@@ -148,9 +148,7 @@ class DeadLetters:
                     yield _letter(Place(partition, at), row, times[at - kept[0][0]], problem)
                     at += 1
 
-    def _fetched(
-        self, group: str, gid: int, start: int, end: int, topic_id: int
-    ) -> tuple[int, Any, bytes]:
+    def _fetched(self, group: str, gid: int, start: int, end: int, topic_id: int) -> tuple[int, Any, bytes]:
         """``start``, and runs and rows from there on, from the leader, which has all of them. If it has them
         only from a later offset on, that one and no rows.
 
