@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -296,22 +297,16 @@ def test_a_handler_that_raises_a_cancellation_of_its_own_has_failed(cluster: InM
     send(cluster, b"bad")
     calls: list[int] = []
 
-    async def main() -> None:
-        stop = asyncio.Event()
+    def is_set() -> bool:
+        return len(calls) > 4 or bool(cluster.admin.dead_letters("mail"))
 
+    async def main() -> None:
         async def handle(record: ShareRecord) -> None:
             calls.append(record.attempt)
-            if len(calls) == 5:
-                stop.set()
             raise asyncio.CancelledError("of a library's task")
 
-        async def stop_when_dead() -> None:
-            while not (stop.is_set() or cluster.admin.dead_letters("mail")):
-                await asyncio.sleep(0.01)
-            stop.set()
-
         async with queue_of(cluster).aio as queue:
-            await asyncio.gather(queue.run(handle, stop=stop), stop_when_dead())
+            await queue.run(handle, stop=SimpleNamespace(is_set=is_set))  # type: ignore[arg-type]
 
     asyncio.run(main())
     assert calls == [1, 2]
