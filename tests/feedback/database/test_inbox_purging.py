@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from escrowmq import Message, TopicInfo
+from escrowmq import TopicInfo
 from escrowmq.testing import InMemoryCluster
 from tests.support.inboxes import Accounts, record
 from tests.support.shops import ShopMaker
