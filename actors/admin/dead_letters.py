@@ -118,16 +118,16 @@ class DeadLetters:
             raise ConfigError(f"a group's name is a str, not {group!r}")
         if (problem := owner_problem("group", group)) is not None:
             raise ConfigError(problem)
-        groups, topic = self._router.info.groups, dead_topic(group)
-        asked = [
-            self._router.leader_call(gid, "share_final", group, topic, gid, timeout_s=self._timeout_s)
-            for gid in range(groups)
-        ]
+        asked = [self._ask_final(group, gid) for gid in range(self._router.info.groups)]
         answers: list[FinalRanges | None] = [result_of(future, self._timeout_s) for future in asked]
         found = {gid: answer for gid, answer in enumerate(answers) if answer is not None}
         if not found:
             raise UnknownGroup(group)
         return found
+
+    def _ask_final(self, group: str, gid: int) -> Future[FinalRanges | None]:
+        what = group, dead_topic(group), gid
+        return self._router.leader_call(gid, "share_final", *what, timeout_s=self._timeout_s)
 
     def _of_partition(self, group: str, partition: int, final: FinalRanges) -> Iterator[DeadLetter]:
         return self._read(group, partition, final.left(), final.topic_id)
@@ -191,18 +191,30 @@ class DeadLetters:
         wanted, already = self._wanted(group, ids, left)
         total = sum(map(len, wanted.values()))
         progress(0, total)
-        done, unreadable, begun = 0, 0, self._router.clock()
+        done, unreadable, looked_at, begun = 0, 0, 0, self._router.clock()
         for partition, offsets in _portions(wanted, rate):
-            topic_id, sent = left[partition].topic_id, len(offsets)
+            topic_id, sent, settled = left[partition].topic_id, len(offsets), 0
             if to is None:
                 self._nacked(group, partition, offsets, signed, topic_id)
             else:
-                sent = self._sent(group, partition, offsets, to, topic_id, f"{REDRIVEN} {signed}")
-            done, unreadable = done + sent, unreadable + len(offsets) - sent
-            progress(done + unreadable, total)
-            if rate is not None and done + unreadable < total:
+                waiting = self._still_left(group, partition, offsets, topic_id)
+                settled = len(offsets) - len(waiting)
+                sent = self._sent(group, partition, waiting, to, topic_id, f"{REDRIVEN} {signed}")
+            done, already = done + sent, already + settled
+            unreadable += len(offsets) - sent - settled
+            looked_at += len(offsets)
+            progress(looked_at, total)
+            if rate is not None and looked_at < total:
                 self._pause(max(begun + done / rate - self._router.clock(), 0.0))
         return Redriven(done, already, unreadable)
+
+    def _still_left(self, group: str, partition: int, offsets: Sequence[int], topic_id: int) -> list[int]:
+        """Those that no other operator has redriven or dropped since they were listed, which may be long ago.
+        Raises UnknownGroup."""
+        final = result_of(self._ask_final(group, partition), self._timeout_s)
+        if final is None or final.topic_id != topic_id:
+            raise UnknownGroup(group)
+        return [offset for offset in offsets if not final.has(offset)]
 
     def _sent(
         self,
