@@ -51,7 +51,7 @@ def delete_group(
     """
     has_topics = owner_problem("group", group) is None
     try:
-        shared = _delete(router, group, timeout_s, submit, by)
+        shared = _delete(router, group, timeout_s, submit, by, has_topics)
     except UnknownGroup:
         if not (has_topics and delete_topics(submit, router.info.groups, group, topics)):
             raise
@@ -73,7 +73,9 @@ def delete_topics(submit: Submit, groups: int, group: str, known: Mapping[str, i
     return found
 
 
-def _delete(router: Router, group: str, timeout_s: float, submit: Submit, by: str) -> bool:
+def _delete(
+    router: Router, group: str, timeout_s: float, submit: Submit, by: str, has_topics: bool
+) -> bool:
     """Everything but topics; returns whether it was a share group."""
     gid = coordinator_group(group, router.info.groups)
     for _ in range(ROUNDS_MAX):
@@ -86,6 +88,9 @@ def _delete(router: Router, group: str, timeout_s: float, submit: Submit, by: st
             delete_share_group(submit, router.info.groups, group, by)
             return True
         if not seen.committed and not seen.settings:
+            # A leader that was deposed and does not know it has not heard of a young group: ask the log.
+            if has_topics and _has_settings(submit, gid, group):
+                continue
             # Perhaps an earlier deletion was interrupted behind its first step.
             if seen.generation and _forget_settings(submit, router.info.groups, group):
                 return False
@@ -106,6 +111,15 @@ def _delete(router: Router, group: str, timeout_s: float, submit: Submit, by: st
             refused = InvalidMessage(f"deleting group {group!r} was refused: {answer.reason}")
             raise answer.error(group, refused)
     raise Overloaded(f"the places of group {group!r} keep changing", 1.0)
+
+
+def _has_settings(submit: Submit, gid: int, group: str) -> bool:
+    """Whether the group has settings in this broker group, according to its log."""
+    try:
+        code, told = submit(gid, share_ops.group_settings(group, {}))
+    except (NotSupported, InvalidMessage):  # below format level 9 no group has; the second: older software
+        return False
+    return code == ResultCode.OK and bool(told[1])
 
 
 def _forget_settings(submit: Submit, groups: int, group: str) -> bool:
