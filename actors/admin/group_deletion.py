@@ -73,9 +73,7 @@ def delete_topics(submit: Submit, groups: int, group: str, known: Mapping[str, i
     return found
 
 
-def _delete(
-    router: Router, group: str, timeout_s: float, submit: Submit, by: str, has_topics: bool
-) -> bool:
+def _delete(router: Router, group: str, timeout_s: float, submit: Submit, by: str, has_topics: bool) -> bool:
     """Everything but topics; returns whether it was a share group."""
     gid = coordinator_group(group, router.info.groups)
     for _ in range(ROUNDS_MAX):
