@@ -10,7 +10,9 @@ import pytest
 from escrowmq.actors.admin.admin import Admin
 from escrowmq.actors.client.consumer_groups import coordinator_group
 from escrowmq.actors.consumer.consumer import Consumer
+from escrowmq.actors.consumer.retry_policy import RetryPolicy
 from escrowmq.replication.format import ops
+from escrowmq.replication.format.internal_topics import dead_topic, retry_topic
 from escrowmq.replication.model import NO_ID
 from tests.support.brokers import Brokers
 from tests.support.polling import numbered, read, values
@@ -73,3 +75,16 @@ def test_a_broker_group_that_is_away(
             assert values(read(consumer, 5)) == numbered(0, 5)
     finally:
         brokers.silent.clear()
+
+
+def test_internal_topics_that_were_created_in_one_broker_group_alone(
+    brokers: Brokers, admin_of: Callable[[Brokers], Admin], unique: Any, consumer_of: ConsumerOf
+) -> None:
+    """The first consumer of the group died in between, or group 1 was away then."""
+    topic, group = unique("t"), named(unique)
+    create(brokers, admin_of, topic)
+    for name in (retry_topic(group), dead_topic(group)):
+        brokers.groups[0].submit(ops.create_topic(name, {"partitions": 2}, 0, NO_ID))
+    wanted = {"topics": [topic], "auto_offset_reset": "earliest", "retry": RetryPolicy(order="concurrent")}
+    with consumer_of(brokers, group=group, **wanted) as consumer:
+        assert len(read(consumer, 10)) == 10
