@@ -31,4 +31,5 @@ def check_all_positive(settings: Any) -> None:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """NaN is none: it is neither above a bound nor below it, and no time-out of it ever ends."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and value == value

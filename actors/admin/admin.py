@@ -346,9 +346,9 @@ class Admin(MessageAdmin, MemberAdmin, Closing):
         return tuple(to)
 
     def delete_group(self, group: str, by: str = "admin") -> None:
-        """Deletes a consumer group without live members, with all of its places, retries and dead letters; of
-        a share group also what it has finished, and its settings. The messages themselves stay in their
-        topics: a new group of the name can read them.
+        """Deletes a consumer group without live members, with all of its places, settings, retries and dead
+        letters; of a share group also what it has finished. The messages themselves stay in their topics: a
+        new group of the name can read them.
 
         Consumers that use the name later form a new group. A member that was disconnected during the deletion
         and returns does not restore its places; a share consumer that returns makes the group anew, which

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from heapq import merge
 from itertools import islice
 from typing import Any, NamedTuple
@@ -40,12 +41,12 @@ from escrowmq.replication.format.internal_topics import dead_topic, owner_proble
 from escrowmq.replication.format.packing import PackedRows, UnsoundValue
 from escrowmq.replication.format.share_ops import BY_TABLE, DROPPED, REDRIVEN, nack, share_ack
 from escrowmq.replication.message_headers import REPLY_TO, TAG
-from escrowmq.replication.model import ResultCode
+from escrowmq.replication.model import NO_ID, ResultCode
 
 #: Upper bound of ``limit``.
 LIST_MAX = 100_000
-#: Bytes of one fetch.
-FETCH_BYTES = 1 << 20
+#: Bytes of one fetch, and for how long its answer is waited for: a process that died may give none.
+FETCH_BYTES, FETCH_S = 1 << 20, 5.0
 #: Dead letters of one request: each is read, copied and written by a leader.
 AT_A_TIME = 500
 #: Requests of a redrive with a rate: so many a second, so that consumers see an even stream.
@@ -101,11 +102,11 @@ class DeadLetters:
         final = self._left(group).get(place.partition)
         if final is None or not final.start <= place.offset < final.end or final.has(place.offset):
             raise UnknownDeadLetter(group, [id])
-        return self._letter_at(group, place)
+        return self._letter_at(group, place, final.topic_id)
 
-    def _letter_at(self, group: str, place: Place) -> DeadLetter:
+    def _letter_at(self, group: str, place: Place, topic_id: int) -> DeadLetter:
         """Raises UnknownDeadLetter if retention has removed it meanwhile."""
-        found = next(self._read(group, place.partition, [(place.offset, place.offset + 1)]), None)
+        found = next(self._read(group, place.partition, [(place.offset, place.offset + 1)], topic_id), None)
         if found is None:
             raise UnknownDeadLetter(group, [place.id])
         return found
@@ -117,26 +118,27 @@ class DeadLetters:
             raise ConfigError(f"a group's name is a str, not {group!r}")
         if (problem := owner_problem("group", group)) is not None:
             raise ConfigError(problem)
-        groups, topic = self._router.info.groups, dead_topic(group)
-        asked = [
-            self._router.leader_call(gid, "share_final", group, topic, gid, timeout_s=self._timeout_s)
-            for gid in range(groups)
-        ]
+        asked = [self._ask_final(group, gid) for gid in range(self._router.info.groups)]
         answers: list[FinalRanges | None] = [result_of(future, self._timeout_s) for future in asked]
         found = {gid: answer for gid, answer in enumerate(answers) if answer is not None}
         if not found:
             raise UnknownGroup(group)
         return found
 
-    def _of_partition(self, group: str, partition: int, final: FinalRanges) -> Iterator[DeadLetter]:
-        return self._read(group, partition, final.left())
+    def _ask_final(self, group: str, gid: int) -> Future[FinalRanges | None]:
+        what = group, dead_topic(group), gid
+        return self._router.leader_call(gid, "share_final", *what, timeout_s=self._timeout_s)
 
-    def _read(self, group: str, partition: int, ranges: Iterable[tuple[int, int]]) -> Iterator[DeadLetter]:
-        topic = dead_topic(group)
+    def _of_partition(self, group: str, partition: int, final: FinalRanges) -> Iterator[DeadLetter]:
+        return self._read(group, partition, final.left(), final.topic_id)
+
+    def _read(
+        self, group: str, partition: int, ranges: Iterable[tuple[int, int]], topic_id: int
+    ) -> Iterator[DeadLetter]:
         for begin, end in ranges:
             at = begin
             while at < end:
-                start, runs, blob = self._fetched(partition, topic, at, end)
+                start, runs, blob = self._fetched(group, partition, at, end, topic_id)
                 if start > at:  # retention has removed them since they were listed
                     at = start
                     continue
@@ -146,23 +148,29 @@ class DeadLetters:
                     yield _letter(Place(partition, at), row, times[at - kept[0][0]], problem)
                     at += 1
 
-    def _fetched(self, gid: int, topic: str, start: int, end: int) -> tuple[int, Any, bytes]:
+    def _fetched(self, group: str, gid: int, start: int, end: int, topic_id: int) -> tuple[int, Any, bytes]:
         """``start``, and runs and rows from there on, from the leader, which has all of them. If it has them
-        only from a later offset on, that one and no rows."""
+        only from a later offset on, that one and no rows.
+
+        A replica that is taken for the leader may lag, and may still have the topic of an earlier group of
+        the name: so ``topic_id`` is named. Raises UnknownGroup if there is a later one."""
+        topic, router = dead_topic(group), self._router
+        request = (topic, gid, start, end, *([] if topic_id == NO_ID else [topic_id]))
         for _ in range(TRIES_MAX):
-            leader = self._router.channels[gid].leader
+            leader = router.channels[gid].leader
             if leader is not None:
-                asked = self._router.replica_call(
-                    gid, leader, "fetch", [(topic, gid, start, end)], FETCH_BYTES, 0.0
+                code, first, runs, blob = _fetch(
+                    router.replica_call(gid, leader, "fetch", [request], FETCH_BYTES, 0.0)
                 )
-                (answer,) = result_of(asked, self._timeout_s)
-                _, _, code, first, _, runs, blob = answer
+                if code == ResultCode.OTHER_TOPIC and first > topic_id:
+                    raise UnknownGroup(group)
                 if code == ResultCode.OUT_OF_RANGE and first > start:
                     return first, (), b""
                 if code == ResultCode.OK and runs:
                     return start, runs, blob
             self._pause(RETRY_S)
-            self._router.leader_call(gid, "whoami", timeout_s=self._timeout_s)
+            # Any call that only leaders answer finds the one that leads now.
+            result_of(router.leader_call(gid, "topics", [topic], timeout_s=self._timeout_s), self._timeout_s)
         raise Unavailable(f"no leader of group {gid} serves {topic!r}", 1.0)
 
     # ------------------------------------------------------------ redriving and dropping
@@ -183,18 +191,30 @@ class DeadLetters:
         wanted, already = self._wanted(group, ids, left)
         total = sum(map(len, wanted.values()))
         progress(0, total)
-        done, unreadable, begun = 0, 0, self._router.clock()
+        done, unreadable, looked_at, begun = 0, 0, 0, self._router.clock()
         for partition, offsets in _portions(wanted, rate):
-            topic_id, sent = left[partition].topic_id, len(offsets)
+            topic_id, sent, settled = left[partition].topic_id, len(offsets), 0
             if to is None:
                 self._nacked(group, partition, offsets, signed, topic_id)
             else:
-                sent = self._sent(group, partition, offsets, to, topic_id, f"{REDRIVEN} {signed}")
-            done, unreadable = done + sent, unreadable + len(offsets) - sent
-            progress(done + unreadable, total)
-            if rate is not None and done + unreadable < total:
+                waiting = self._still_left(group, partition, offsets, topic_id)
+                settled = len(offsets) - len(waiting)
+                sent = self._sent(group, partition, waiting, to, topic_id, f"{REDRIVEN} {signed}")
+            done, already = done + sent, already + settled
+            unreadable += len(offsets) - sent - settled
+            looked_at += len(offsets)
+            progress(looked_at, total)
+            if rate is not None and looked_at < total:
                 self._pause(max(begun + done / rate - self._router.clock(), 0.0))
         return Redriven(done, already, unreadable)
+
+    def _still_left(self, group: str, partition: int, offsets: Sequence[int], topic_id: int) -> list[int]:
+        """Those that no other operator has redriven or dropped since they were listed, which may be long ago.
+        Raises UnknownGroup."""
+        final = result_of(self._ask_final(group, partition), self._timeout_s)
+        if final is None or final.topic_id != topic_id:
+            raise UnknownGroup(group)
+        return [offset for offset in offsets if not final.has(offset)]
 
     def _sent(
         self,
@@ -208,7 +228,7 @@ class DeadLetters:
         """Sends those that can be read to another topic; returns how many."""
         sent: list[int] = []
         for offset in offsets:
-            letter = next(self._read(group, partition, [(offset, offset + 1)]), None)
+            letter = next(self._read(group, partition, [(offset, offset + 1)], topic_id), None)
             if letter is not None and letter.problem is None:  # None: retention has removed it
                 to.send(f"redrive:{group}:{topic_id}-{letter.id}", letter)
                 sent.append(offset)
@@ -282,6 +302,16 @@ class DeadLetters:
     def _submit(self, gid: int, request: bytes) -> tuple[int, Any]:
         (result,) = result_of(self._router.submit(gid, request, self._timeout_s), self._timeout_s)
         return result[0], result[1] if len(result) > 1 else None
+
+
+def _fetch(asked: Future[Any]) -> tuple[int, int, Any, bytes]:
+    """Code, first offset, runs and rows of an answer. One that does not come, or not as it should, is
+    UNKNOWN_TOPIC: there is no such topic to be had there."""
+    try:
+        ((_, _, code, first, _, runs, blob),) = asked.result(FETCH_S)
+    except Exception:  # a call of a dead or dying actor can fail in any way
+        return ResultCode.UNKNOWN_TOPIC, 0, (), b""
+    return code, first, runs, blob
 
 
 def _signed(by: object) -> str:

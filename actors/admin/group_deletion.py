@@ -1,4 +1,5 @@
-"""Deleting a consumer group: its places, in its coordinator's broker group, and its internal topics.
+"""Deleting a consumer group: its places, in its coordinator's broker group, its settings, and its internal
+topics.
 
 The coordinator deletes only the places that the caller has seen, and only while the group has no members. So
 a request that arrives late does nothing to a group that is in use again. A former member that does not know
@@ -40,8 +41,8 @@ ROUNDS_MAX = 5
 def delete_group(
     router: Router, group: str, timeout_s: float, submit: Submit, by: str, topics: Mapping[str, int]
 ) -> None:
-    """Deletes the group's places; of a share group, what all broker groups know of it; and then its topics of
-    retries and dead letters. ``topics``: the ids of those that broker group 0 knows.
+    """Deletes the group's places and settings; of a share group, what all broker groups know of it; and then
+    its topics of retries and dead letters. ``topics``: the ids of those that broker group 0 knows.
 
     A new group of the name would otherwise read what the deleted one had handled: which of the retries are
     final is forgotten with the group. Safe to repeat: a group of which only topics are left is deleted, too.
@@ -50,7 +51,7 @@ def delete_group(
     """
     has_topics = owner_problem("group", group) is None
     try:
-        shared = _delete(router, group, timeout_s, submit, by)
+        shared = _delete(router, group, timeout_s, submit, by, has_topics)
     except UnknownGroup:
         if not (has_topics and delete_topics(submit, router.info.groups, group, topics)):
             raise
@@ -72,7 +73,7 @@ def delete_topics(submit: Submit, groups: int, group: str, known: Mapping[str, i
     return found
 
 
-def _delete(router: Router, group: str, timeout_s: float, submit: Submit, by: str) -> bool:
+def _delete(router: Router, group: str, timeout_s: float, submit: Submit, by: str, has_topics: bool) -> bool:
     """Everything but topics; returns whether it was a share group."""
     gid = coordinator_group(group, router.info.groups)
     for _ in range(ROUNDS_MAX):
@@ -84,7 +85,13 @@ def _delete(router: Router, group: str, timeout_s: float, submit: Submit, by: st
         if seen.settings.get("kind") == SHARE:
             delete_share_group(submit, router.info.groups, group, by)
             return True
-        if not seen.committed:
+        if not seen.committed and not seen.settings:
+            # A leader that was deposed and does not know it has not heard of a young group: ask the log.
+            if has_topics and _has_settings(submit, gid, group):
+                continue
+            # Perhaps an earlier deletion was interrupted behind its first step.
+            if seen.generation and _forget_settings(submit, router.info.groups, group):
+                return False
             raise UnknownGroup(group)
         if not seen.generation:
             raise NotSupported(f"group {group!r} cannot be deleted yet: upgrade every replica first")
@@ -93,6 +100,8 @@ def _delete(router: Router, group: str, timeout_s: float, submit: Submit, by: st
             router.leader_call(gid, "group_delete", group, places, timeout_s=timeout_s), timeout_s
         )
         if answer is None:
+            if seen.settings:
+                _forget_settings(submit, router.info.groups, group)
             return False
         if isinstance(answer, GroupLives):
             raise GroupNotEmpty(group, answer.members)
@@ -100,6 +109,22 @@ def _delete(router: Router, group: str, timeout_s: float, submit: Submit, by: st
             refused = InvalidMessage(f"deleting group {group!r} was refused: {answer.reason}")
             raise answer.error(group, refused)
     raise Overloaded(f"the places of group {group!r} keep changing", 1.0)
+
+
+def _has_settings(submit: Submit, gid: int, group: str) -> bool:
+    """Whether the group has settings in this broker group, according to its log."""
+    try:
+        code, told = submit(gid, share_ops.group_settings(group, {}))
+    except (NotSupported, InvalidMessage):  # below format level 9 no group has; the second: older software
+        return False
+    return code == ResultCode.OK and bool(told[1])
+
+
+def _forget_settings(submit: Submit, groups: int, group: str) -> bool:
+    """Deletes the settings of a group that reads by offsets in all broker groups but its coordinator's, which
+    has deleted the group. Returns whether one had any."""
+    found = [_gone(submit, gid, group) for gid in range(groups) if gid != coordinator_group(group, groups)]
+    return any(found)
 
 
 def delete_share_group(submit: Submit, groups: int, group: str, by: str) -> None:
@@ -110,11 +135,16 @@ def delete_share_group(submit: Submit, groups: int, group: str, by: str) -> None
     last = coordinator_group(group, groups)
     found = False
     for gid in (*(gid for gid in range(groups) if gid != last), last):
-        code, info = submit(gid, share_ops.delete_share_group(group, by if gid == last else ""))
-        if code == ResultCode.LEASE_LOST:
-            raise GroupNotEmpty(group, info)
-        if code not in (ResultCode.OK, ResultCode.DUPLICATE):
-            raise EscrowMQError(f"deleting group {group!r} was refused: {ResultCode(code).name} {info!r}")
-        found = found or code == ResultCode.OK
+        found = _gone(submit, gid, group, by if gid == last else "") or found
     if not found:
         raise UnknownGroup(group)
+
+
+def _gone(submit: Submit, gid: int, group: str, by: str = "") -> bool:
+    """Deletes it in one broker group; returns whether anything was there. Raises GroupNotEmpty."""
+    code, info = submit(gid, share_ops.delete_share_group(group, by))
+    if code == ResultCode.LEASE_LOST:
+        raise GroupNotEmpty(group, info)
+    if code not in (ResultCode.OK, ResultCode.DUPLICATE):
+        raise EscrowMQError(f"deleting group {group!r} was refused: {ResultCode(code).name} {info!r}")
+    return code == ResultCode.OK

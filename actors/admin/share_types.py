@@ -106,7 +106,7 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class Redriven:
-    """What ``redrive`` did. ``already``: of those that were named, how many had been redriven or dropped
+    """What ``redrive`` did. ``already``: of those that were asked for, how many had been redriven or dropped
     before. ``unreadable``: left where they are, since their values cannot be sent to another topic."""
 
     redriven: int

@@ -206,11 +206,16 @@ class TransactionAdmin:
         return self._decide(home, app, tx_id, state, by, row.home_index)
 
     def _resolve_branch(self, gid: int, entry: OpenTransaction, state: TransactionState, by: str) -> None:
-        """Decides a branch without an open record at home. If home has a decision that this branch has not
-        carried out, that decision stands. Otherwise the branch can be rolled back; it can be committed only
-        if it was written by the first version, where home may have forgotten that it committed."""
+        """Decides a branch whose home did not tell of an open record. If it has one all the same (the leader
+        that told was deposed, or was asked before the PREPARE), home decides. If home has a decision that
+        this branch has not carried out, that one stands. Otherwise the branch can be rolled back; it can be
+        committed only if it was written by the first version, where home may have forgotten that it
+        committed."""
         app, tx_id, index = entry.app, entry.tx_id, entry.home_index
         row = self._standing(entry.home_group, app, tx_id, index)
+        if row is not None and row.state == TransactionState.PREPARE.value and row.home_group < 0:
+            self._resolve_at(entry.home_group, app, tx_id, state, by)
+            row = self._standing(entry.home_group, app, tx_id, index)
         decided = (
             row is not None and row.state in ("COMMITTED", "ROLLBACK") and (gid in row.groups or index < 0)
         )

@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from escrowmq.actors.client.catalog import TopicCatalog
 from escrowmq.actors.client.consumer_groups import coordinator_group
+from escrowmq.actors.client.router import result_of
+from escrowmq.actors.client.turns import Turns
 from escrowmq.replication.errors import ConfigError, EscrowMQError, GroupKindMismatch, Overloaded
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.internal_topics import dead_topic, owner_problem, retry_topic
@@ -102,10 +103,13 @@ def of_kind(submit: Submit, groups: int, group: str, kind: str) -> GroupSettings
     return settings if settings.kind == kind else set_group(submit, groups, group, {"kind": kind})
 
 
-def make_internal_topics(submit: Submit, groups: int, catalog: TopicCatalog, group: str) -> None:
-    """Creates the group's topics of retries and of dead letters, unless they exist."""
-    internal = retry_topic(group), dead_topic(group)
-    catalog.learn(internal)
-    for topic in internal:
-        if catalog.known(topic) is None:
-            create_internal_topic(submit, groups, topic)
+def make_internal_topics(router: Turns, submit: Submit, group: str, timeout_s: float) -> None:
+    """Creates the group's topics of retries and of dead letters, where they do not exist. Every broker group
+    is asked: a creation that was interrupted behind the first one is to be completed."""
+    names = [retry_topic(group), dead_topic(group)]
+    groups = router.info.groups
+    asked = [router.leader_call(gid, "topics", names, timeout_s=timeout_s) for gid in range(groups)]
+    known = [{info.name for info in result_of(future, timeout_s)} for future in asked]
+    for name in names:
+        if not all(name in there for there in known):
+            create_internal_topic(submit, groups, name)

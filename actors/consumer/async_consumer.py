@@ -23,7 +23,7 @@ from escrowmq.actors.client.values import Deserializer
 from escrowmq.actors.consumer import arguments as args
 from escrowmq.actors.consumer.config import ConsumerConfig
 from escrowmq.actors.consumer.core import ConsumerCore, T, Take
-from escrowmq.actors.consumer.group_work import group_work
+from escrowmq.actors.consumer.group_work import go_back, group_work
 from escrowmq.actors.consumer.retries import Retries
 from escrowmq.actors.consumer.retry_policy import RetryPolicy
 from escrowmq.actors.consumer.running import run_async
@@ -138,6 +138,10 @@ class AsyncConsumer(AsyncClosing):
     def group_work(self) -> GroupWork:
         """As :meth:`Consumer.group_work`. Blocks: ``AsyncTransaction.send_offsets`` calls it in a thread."""
         return group_work(self._core)
+
+    def no_group_work(self) -> None:
+        """``group_work`` was not waited for: what ``poll`` has returned is polled again. Does not wait."""
+        go_back(self._core)
 
     async def committed(self, topic: str, partition: int) -> int | None:
         """As :meth:`Consumer.committed`."""

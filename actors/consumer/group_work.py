@@ -22,13 +22,18 @@ def group_work(core: ConsumerCore) -> GroupWork:
     """What ``poll`` has returned since the group's place was last moved, up to the lowest nacked record.
 
     Raises ConfigError without a group, StaleMember, InvalidMessage if the consumer was moved back behind the
-    group's place, and what looking up a place raises. Blocks only if a place must be looked up.
+    group's place, and what looking up a place raises; after that the consumer goes back, too. Blocks only if
+    a place must be looked up.
     """
     core.check_open()
     member = core.membership
     if member is None:
         raise ConfigError("a consumer without a group has no offsets to send; use send_offsets(group, {...})")
-    _look_up_places(core)
+    try:
+        _look_up_places(core)
+    except BaseException:
+        go_back(core)
+        raise
     with core.condition:
         member.check_not_fenced()
         work = {state: span for state in core.positions.states() if (span := _span(core, state)) is not None}
@@ -49,14 +54,28 @@ def group_work(core: ConsumerCore) -> GroupWork:
                 if committed:
                     state.place = state.committed = end
                 elif core.positions.get(state.tp) is state:
-                    state.place = None
-                    state.look_up("committed")
-                    core.redelivery.drop(state.tp)
+                    _go_back(core, state)
         if not committed:
             core.membership_thread.wake()
 
     places: Mapping[TopicPartition, Span] = {state.tp: span for state, span in work.items()}
     return GroupWork(member.group, places, ids, check, ended)
+
+
+def go_back(core: ConsumerCore) -> None:
+    """No transaction has what ``poll`` has returned: it is polled again. Does not block."""
+    with core.condition:
+        for state in core.positions.states():
+            if state.position is not None:
+                _go_back(core, state)
+    core.membership_thread.wake()
+
+
+def _go_back(core: ConsumerCore, state: PartitionState) -> None:
+    """To the group's place."""
+    state.place = None
+    state.look_up("committed")
+    core.redelivery.drop(state.tp)
 
 
 def _span(core: ConsumerCore, state: PartitionState) -> Span | None:

@@ -26,7 +26,7 @@ from escrowmq.actors.client.consumer_groups import (
 from escrowmq.actors.client.router import Router, result_of
 from escrowmq.actors.consumer.config import ConsumerConfig
 from escrowmq.actors.consumer.membership import Membership
-from escrowmq.actors.consumer.offsets import Lookup, OffsetReader
+from escrowmq.actors.consumer.offsets import Lookup, OffsetReader, Passing
 from escrowmq.actors.consumer.pattern import TopicPattern
 from escrowmq.actors.consumer.positions import Positions
 from escrowmq.actors.consumer.replica_choice import LAG_PATIENCE_S
@@ -42,6 +42,8 @@ CALL_S = 4.0
 #: Pause before the next heartbeat while the coordinator has more partitions for this member.
 PENDING_S = 0.1
 RETRY_S = 0.2
+#: After look-ups that took so long, and in vain, nothing else is asked for before the next heartbeat.
+HEARTBEATS_WAIT_S = 1.0
 #: Leaving the group only speeds things up: the end of the session has the same effect.
 LEAVE_S = 2.0
 #: How often to look for topics of which this member reads nothing: others may read them, or they are gone. A
@@ -139,9 +141,13 @@ class MembershipThread:
 
     def _turn(self) -> float:
         self._keep_membership(self._clock())
-        self._look_up()
-        self._follow_pattern(self._clock())
-        self._look_for_topics(self._clock())
+        began = self._clock()
+        late = self._look_up()
+        if late is None or self._clock() - began < HEARTBEATS_WAIT_S:
+            self._follow_pattern(self._clock())
+            self._look_for_topics(self._clock())
+        if late is not None:
+            raise type(late)(*late.args)
         if self._membership is None:
             return 1.0
         longest_s = PENDING_RETRY_S if self._waits_for_places else 1.0
@@ -265,7 +271,8 @@ class MembershipThread:
 
     # ------------------------------------------------------------ positions
 
-    def _look_up(self) -> None:
+    def _look_up(self) -> EscrowMQError | None:
+        """Looks up positions that are not known; returns why some could not be, and are to be tried again."""
         with self._condition:
             unresolved = self._positions.unresolved()
             lookups = [Lookup(s.tp, s.epoch, s.goal, s.suspect, s.topic_id) for s in unresolved]
@@ -278,15 +285,18 @@ class MembershipThread:
             free = [look for look in lookups if look.goal != "committed" or look.tp not in held]
             self._waits_for_places, lookups = len(free) < len(lookups), free
         if not lookups:
-            return
+            return None
         found = self._offsets.resolve(lookups, group, self._config.auto_offset_reset, CALL_S, committed)
         if self.on_places is not None:
             pairs = zip(lookups, found, strict=True)
             self.on_places([(*look.tp, place) for look, place in pairs if isinstance(place, int)])
+        late: EscrowMQError | None = None
         at_end = self._config.auto_offset_reset == "latest"  # then the end is committed as the group's place
         with self._condition:
             for look, offset in zip(lookups, found, strict=True):
-                if isinstance(offset, EscrowMQError):
+                if isinstance(offset, Passing):
+                    late = late or offset
+                elif isinstance(offset, EscrowMQError):
                     self._positions.refuse(look.tp, look.epoch, offset)
                 else:
                     gid = self._router.places.group_of(*look.tp)
@@ -296,3 +306,4 @@ class MembershipThread:
                     self._positions.resolve(look.tp, look.epoch, offset, gid, place)
             self._condition.notify_all()
         self._on_positions()
+        return late

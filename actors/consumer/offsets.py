@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from escrowmq.actors.client.catalog import NAMES_MAX
 from escrowmq.actors.client.consumer_groups import (
@@ -30,6 +30,7 @@ from escrowmq.replication.errors import (
     NotSupported,
     OffsetOutOfRange,
     OutcomeUnknown,
+    Overloaded,
     Unavailable,
     UnknownTopic,
 )
@@ -39,6 +40,8 @@ from escrowmq.replication.model import NO_ID, ResultCode, TopicInfo
 LATEST, EARLIEST = -1, -2
 
 OffsetRequest = tuple[str, int, int]
+#: Errors that mean "later".
+Passing: TypeAlias = Unavailable | Overloaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,18 @@ class OffsetReader:
         if the leader that answers has an earlier topic: it was deposed and does not know yet, or lags behind
         group 0.
         """
-        found: list[int | UnknownTopic] = [UnknownTopic(topic) for topic, _, _ in requests]
+        offsets: list[int | UnknownTopic] = []
+        for offset in self._found(requests, timeout_s, ids):
+            if isinstance(offset, Passing):
+                raise type(offset)(*offset.args)
+            offsets.append(offset)
+        return offsets
+
+    def _found(
+        self, requests: Sequence[OffsetRequest], timeout_s: float, ids: Mapping[str, int]
+    ) -> list[int | UnknownTopic | Passing]:
+        """As ``offsets``, with the error of a broker group in place of the offsets that it did not give."""
+        found: list[int | UnknownTopic | Passing] = [UnknownTopic(topic) for topic, _, _ in requests]
         places = self._router.places
         self.hear(places.unheard(topic for topic, _, _ in requests), timeout_s)
         asked = self._ask(requests, range(len(requests)), found, timeout_s, ids)
@@ -93,7 +107,7 @@ class OffsetReader:
         self,
         requests: Sequence[OffsetRequest],
         which: Iterable[int],
-        found: list[int | UnknownTopic],
+        found: list[int | UnknownTopic | Passing],
         timeout_s: float,
         ids: Mapping[str, int],
     ) -> dict[int, int]:
@@ -112,14 +126,21 @@ class OffsetReader:
             for gid, places in by_group.items()
         }
         for gid, places in by_group.items():
-            answer: FoundOffsets = result_of(futures[gid], timeout_s)
+            try:
+                answer: FoundOffsets = result_of(futures[gid], timeout_s)
+            except (Unavailable, Overloaded) as error:
+                for i in places:
+                    found[i] = error
+                continue
             theirs = answer.ids or [NO_ID] * len(places)
             for i, code, offset, theirs_id in zip(places, answer.codes, answer.offsets, theirs, strict=True):
                 topic, partition, _ = requests[i]
                 meant = max(ids.get(topic, NO_ID), self._router.places.id_of(topic))
                 if NO_ID < theirs_id < meant:
-                    raise Unavailable(f"group {gid} has an earlier topic {topic!r} than the one meant", 0.1)
-                found[i] = offset if code == ResultCode.OK else _unknown(topic, partition, code)
+                    text = f"group {gid} has an earlier topic {topic!r} than the one meant"
+                    found[i] = Unavailable(text, 0.1)
+                else:
+                    found[i] = offset if code == ResultCode.OK else _unknown(topic, partition, code)
         return {i: gid for gid, places in by_group.items() for i in places}
 
     def bounds(
@@ -127,8 +148,7 @@ class OffsetReader:
     ) -> dict[TopicPartition, tuple[int, int] | UnknownTopic]:
         """``(start, end)`` of each partition. ``ids``: see ``offsets``."""
         wanted = list(partitions)
-        requests = [(t, p, what) for t, p in wanted for what in (EARLIEST, LATEST)]
-        found = self.offsets(requests, timeout_s, ids)
+        found = self.offsets(_both_ends(wanted), timeout_s, ids)
         answer: dict[TopicPartition, tuple[int, int] | UnknownTopic] = {}
         for tp, start, end in zip(wanted, found[::2], found[1::2], strict=True):
             if isinstance(start, UnknownTopic):
@@ -170,7 +190,8 @@ class OffsetReader:
         timeout_s: float,
         committed: Mapping[TopicPartition, int] | None = None,
     ) -> list[int | EscrowMQError]:
-        """The position for each look-up, or the error that ``poll`` must raise for it.
+        """The position for each look-up, or the error that ``poll`` must raise for it. One of ``Passing``: it
+        is to be tried again, since a broker group that is away must not hold up partitions of others.
 
         Where a ``group`` without a place starts at the end, the end is committed as its place. ``committed``:
         its places, if the caller has asked for them.
@@ -184,9 +205,11 @@ class OffsetReader:
         missing = [look.tp for look, offset in zip(lookups, known, strict=True) if offset is None]
         if group is not None and reset == "latest":
             self.hear({topic for topic, _ in missing}, timeout_s)  # whose ends these are
-        bounds = self.bounds(missing, timeout_s, {look.tp[0]: look.topic_id for look in lookups})
+        ids = {look.tp[0]: look.topic_id for look in lookups}
+        ends = self._found(_both_ends(missing), timeout_s, ids)
+        bounds = dict(zip(missing, zip(ends[::2], ends[1::2], strict=True), strict=True))
         chosen = [
-            offset if offset is not None else _choose(look, bounds[look.tp], reset)
+            offset if offset is not None else _choose(look, *bounds[look.tp], reset)
             for look, offset in zip(lookups, known, strict=True)
         ]
         if group is None or reset != "latest":
@@ -270,10 +293,17 @@ class OffsetReader:
         return answer
 
 
-def _choose(look: Lookup, bounds: tuple[int, int] | UnknownTopic, reset: str) -> int | EscrowMQError:
-    if isinstance(bounds, UnknownTopic):
-        return bounds
-    start, end = bounds
+def _both_ends(partitions: Iterable[TopicPartition]) -> list[OffsetRequest]:
+    return [(t, p, what) for t, p in partitions for what in (EARLIEST, LATEST)]
+
+
+def _choose(
+    look: Lookup, start: int | EscrowMQError, end: int | EscrowMQError, reset: str
+) -> int | EscrowMQError:
+    if isinstance(start, EscrowMQError):
+        return start
+    if isinstance(end, EscrowMQError):
+        return end
     if look.goal == "check" and start <= look.suspect <= end:
         return look.suspect  # the replica without it only lagged
     goal = look.goal if look.goal in ("earliest", "latest") else reset

@@ -111,7 +111,7 @@ class Retries:
         await_level(router, wait_s)
         submit, groups = submitting(router, wait_s), router.info.groups
         of_kind(submit, groups, group, STREAM)
-        make_internal_topics(submit, groups, self._subscribing.catalog, group)
+        make_internal_topics(router, submit, group, wait_s)
         # Whatever failed before a member read its retries must not be skipped by "latest".
         own = retry_topic(group)
         places = {(own, partition): False for partition in range(groups)}

@@ -156,10 +156,19 @@ async def run_async(
                     await handler(record)
                 except asyncio.CancelledError:
                     with contextlib.suppress(StaleMember, Closed):
-                        core.seek(record.topic, record.partition, record.offset)  # it was not handled
+                        _go_back_to(core, record)
                     raise
                 except Exception as failure:
                     await asyncio.to_thread(work.failed, record, failure)
             if work.commit_due(len(records)):
                 await asyncio.to_thread(work.commit)
         await asyncio.to_thread(core.commit, None)
+
+
+def _go_back_to(core: ConsumerCore, record: ConsumerRecord) -> None:
+    """It was not handled. Before it in its partition there may be others that wait for redelivery, which
+    ``seek`` forgets: reading goes back to the first of them."""
+    tp = record.topic, record.partition
+    with core.condition:
+        waiting = core.redelivery.floor(tp)
+        core.seek(*tp, record.offset if waiting is None else min(waiting, record.offset))

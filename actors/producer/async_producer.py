@@ -348,8 +348,13 @@ class AsyncTransaction(TransactionBase):
     async def send_offsets(
         self, reader: Reader | str, offsets: Mapping[TopicPartition, Span] | None = None
     ) -> None:
-        """As ``Transaction.send_offsets``."""
-        await asyncio.to_thread(self._take_work, reader, offsets)
+        """As ``Transaction.send_offsets``. If it is cancelled, the consumer polls the same again."""
+        try:
+            await asyncio.to_thread(self._take_work, reader, offsets)
+        except asyncio.CancelledError:
+            if (give_up := getattr(reader, "no_group_work", None)) is not None:
+                give_up()
+            raise
 
     async def prepare(self) -> None:
         """Makes the messages durable; run the local transaction when this returns."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from concurrent.futures import CancelledError
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -46,9 +47,10 @@ def leaves_open(error: BaseException) -> bool:
     """Whether an exception out of a local transaction says nothing about its outcome.
 
     OutcomeUnknown says so itself. An exception that is no ``Exception`` (KeyboardInterrupt, SystemExit, a
-    cancelled task) can strike anywhere, even in the middle of a database's commit.
+    cancelled task) can strike anywhere, even in the middle of a database's commit. A cancelled task that
+    another thread waits for is an ``Exception`` there.
     """
-    return isinstance(error, OutcomeUnknown) or not isinstance(error, Exception)
+    return isinstance(error, OutcomeUnknown | CancelledError) or not isinstance(error, Exception)
 
 
 def call_local(function: Callable[..., Any], tx: Any) -> Any:

@@ -82,10 +82,10 @@ class AsyncRunner:
         try:
             async with limit:
                 await self._handler(record)
-        except asyncio.CancelledError:
-            await asyncio.shield(self._say(record, self._core.release))
-            raise
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and _is_cancelled():
+                await asyncio.shield(self._say(record, self._core.release))
+                raise
             reason = reason_of(error)
             if limit.expired():
                 reason = f"the handler did not return within {patience_s:g} s"
@@ -104,6 +104,13 @@ class AsyncRunner:
             pass
         except EscrowMQError as error:  # the lease ends, and the message comes again
             log.warning("%s/%d, offset %d, could not be settled: %s", *_place(record), error)
+
+
+def _is_cancelled() -> bool:
+    """Whether this task is. Otherwise the handler raised the cancellation of something that it has awaited:
+    it has failed, and as often as that happens."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _place(record: ShareRecord) -> tuple[str, int, int]:

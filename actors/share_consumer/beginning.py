@@ -56,7 +56,7 @@ def begin(router: Router, group: str, topics: Sequence[str], create: str, timeou
     # From here on something is written: a misspelt topic has no effect.
     submit = submitting(router, timeout_s)
     settings = of_kind(submit, router.info.groups, group, SHARE)
-    make_internal_topics(submit, router.info.groups, catalog, group)
+    make_internal_topics(router, submit, group, timeout_s)
     every: set[PlaceOfBatch] = set()
     for gid, found in by_group.items():
         places = [(topic, partition) for topic, partitions in found.items() for partition in partitions]

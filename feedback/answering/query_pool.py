@@ -297,7 +297,7 @@ class QueryPool:
     def _query_one(self, job: _Job) -> QueryOutcome:
         try:
             state: Any = self._querier.query_status(job.tx_id, job.query_id)
-        except Exception:
+        except BaseException:  # SystemExit, too, or a cancelled task of the querier's own: see _query_many
             log.exception("query_status(%r, %r) raised; counts as UNKNOWN", job.tx_id, job.query_id)
             return _RAISED
         if not isinstance(state, TransactionState):
@@ -315,7 +315,7 @@ class QueryPool:
         asked = [(job.tx_id, job.query_id) for job in jobs]
         try:
             states: Any = list(self._querier.query_statuses(asked))
-        except Exception:
+        except BaseException:  # a thread that it ended would count as hanging for ever
             log.exception("query_statuses of %d checks raised; each is asked individually", len(jobs))
             return None
         if len(states) != len(jobs) or not all(isinstance(state, TransactionState) for state in states):

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from escrowmq.feedback.database.inbox_rows import InboxRow, InboxStatements, disposable
 from escrowmq.feedback.database.links import Link
 from escrowmq.feedback.database.rows import IDENTITY_KEY
+from escrowmq.replication.format.share_settings import SHARE
 from escrowmq.replication.model import TopicInfo
 
 
@@ -67,9 +68,9 @@ def places_of(admin: GroupPlaces, group: str) -> dict[tuple[str, int], int]:
     places = {(info.name, number): 0 for info in admin.topics() for number in range(info.partitions)}
     for place in described.partitions:
         places[place.topic, place.partition] = place.committed or 0
-    if described.share is not None:  # what lies before a share group's start is settled
-        for place in described.share.partitions:
-            places[place.topic, place.partition] = place.start
+    share = getattr(described, "share", None)
+    if share is not None and share.settings.kind == SHARE:  # it commits no offsets
+        places.update({(place.topic, place.partition): place.start for place in share.partitions})
     return places
 
 

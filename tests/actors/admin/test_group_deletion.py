@@ -7,12 +7,18 @@ from typing import Any
 
 import pytest
 
+from escrowmq.actors.admin import group_deletion
 from escrowmq.actors.admin.admin import Admin
 from escrowmq.actors.broker.coordinator import GroupCoordinator
+from escrowmq.actors.broker.group_service import GroupService
+from escrowmq.actors.client import share_groups
 from escrowmq.actors.client.consumer_groups import GroupLives, PlacesMoved, coordinator_group
 from escrowmq.actors.client.router import result_of
 from escrowmq.actors.consumer.consumer import Consumer
+from escrowmq.actors.consumer.retry_policy import RetryPolicy
 from escrowmq.replication.errors import GroupNotEmpty, InvalidMessage, StaleMember, UnknownGroup
+from escrowmq.replication.format.internal_topics import dead_topic, retry_topic
+from escrowmq.replication.format.share_settings import SHARE
 from tests.support.brokers import Brokers
 from tests.support.polling import read
 
@@ -59,6 +65,80 @@ def test_a_deleted_group_begins_anew(
         assert group not in admin.groups() and admin.describe_group(group).partitions == ()
     with pytest.raises(UnknownGroup):
         admin.delete_group(group)
+
+
+def named(unique: Callable[[str], str], coordinator: int) -> str:
+    """A group whose coordinator is that broker group."""
+    return next(name for _ in range(99) if coordinator_group(name := unique("g"), GROUPS) == coordinator)
+
+
+@pytest.mark.parametrize("coordinator", range(GROUPS))
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_no_broker_group_keeps_settings_of_a_group_with_retries(
+    brokers: Brokers,
+    admin: Admin,
+    topic: str,
+    unique: Callable[[str], str],
+    consumer_of: ConsumerOf,
+    monkeypatch: pytest.MonkeyPatch,
+    coordinator: int,
+    interrupted: bool,
+) -> None:
+    group = named(unique, coordinator)
+    with reader(brokers, consumer_of, group, topic, retry=RetryPolicy(order="concurrent")) as consumer:
+        read(consumer, 20)
+        consumer.commit()
+    admin.set_group(group, max_attempts=3)
+    if interrupted:
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(group_deletion, "_forget_settings", ends)
+            admin.delete_group(group)
+        assert group in admin.groups(), "so it can be repeated"
+    admin.delete_group(group)
+    assert group not in admin.groups()
+    with pytest.raises(UnknownGroup):
+        admin.delete_group(group)
+    assert share_groups.set_group(admin._submit, GROUPS, group, {"kind": SHARE}).max_attempts > 3
+
+
+def ends(*arguments: Any) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("coordinator", range(GROUPS))
+def test_settings_that_were_made_for_a_group_that_never_came_can_be_deleted(
+    admin: Admin, unique: Callable[[str], str], coordinator: int
+) -> None:
+    group = named(unique, coordinator)
+    admin.set_group(group, max_attempts=3)
+    assert group in admin.groups()
+    admin.delete_group(group)
+    assert group not in admin.groups()
+
+
+def test_a_coordinator_that_was_deposed_has_no_say_over_a_group_that_it_has_not_heard_of(
+    brokers: Brokers,
+    admin: Admin,
+    topic: str,
+    unique: Callable[[str], str],
+    consumer_of: ConsumerOf,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    group, describe = unique("g"), GroupService.describe
+    service = brokers.groups[coordinator_group(group, GROUPS)].leader().parts.groups
+    before = [service.describe(group)]  # as it answers until it hears of its successor
+
+    def deposed(self: GroupService, name: str) -> Any:
+        return before.pop() if before and name == group else describe(self, name)
+
+    with reader(brokers, consumer_of, group, topic, retry=RetryPolicy(order="concurrent")) as consumer:
+        read(consumer, 20)
+        monkeypatch.setattr(GroupService, "describe", deposed)
+        with pytest.raises(GroupNotEmpty):
+            admin.delete_group(group)
+        assert not before
+    names = {info.name for info in admin.topics(internal=True)}
+    assert {retry_topic(group), dead_topic(group)} <= names
 
 
 def test_live_members_are_named(

@@ -8,7 +8,7 @@ import pytest
 
 from escrowmq import TransactionState
 from escrowmq.actors.admin.admin import Admin
-from escrowmq.replication.calling.answers import Standing
+from escrowmq.replication.calling.answers import FoundTransaction, Standing
 from escrowmq.replication.errors import NotFullyPrepared
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import PrepareExtra
@@ -106,3 +106,36 @@ def test_planted_an_operator_who_does_not_look_commits_a_part(
     admin, tx_id = admin_of(wide), unique("x")
     branch_is_missing(wide, tx_id)
     assert admin.resolve_transaction(tx_id, COMMITTED, app=APP).state is COMMITTED
+
+
+def asked_before_its_prepare(brokers: Brokers, admin: Admin, tx_id: str, patch: pytest.MonkeyPatch) -> None:
+    """Prepared everywhere. But the first answer of home's leader does not have it, as that of a leader which
+    was deposed and does not know it."""
+    transactions = admin._transactions
+    before = transactions._find(tx_id, APP)[0]
+    open_branch(brokers, tx_id, open_at_home(brokers, tx_id))
+    answers = iter([before])
+    find = transactions._find
+
+    def find_late(tx_id: str, app: str | None) -> list[list[FoundTransaction]]:
+        home, *others = find(tx_id, app)
+        return [next(answers, home), *others]
+
+    patch.setattr(transactions, "_find", find_late)
+
+
+@pytest.mark.parametrize("decision", [COMMITTED, ROLLBACK])
+def test_a_branch_is_never_decided_alone_while_home_is_open(
+    wide: Brokers,
+    admin_of: AdminOf,
+    unique: Callable[[str], str],
+    monkeypatch: pytest.MonkeyPatch,
+    decision: TransactionState,
+) -> None:
+    admin, tx_id = admin_of(wide), unique("x")
+    asked_before_its_prepare(wide, admin, tx_id, monkeypatch)
+    shown = admin.resolve_transaction(tx_id, decision, app=APP)
+    assert shown.state is decision and shown.open == {}
+    for group in wide.groups:
+        states = group.leader().parts.inspection.tx_states(APP, [tx_id])
+        assert states == ("ok", [decision.value])

@@ -104,16 +104,16 @@ def race(brokers: Brokers, topic: str, group: str, consumer_of: ConsumerOf, monk
     """Two consumers of a new group. One has found no places and is slow to look up the ends; meanwhile the
     other one is created, and a message is sent. Returns the group's place after both are created."""
     brokers.produce(topic, 0, [b"old"])
-    bounds = OffsetReader.bounds
+    look_up = OffsetReader._found
     found, go_on = threading.Event(), threading.Event()
 
     def slowly(self: OffsetReader, *args: Any) -> Any:
         if threading.current_thread() is slower and not found.is_set():
             found.set()
             assert go_on.wait(10.0)
-        return bounds(self, *args)
+        return look_up(self, *args)
 
-    monkeypatch.setattr(OffsetReader, "bounds", slowly)
+    monkeypatch.setattr(OffsetReader, "_found", slowly)
     made: list[Consumer] = []
     slower = threading.Thread(
         target=lambda: made.append(consumer_of(brokers, group=group, topics=[topic], **LATEST))

@@ -154,6 +154,31 @@ def test_batches_with_a_callback_in_the_loop(brokers: Brokers, topic: str, produ
     assert len(values(brokers, topic)) == 500
 
 
+def test_a_cancelled_callback_of_a_batch_leaves_it_to_the_check(
+    brokers: Brokers, topic: str, producer_of: ProducerOf
+) -> None:
+    """As when asyncio.run ends: its part in the database may be committed."""
+    producer = producer_of(brokers)
+
+    async def main() -> None:
+        running: list[asyncio.Task[Any]] = []
+
+        async def store(prepared: list[PreparedTransaction]) -> bool:
+            this = asyncio.current_task()
+            assert this is not None
+            running.append(this)
+            asyncio.get_running_loop().call_soon(this.cancel)
+            await asyncio.sleep(60.0)  # the database's commit
+            return True
+
+        with pytest.raises(asyncio.CancelledError):
+            await producer.aio.send_transactions([Message(topic, b"%d" % i) for i in range(3)], store)
+        assert running[0].cancelled()
+
+    run(main())
+    assert len(open_transactions(brokers, topic)) == 3 and not producer._core.running
+
+
 def test_bad_input_is_refused_alike(
     brokers: Brokers, topic: str, unique: Callable[[str], str], producer_of: ProducerOf
 ) -> None:

@@ -113,6 +113,24 @@ def test_many_are_redriven_in_portions_and_at_a_rate(cluster: InMemoryCluster, m
             cluster.admin.redrive("mail", rate=bad)  # type: ignore[arg-type]
 
 
+def test_what_another_operator_settles_meanwhile_is_not_sent_elsewhere(
+    cluster: InMemoryCluster, mail: Mail
+) -> None:
+    mail.send(*[Message("orders", b"%d" % n) for n in range(4)])
+    mail.fail(0, 1, 2, 3)
+
+    def meanwhile(done: int, total: int) -> None:
+        if done == 0:
+            assert cluster.admin.drop_dead_letters("mail", ["0-1"], by="eve") == 1
+            assert cluster.admin.redrive("mail", ["0-2"], by="kim").redriven == 1
+
+    done = cluster.admin.redrive("mail", to="lost", progress=meanwhile)
+    assert (done.redriven, done.already, done.unreadable) == (2, 2, 0)
+    with cluster.consumer("g", ["lost"], auto_offset_reset="earliest") as consumer:
+        assert [record.value for record in consumer.poll()] == [b"0", b"3"]
+    assert ids(cluster) == [] and mail.retries() == [(b"2", 1)]
+
+
 def test_dead_letters_go_to_another_topic_once(
     cluster: InMemoryCluster, mail: Mail, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -23,6 +24,7 @@ from escrowmq import (
     Unavailable,
     UnknownTopic,
 )
+from escrowmq.actors.consumer import group_work
 from escrowmq.testing import InMemoryCluster
 
 GROUP = "billing"
@@ -313,3 +315,35 @@ def test_asyncio_does_the_same(cluster: InMemoryCluster) -> None:
 
     asyncio.run(run())
     assert invoices(cluster) == list(range(ORDERS)) and place(cluster) == 6
+
+
+@pytest.mark.parametrize("ends", ["refused", "cancelled"])
+def test_orders_that_no_transaction_has_taken_come_again(
+    cluster: InMemoryCluster, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    """The places had to be looked up, and that failed, or took too long for the caller."""
+    looked = threading.Event()
+
+    def look_up(core: object) -> None:
+        if ends == "refused":
+            raise Unavailable("no leader", 0.1)
+        looked.wait(10.0)
+
+    async def cancelled(consumer: escrowmq.Consumer, producer: escrowmq.Producer) -> None:
+        assert len(await consumer.aio.poll(max_records=5, timeout_s=1)) == 5
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1), producer.aio.transaction(local=False) as tx:
+                await tx.send_offsets(consumer.aio)
+        looked.set()
+
+    with member(cluster) as consumer, cluster.producer("shop") as producer:
+        with monkeypatch.context() as patched:
+            patched.setattr(group_work, "_look_up_places", look_up)
+            if ends == "refused":
+                with pytest.raises(Unavailable):
+                    transform(consumer, producer)
+            else:
+                asyncio.run(cancelled(consumer, producer))
+        while transform(consumer, producer):
+            pass
+    assert invoices(cluster) == list(range(ORDERS))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -287,3 +289,49 @@ def test_messages_of_an_answer_that_was_lost_come_again_long_before_their_lease_
         cluster.clock.advance(1)
     assert lost and values(found) == numbered(3) and {record.attempt for record in found} == {1}
     queue.close()
+
+
+def test_a_handler_that_raises_a_cancellation_of_its_own_has_failed(cluster: InMemoryCluster) -> None:
+    """As a library does whose task was cancelled; nobody has cancelled the handler."""
+    cluster.admin.set_group("mail", max_attempts=2, delays_s=[0])
+    send(cluster, b"bad")
+    calls: list[int] = []
+
+    def is_set() -> bool:
+        return len(calls) > 4 or bool(cluster.admin.dead_letters("mail"))
+
+    async def main() -> None:
+        async def handle(record: ShareRecord) -> None:
+            calls.append(record.attempt)
+            raise asyncio.CancelledError("of a library's task")
+
+        async with queue_of(cluster).aio as queue:
+            await queue.run(handle, stop=SimpleNamespace(is_set=is_set))  # type: ignore[arg-type]
+
+    asyncio.run(main())
+    assert calls == [1, 2]
+    (dead,) = cluster.admin.dead_letters("mail")
+    assert dead.reason == "CancelledError: of a library's task"
+
+
+def test_a_cancelled_run_gives_back_what_is_handled(cluster: InMemoryCluster) -> None:
+    send(cluster, b"a", b"b")
+
+    async def main() -> None:
+        began = asyncio.Event()
+
+        async def handle(record: ShareRecord) -> None:
+            began.set()
+            await asyncio.sleep(3600)
+
+        async with queue_of(cluster).aio as queue:
+            running = asyncio.create_task(queue.run(handle))
+            await began.wait()
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+
+    asyncio.run(main())
+    with queue_of(cluster) as queue:
+        found = [(record.value, record.attempt) for record in everything(queue)]
+    assert sorted(found) == [(b"a", 1), (b"b", 1)]

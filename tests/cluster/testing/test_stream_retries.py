@@ -417,6 +417,36 @@ def test_a_cancelled_run_has_not_handled_the_record(cluster: InMemoryCluster) ->
     assert past(consumer.poll()) == [(b"a", 1), (b"b", 1)]
 
 
+def test_a_cancelled_run_keeps_what_could_not_be_nacked(cluster: InMemoryCluster) -> None:
+    send(cluster, b"bad", b"b", b"c")
+    consumer = consumer_of(cluster, "concurrent")
+    cluster.fail_next("nack", Unavailable)
+    seen: list[bytes] = []
+
+    async def main() -> None:
+        began = asyncio.Event()
+
+        async def handle(record: StreamRecord) -> None:
+            seen.append(record.value)
+            if record.value == b"bad":
+                raise ValueError("its nack fails, too")
+            began.set()
+            await asyncio.sleep(3600)
+
+        running = asyncio.create_task(consumer.aio.run(handle))
+        await began.wait()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    asyncio.run(main())
+    assert seen == [b"bad", b"b"]
+    consumer.commit()
+    consumer.close()
+    again = consumer_of(cluster, "concurrent")
+    assert values(again.poll()) == [b"bad", b"b", b"c"], "none of them was handled"
+
+
 @pytest.mark.parametrize("order", ORDERS)
 def test_run_nacks_what_cannot_be_read_and_a_handler_may_nack_itself(
     cluster: InMemoryCluster, order: str

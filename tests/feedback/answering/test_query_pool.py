@@ -60,6 +60,26 @@ def test_a_querier_that_raises_counts_as_unknown_and_is_logged(caplog: pytest.Lo
     assert "no such table" in caplog.text
 
 
+@pytest.mark.parametrize("ends", [SystemExit, asyncio.CancelledError, GeneratorExit])
+def test_a_querier_that_ends_its_thread_is_asked_again(
+    ends: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(tx_id: str, query_id: str) -> TransactionState:
+        if tx_id == "t":
+            raise ends("from a library's depths")
+        return COMMITTED
+
+    async def main() -> None:
+        pool = QueryPool(Calls(broken), QUICK)
+        for _ in range(QUICK.query_threads + QUICK.stuck_threads_max + 1):
+            assert await ask(pool, "t") == (UNKNOWN, Trouble.RAISED)
+        assert pool.room == pool.full_room and await ask(pool, "u") == (COMMITTED, Trouble.NONE)
+        pool.close()
+
+    asyncio.run(main())
+    assert "from a library's depths" in caplog.text
+
+
 def test_a_querier_that_hangs_stalls_nobody_else_and_its_late_word_is_heard() -> None:
     release = threading.Event()
 

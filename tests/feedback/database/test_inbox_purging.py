@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from escrowmq import TopicInfo
+from escrowmq.testing import InMemoryCluster
 from tests.support.inboxes import Accounts, record
 from tests.support.shops import ShopMaker
 
@@ -57,4 +58,25 @@ def test_what_is_old_and_not_delivered_again_goes(make_shop: ShopMaker) -> None:
     assert inbox.purge(Admin(), pause_s=0.0).removed == 0
     assert inbox.purge(None, pause_s=0.0).removed == 12, "the time alone"
     assert accounts.rows() == 2
+    accounts.close()
+
+
+def test_rows_of_a_share_group_go_when_the_group_is_done_with_their_records(make_shop: ShopMaker) -> None:
+    accounts, now = Accounts(make_shop()), [100 * DAY_S]
+    inbox = accounts.make("billing", clock=lambda: now[0])
+    with InMemoryCluster() as cluster, accounts.open() as local:
+        cluster.admin.create_topic("orders")
+        queue = cluster.share_consumer("billing", ["orders"], auto_offset_reset="earliest")
+        with cluster.producer("shop") as producer:
+            producer.send_many("orders", [b"%d" % number for number in range(5)]).result()
+        for one in queue.poll():
+            with inbox.once(local.connection, one) as first:
+                assert first
+            if one.offset != 3:
+                queue.ack(one)
+        local.connection.commit()
+        queue.flush()
+        assert inbox.purge(cluster.admin, pause_s=0.0).removed == 0, "they are young"
+        now[0] += 8 * DAY_S
+        assert inbox.purge(cluster.admin, pause_s=0.0).removed == 3, "the fourth may come again"
     accounts.close()
