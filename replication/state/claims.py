@@ -131,10 +131,12 @@ class Claims:
 
     def settled(self, app: str, tx_ids: Iterable[str], committed: bool) -> None:
         """These are no longer open."""
+        alone = self.overtaken.of
         for tx_id in tx_ids:
             claimed = self.open.pop((app, tx_id), None)
             if claimed is None:
-                self.overtaken.forget((app, tx_id))
+                if (app, tx_id) in alone:
+                    self.overtaken.forget((app, tx_id))
                 continue
             name, _, number, digest = claimed
             self._busy.pop(name, None)
