@@ -18,7 +18,7 @@ LATENCY_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 
 LONG_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 
 #: Who can decide a transaction, as labels. Any other decider in an entry is counted as "other".
-DECIDERS = ("producer", "feedback", "home", "operator", "policy", "timeout")
+DECIDERS = ("producer", "feedback", "home", "operator", "policy", "timeout", "claim")
 
 
 class Histogram:

@@ -57,9 +57,9 @@ class TransactionDescription:
     ``settled``: details of a settled transaction by broker group: query id, topic, messages there, when it
     was prepared, its checks. Each group keeps this for the last 2,000 that producers decided, and for the
     last 20,000 that were decided otherwise. ``decided_by``, ``decided_ms``: who decided it ("producer",
-    "feedback" for a check, "operator:<name>", "policy:<which>") and when (ms since the epoch), or None when
-    that is no longer known. ``checked_ms``: when a check was last answered without a decision; None: never,
-    or not known.
+    "feedback" for a check, "operator:<name>", "policy:<which>"; without a local transaction also "timeout"
+    and "claim") and when (ms since the epoch), or None when that is no longer known. ``checked_ms``: when a
+    check was last answered without a decision; None: never, or not known.
     """
 
     app: str

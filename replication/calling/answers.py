@@ -282,7 +282,7 @@ class TimersReport(Carried, frozen=True, kw_only=True):
 class SettledTransaction(Carried, frozen=True):
     """What one group reports about a settled transaction: its record and who decided it. ``checked_ms``: when
     a check was last answered without a decision; 0: never. ``by``: "producer", "feedback",
-    "operator:<name>", "policy:<which>", "home:<group>"."""
+    "operator:<name>", "policy:<which>", "home:<group>", "timeout", "claim"."""
 
     query_id: str
     topic: str

@@ -24,6 +24,8 @@ EPOCH_MAX: Final = (1 << 63) - 1
 #: In place of a transaction's number: it has none.
 UNNUMBERED: Final = 0
 DIGEST_BYTES: Final = 16
+#: Who decides a transaction about which nobody is asked, and which a newer claim has overtaken.
+BY_CLAIM: Final = "claim"
 
 
 def claim(name: str, epoch: int, claimant: str) -> bytes:

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from escrowmq.replication.calling.answers import Leadership, LevelReport, Reply
 from escrowmq.replication.errors import DiskFull, EscrowMQError, MessageTooLarge, Overloaded
 from escrowmq.replication.format import ops as build
+from escrowmq.replication.format.claim_ops import BY_CLAIM
 from escrowmq.replication.format.codec import Op, decode_command, decode_ops
 from escrowmq.replication.format.offset_ops import BY_TIMEOUT
 from escrowmq.replication.log.journal import SegmentJournal
@@ -38,8 +39,8 @@ from escrowmq.replication.state.topics import Partition, Topic
 #: When a client asks again if the leader's disk is full: people or retention have to free space first.
 DISK_FULL_RETRY_S = 1.0
 #: Transactions that are rolled back at a time because nobody is asked about them: a small entry. One that is
-#: still open after the second time, since leadership was lost, say, is tried again.
-EXPIRED_MAX, EXPIRED_AGAIN_MS = 1_000, 2_000
+#: still open after the second time, since the queue was full, say, is tried again.
+UNASKED_MAX, UNASKED_AGAIN_MS = 1_000, 2_000
 #: When clients ask again whose requests made too large an entry together; they spread over half to one and a
 #: half times this.
 APART_S = 0.05
@@ -113,7 +114,7 @@ class Replica:
         self._number_of, self._monotonic = number_of, monotonic
         self._raft: Raft | None = None
         self._own: deque[ComposedEntry] = deque()  # proposed by this replica, not yet applied
-        self._in_flight = 0
+        self._in_flight = self._rolling_back = 0  # entries; own requests that roll back
         self._next_retention_ms = self._next_slice_ms = self._dropped_to = 0
         self._retention: retention.RetentionRound | None = None
         self._leads = False
@@ -240,6 +241,8 @@ class Replica:
             self.terms_led += 1
             self._next_retention_ms = now_ms + self.limits.retention_pause_ms
         self.share_desk.step(self.monotonic_ms())
+        if self.state.claims.overtaken.any_new and not self._rolling_back:
+            self._end_overtaken(now_ms)
         while self._in_flight < self.limits.entries_in_flight:
             entry = self.admission.compose(now_ms)
             if entry is None:
@@ -318,19 +321,36 @@ class Replica:
             self.state.due.resign(
                 min(now_ms, self.state.now_ms)
             )  # by a time that the next leader has reached
+            self.state.claims.overtaken.resign()
             return
         if self.state.due.advance(now_ms):
             self._on_due()
         if self._leads:
             self.share_desk.on_timer(self.monotonic_ms())
             self._end_expired(now_ms)
+            self._end_overtaken(now_ms)
             self._retain(now_ms)
 
     def _end_expired(self, now_ms: int) -> None:
         """Roll back what has been open for too long, and about which nobody is asked."""
-        for app, newest in self.state.due.take_expired(EXPIRED_MAX, EXPIRED_AGAIN_MS, now_ms).items():
-            frame = build.rollback_under(app, list(newest), BY_TIMEOUT, list(newest.values()))
-            self.admission.offer(Submission(frame, decode_ops(frame), lambda status: None))
+        self._roll_back(self.state.due.take_expired(UNASKED_MAX, UNASKED_AGAIN_MS, now_ms), BY_TIMEOUT)
+
+    def _end_overtaken(self, now_ms: int) -> None:
+        """Roll back what the producers of earlier claims have left open, and about which nobody is asked."""
+        taken = self.state.claims.overtaken.take(
+            UNASKED_MAX, UNASKED_AGAIN_MS, now_ms, self.state.transactions
+        )
+        self._roll_back(taken, BY_CLAIM)
+
+    def _roll_back(self, found: Mapping[str, Mapping[str, int]], by: str) -> None:
+        """``found``: app -> id -> log index of its newest PREPARE; with a newer one it stays open."""
+
+        def answered(status: Reply) -> None:
+            self._rolling_back -= 1
+
+        for app, newest in found.items():
+            frame = build.rollback_under(app, list(newest), by, list(newest.values()))
+            self._rolling_back += self.admission.offer(Submission(frame, decode_ops(frame), answered))
 
     def _submit_own(self, frame: bytes, partition: Partition) -> None:
         """A request of this leader itself, about the topic that has that partition."""

@@ -13,7 +13,7 @@ from typing import Any
 from escrowmq.replication.calling.answers import Standing
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.state.open_table import OpenTx
-from escrowmq.replication.state.transactions import STATE_OF, AppTransactions
+from escrowmq.replication.state.transactions import STATE_OF, AppTransactions, TransactionTable
 
 _CONFLICT = [int(ResultCode.TX_CONFLICT), "PREPARE"]
 
@@ -63,3 +63,11 @@ def standing(table: AppTransactions, tx_id: str, home_index: int) -> Standing:
         return Standing(state, decided.home_index, groups=list(decided.waiting))
     outcome = table.outcome(tx_id)
     return Standing("UNKNOWN" if outcome is None else STATE_OF[outcome].value)
+
+
+def standings(transactions: TransactionTable, asked: tuple[str, Sequence[str], Sequence[int]]) -> list[Any]:
+    """The result of an INQUIRE. It changes nothing, and is in the log because a deposed leader that answered
+    from its state could be wrong."""
+    app, tx_ids, home_index = asked
+    table = transactions.look(app)
+    return [0, [standing(table, tx_id, index) for tx_id, index in zip(tx_ids, home_index, strict=True)]]

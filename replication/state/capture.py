@@ -62,7 +62,7 @@ class Capture:
             list(state.shares.groups.items()),
             list(state.attempts.items()),
             list(state.claims.by_name.items()),
-            list(state.claims.open.items()),
+            state.claims.rows(),
             list(state.held.by_tx.items()),
             list(state.transactions.unattended),
         )

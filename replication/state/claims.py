@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from escrowmq.replication.format.claim_ops import UNNUMBERED, claimed_epoch, first_epoch
 from escrowmq.replication.model import ResultCode, TransactionState
+from escrowmq.replication.state.overtaken import Overtaken, TxKey
 
 #: Names that are kept; beyond, those used longest ago go first.
 CLAIMS_KEPT = 50_000
@@ -23,8 +24,6 @@ NOTED_MS = 3_600_000
 FIRST_CLAIMED = first_epoch(1)
 #: Name, epoch, number (``UNNUMBERED``: none) and digest: as a PREPARE tells it.
 Claimed = tuple[str, int, int, bytes]
-#: App and transaction.
-TxKey = tuple[str, str]
 
 
 class Claim(NamedTuple):
@@ -39,13 +38,24 @@ class Claim(NamedTuple):
 
 
 class Claims:
-    """``by_name``: in the order of their last use. ``open``: the numbered transactions that are open here.
-    Changed in the applying thread only."""
+    """``by_name``: in the order of their last use. ``open``: the numbered transactions that are open here;
+    ``overtaken``: those about which nobody is asked. Changed in the applying thread only."""
 
     def __init__(self) -> None:
         self.by_name: dict[str, Claim] = {}
         self.open: dict[TxKey, Claimed] = {}
         self._busy: dict[str, TxKey] = {}  # name -> the one of ``open``
+        self.overtaken = Overtaken()
+
+    @property
+    def any_open(self) -> bool:
+        """Whether ``settled`` has anything to do: lets the hot path skip it."""
+        return bool(self.open or self.overtaken.of)
+
+    def rows(self) -> list[tuple[TxKey, Claimed]]:
+        """The open ones, for a snapshot."""
+        alone = self.overtaken.of.items()
+        return [*self.open.items(), *((key, (*under, UNNUMBERED, b"")) for key, under in alone)]
 
     def claim(self, meta: tuple[str, int, str], now_ms: int) -> list[object]:
         """The result of a CLAIM ``[name, epoch, claimant]``. It takes the name only with a higher epoch than
@@ -58,6 +68,7 @@ class Claims:
             known = Claim(0, "", UNNUMBERED, b"", now_ms)
         if epoch > known.epoch:
             known = known._replace(epoch=epoch, claimant=claimant)
+            self.overtaken.claimed(name)
         self.by_name[name] = known._replace(used_ms=now_ms)
         if (epoch, claimant) != (known.epoch, known.claimant):
             return [int(ResultCode.FENCED), known.epoch]
@@ -101,17 +112,31 @@ class Claims:
             return None
         return [int(ResultCode.CLAIM_OPEN), list(key)]
 
-    def opened(self, app: str, tx_id: str, claimed: Claimed) -> None:
-        """A transaction that this group decides is open from now on."""
+    def opened(self, app: str, tx_ids: Sequence[str], claimed: Claimed, *, alone: bool) -> None:
+        """Transactions that this group decides are open from now on; one, if it has a number. ``alone``:
+        nobody is asked about them."""
         if claimed[2] != UNNUMBERED:
-            self.open[app, tx_id] = claimed
-            self._busy[claimed[0]] = app, tx_id
+            self.open[app, tx_ids[0]] = claimed
+            self._busy[claimed[0]] = app, tx_ids[0]
+        elif alone:
+            for tx_id in tx_ids:
+                self.overtaken.note((app, tx_id), *claimed[:2])
+
+    def prepared_again(self, app: str, tx_id: str, claimed: Claimed | None, *, alone: bool) -> None:
+        """Perhaps by another producer, whose transaction it is from now on."""
+        if alone and claimed is not None and claimed[2] == UNNUMBERED:
+            self.overtaken.note((app, tx_id), *claimed[:2])
+        else:
+            self.overtaken.forget((app, tx_id))
 
     def settled(self, app: str, tx_ids: Iterable[str], committed: bool) -> None:
         """These are no longer open."""
+        alone = self.overtaken.of
         for tx_id in tx_ids:
             claimed = self.open.pop((app, tx_id), None)
             if claimed is None:
+                if (app, tx_id) in alone:
+                    self.overtaken.forget((app, tx_id))
                 continue
             name, _, number, digest = claimed
             self._busy.pop(name, None)
@@ -124,7 +149,11 @@ class Claims:
         for (app, tx_id), claimed in opened:
             if claimed[0] not in self.by_name:
                 raise ValueError(f"transaction {tx_id!r} of {claimed[0]!r}, which nobody has claimed")
-            self.opened(app, tx_id, claimed)
+            if claimed[2] != UNNUMBERED:
+                self.opened(app, [tx_id], claimed, alone=False)
+            else:
+                name, epoch = claimed[:2]
+                self.overtaken.note((app, tx_id), name, epoch, overtaken=epoch != self.by_name[name].epoch)
 
     def _make_room(self, now_ms: int) -> bool:
         """Forget claims until there is room for one; False if none may be forgotten."""
@@ -137,4 +166,5 @@ class Claims:
             else:
                 return False
             del self.by_name[name]
+            self.overtaken.drop(name)
         return True

@@ -19,7 +19,7 @@ from escrowmq.replication.format.codec import NO_EXTRA, Op, OpType, PrepareExtra
 from escrowmq.replication.metrics import Counts
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.state.attempts import Attempts
-from escrowmq.replication.state.branch_identity import another, standing, with_home_indexes
+from escrowmq.replication.state.branch_identity import another, standings, with_home_indexes
 from escrowmq.replication.state.checking import count_check
 from escrowmq.replication.state.claims import Claims
 from escrowmq.replication.state.decided import ACROSS_MAX
@@ -108,7 +108,7 @@ class StateMachine:
             OpType.LEVEL: self._raise_level,
             OpType.SETTINGS: self._settings,
             OpType.TX_DONE: self._done,
-            OpType.INQUIRE: self._inquire,
+            OpType.INQUIRE: lambda index, op: standings(self.transactions, op.meta),
             OpType.CUT: lambda index, op: self.stable.cut(index, self.now_ms, op),
             OpType.DELETE_GROUP: of_groups.delete,
             OpType.FORWARD: lambda index, op: of_groups.forward(index, self.now_ms, op),
@@ -258,7 +258,7 @@ class StateMachine:
             self.held.opened(app, fresh[0], attached)
             self.transactions.note_unattended(app, fresh, extra.on_timeout)
             if claim and at_home:
-                self.claims.opened(app, fresh[0], claim)
+                self.claims.opened(app, fresh, claim, alone=bool(extra.on_timeout))
         if participants:
             return with_home_indexes(table, tx_ids, problems, index, all_fresh=len(fresh) == len(tx_ids))
         return [int(ResultCode.PARTIAL), problems] if problems else OK
@@ -331,6 +331,9 @@ class StateMachine:
         elif self.level > 1:
             table.parked.discard(tx_id)
             record = self._restart_checks(app, tx_id, record)
+            if part == 0:  # no other one says what follows
+                alone = self.transactions.still_unattended(app, tx_id, extra.on_timeout)
+                self.claims.prepared_again(app, tx_id, extra.claim, alone=alone)
         # The same part again: its first copy counts, and this one's bytes are never referred to.
         table.open.replace(tx_id, record)
         return None
@@ -434,13 +437,6 @@ class StateMachine:
             self._note_turn()
         return OK
 
-    def _inquire(self, index: int, op: Op) -> Result:
-        """Changes nothing. It is in the log because a deposed leader that answered from its state could be
-        wrong."""
-        app, tx_ids, home_index = op.meta
-        table = self.transactions.look(app)
-        return [0, [standing(table, tx_id, i) for tx_id, i in zip(tx_ids, home_index, strict=True)]]
-
     def _settle(
         self, table: AppTransactions, app: str, tx_ids: Sequence[str], by: str, outcome: int
     ) -> Result:
@@ -451,7 +447,7 @@ class StateMachine:
         told = by if self.level > 4 else None
         if self.transactions.settle(self.now_ms, table, app, tx_ids, runs, outcome, told):
             self._note_turn()
-        if self.claims.open:
+        if self.claims.any_open:
             self.claims.settled(app, tx_ids, outcome == COMMITTED)
         if self.held.by_tx and self.held.settled(app, tx_ids, committed=outcome == COMMITTED):
             self.group_offsets.keep(self.settings.groups_kept, self.held.holders)

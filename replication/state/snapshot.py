@@ -31,7 +31,7 @@ from escrowmq.replication.format.share_settings import DEFAULTS, group_settings_
 from escrowmq.replication.format.timer_ops import LEVEL_OF_TIMERS
 from escrowmq.replication.model import BY_NAME, NO_ID, TopicInfo
 from escrowmq.replication.state.attempts import Key as AttemptsKey
-from escrowmq.replication.state.claims import Claim, Claimed, TxKey
+from escrowmq.replication.state.claims import Claim, Claimed
 from escrowmq.replication.state.decided import Decided
 from escrowmq.replication.state.group_offsets import ByTopic
 from escrowmq.replication.state.held_offsets import Held
@@ -39,6 +39,7 @@ from escrowmq.replication.state.index import Columns
 from escrowmq.replication.state.lives import Copy, from_snapshot, to_snapshot
 from escrowmq.replication.state.machine import LEVEL_MAX, StateMachine
 from escrowmq.replication.state.open_table import OpenTx, View
+from escrowmq.replication.state.overtaken import TxKey
 from escrowmq.replication.state.run_table import RunTable
 from escrowmq.replication.state.shares import Group, Pair
 from escrowmq.replication.state.shares import Key as ShareKey

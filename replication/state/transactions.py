@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 
+from escrowmq.replication.format.claim_ops import BY_CLAIM
 from escrowmq.replication.format.offset_ops import BY_TIMEOUT
 from escrowmq.replication.model import ResultCode, TransactionState
 from escrowmq.replication.state.decided import AcrossGroups, Decided
@@ -168,6 +169,13 @@ class TransactionTable:
         if on_timeout:
             self.unattended.update(((app, tx_id), None) for tx_id in tx_ids)
 
+    def still_unattended(self, app: str, tx_id: str, on_timeout: str) -> bool:
+        """It was prepared again, with this ``on_timeout``. Nobody is asked as long as every PREPARE said so:
+        beside another one a local transaction may be running."""
+        if not on_timeout:
+            self.unattended.pop((app, tx_id), None)
+        return (app, tx_id) in self.unattended
+
     def settle(
         self,
         now_ms: int,
@@ -303,9 +311,9 @@ class TransactionTable:
         self.given.opened = waiting + sum(record.given for _, _, record in self.iterate_open())
 
     def record_decision(self, now_ms: int, by: str, app: str, tx_ids: Sequence[str], outcome: int) -> None:
-        """Record the decider, except for producers, feedback, time-outs and home groups, which are the usual
+        """Record the decider, except for producers, feedback, time-outs, claims and home groups: the usual
         case."""
-        if by in ("feedback", BY_TIMEOUT) or _is_rule(by):
+        if by in ("feedback", BY_TIMEOUT, BY_CLAIM) or _is_rule(by):
             return
         name = STATE_OF[outcome].value
         self.audit.extend((now_ms, by, app, tx_id, name) for tx_id in tx_ids)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -11,14 +11,25 @@ from escrowmq.actors.producer.blocks import Outcome
 from escrowmq.actors.producer.claiming import Ask, Claimed
 from escrowmq.actors.producer.encoder import TxPlan
 from escrowmq.actors.producer.numbered import Numbered
+from escrowmq.actors.producer.transaction_base import TransactionBase
 from escrowmq.replication.errors import TransactionSettled
+from escrowmq.replication.format import ops as build
 from escrowmq.replication.format.claim_ops import claim_group
+from escrowmq.replication.format.codec import NO_EXTRA, Op, decode_ops
+from escrowmq.replication.format.offset_ops import ROLLBACK
 from escrowmq.replication.model import ResultCode, TransactionState
+from escrowmq.replication.replica import validation
+from escrowmq.replication.replica.replica import Replica
+from escrowmq.replication.replica.submission import Submission
 from escrowmq.replication.state.claims import Claims
-from escrowmq.replication.state.machine import LEVEL_MAX
+from escrowmq.replication.state.due_queue import DueQueue
+from escrowmq.replication.state.machine import LEVEL_MAX, StateMachine
+from escrowmq.replication.state.overtaken import Overtaken
 from tests.controls.planting import plant
-from tests.sim.across import named, scene
+from tests.controls.scenes import world
+from tests.sim.across import named, named_instance, scene
 
+TORN = "torn-across"
 WROTE, NUMBERS = "fenced-wrote", ("number-twice", "number-torn", "number-order")
 
 
@@ -32,7 +43,7 @@ def all_named(patch: pytest.MonkeyPatch) -> None:
 @plant("claim-in-one-group", WROTE, "fenced-alive", groups=2, chaos_s=8.0, conditions=all_named)
 def claim_in_one_group(patch: pytest.MonkeyPatch) -> None:
     """A producer that replaces another one claims the name in its own group, and in no other one."""
-    steps = named.steps
+    steps = named_instance.steps
 
     def lonely(name: str, groups: int) -> Generator[Ask, Mapping[int, Sequence[Any]], Claimed]:
         asking, home = steps(name, groups), claim_group(name, groups)
@@ -48,7 +59,7 @@ def claim_in_one_group(patch: pytest.MonkeyPatch) -> None:
                 claimed: Claimed = ended.value
                 return claimed
 
-    patch.setattr(named, "steps", lonely)
+    patch.setattr(named_instance, "steps", lonely)
 
 
 @plant("older-epoch-writes", WROTE, groups=2, chaos_s=8.0, conditions=all_named)
@@ -108,3 +119,116 @@ def rolled_back_is_in(patch: pytest.MonkeyPatch) -> None:
             return TransactionState.ROLLBACK
 
     patch.setattr(Numbered, "_after_prepare", trusting)
+
+
+# ------------------------------------------------------------------ what an earlier claimant has left open
+
+
+def all_alone(patch: pytest.MonkeyPatch) -> None:
+    """The same, soon after the start; they live longer, and most of their transactions have no local one."""
+    all_named(patch)
+    patch.setattr(named, "STARTS", 0.04)
+    patch.setattr(named, "PAUSES", 0.06)
+    world({"level": LEVEL_MAX, "level_at_s": 0.1, "tables": None, "act_every_s": 0.05})(patch)
+    patch.setitem(named.ALONE, "share", 1.0)
+    patch.setitem(named.ALONE, "hangs", 0.5)
+
+
+def as_time_runs_out(patch: pytest.MonkeyPatch) -> None:
+    """Their producers decide when the time-out is about to pass."""
+    all_alone(patch)
+    patch.setattr(named_instance, "TIMEOUTS_S", (None,))
+    patch.setattr(named_instance, "TAKES_S", (0.45,))
+
+
+@plant("claim-ends-nothing", "overtaken-open", groups=2, chaos_s=8.0, conditions=all_alone)
+def claim_ends_nothing(patch: pytest.MonkeyPatch) -> None:
+    """What a claim has overtaken, and nobody is asked about, stays open until its time-out."""
+    patch.setattr(Overtaken, "take", lambda *given: {})
+
+
+@plant(
+    "overtaken-not-rebuilt",
+    *("overtaken-open", "state-rebuilt", "state-differs"),
+    groups=2,
+    chaos_s=8.0,
+    conditions=all_alone,
+)
+def overtaken_not_rebuilt(patch: pytest.MonkeyPatch) -> None:
+    """A replica that starts from a snapshot does not know which open transactions are under which claim."""
+    restore = Claims.restore
+
+    def numbered(self: Claims, claims: Sequence[Any], opened: Sequence[tuple[Any, Any]]) -> None:
+        restore(self, claims, [row for row in opened if row[1][2]])
+
+    patch.setattr(Claims, "restore", numbered)
+
+
+@plant("claim-ends-local-ones", "invented-decision", groups=2, start=1, chaos_s=8.0, conditions=all_alone)
+def claim_ends_local_ones(patch: pytest.MonkeyPatch) -> None:
+    """A claim also rolls back transactions whose local one may have taken place."""
+    opened = Claims.opened
+
+    def all_of_them(self: Claims, app: str, tx_ids: Sequence[str], claimed: Any, *, alone: bool) -> None:
+        opened(self, app, tx_ids, claimed, alone=True)
+
+    patch.setattr(Claims, "opened", all_of_them)
+
+
+@plant("claim-ends-a-branch", TORN, groups=2, chaos_s=8.0, conditions=all_alone)
+def claim_ends_a_branch(patch: pytest.MonkeyPatch) -> None:
+    """A group rolls back a branch that a claim has overtaken there, while its home may commit it."""
+    _branches_know(patch)
+    prepare = StateMachine._prepare
+
+    def noting(self: StateMachine, index: int, op: Op, attached: Sequence[Op]) -> Any:
+        result = prepare(self, index, op, attached)
+        app, tx_ids, home_group = op.meta[0], op.meta[2], op.meta[7]
+        extra = op.meta[9] if len(op.meta) > 9 else NO_EXTRA
+        opened = self.transactions.look(app).open
+        if home_group >= 0 and extra.on_timeout and extra.claim:
+            there = [tx_id for tx_id in tx_ids if tx_id in opened]
+            self.claims.opened(app, there, extra.claim, alone=True)
+        return result
+
+    patch.setattr(StateMachine, "_prepare", noting)
+
+
+@plant("time-out-ends-a-branch", TORN, groups=2, start=1, chaos_s=8.0, conditions=as_time_runs_out)
+def time_out_ends_a_branch(patch: pytest.MonkeyPatch) -> None:
+    """A group rolls back a branch whose time has passed there, while its home may commit it."""
+    _branches_know(patch)
+    enqueue = DueQueue._enqueue
+
+    def by_itself(self: DueQueue, app: str, tx_ids: Iterable[str], now_ms: int) -> int:
+        ids, opened = list(tx_ids), self._table.look(app).open
+        alone = [t for t in ids if (app, t) in self._table.unattended and opened[t].home_group >= 0]
+        self.expired.extend((app, tx_id) for tx_id in alone)
+        return enqueue(self, app, [tx_id for tx_id in ids if tx_id not in alone], now_ms)
+
+    patch.setattr(DueQueue, "_enqueue", by_itself)
+
+
+def _branches_know(patch: pytest.MonkeyPatch) -> None:
+    """Branches are told that there is no local transaction, and leaders decide those that they find."""
+    made, roll_back = TransactionBase._made_plan, Replica._roll_back
+
+    def telling(self: TransactionBase, *given: Any) -> TxPlan:
+        plan = made(self, *given)
+        for blocks in (plan.parts or {}).values() if not self._local else ():
+            blocks[0].on_timeout = ROLLBACK
+        return plan
+
+    def deciding(self: Replica, found: Mapping[str, Mapping[str, int]], by: str) -> None:
+        for app, newest in found.items():
+            opened = self.state.transactions.look(app).open
+            for tx_id in newest:
+                home_group, home_index = opened[tx_id].home_group, opened[tx_id].home_index
+                if home_group >= 0:
+                    frame = build.rollback_branches(app, [tx_id], by, [home_index], home_group)
+                    self.admission.offer(Submission(frame, decode_ops(frame), lambda status: None))
+        roll_back(self, found, by)  # does nothing to branches
+
+    patch.setattr(TransactionBase, "_made_plan", telling)
+    patch.setattr(validation, "on_timeout_problem", lambda extra, home_group: None)
+    patch.setattr(Replica, "_roll_back", deciding)

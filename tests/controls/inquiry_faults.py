@@ -19,6 +19,7 @@ from escrowmq.replication.calling.answers import Reply, Standing
 from escrowmq.replication.format.codec import Op, OpType, PrepareExtra, decode_ops
 from escrowmq.replication.replica import branches
 from escrowmq.replication.replica.replica import Replica
+from escrowmq.replication.state.branch_identity import standings
 from escrowmq.replication.state.machine import Result, StateMachine
 from escrowmq.replication.state.settings import Settings
 from escrowmq.replication.state.transactions import TransactionTable
@@ -120,7 +121,7 @@ def inquire_from_state(patch: pytest.MonkeyPatch) -> None:
     def at_once(self: Replica, request: bytes, ops: Sequence[Op], done: Callable[[Reply], None]) -> None:
         assert self._raft is not None
         if self._raft.ready and all(op.type == OpType.INQUIRE for op in ops):
-            done(("ok", [self.state._inquire(0, op) for op in ops]))
+            done(("ok", [standings(self.state.transactions, op.meta) for op in ops]))
         else:
             submit(self, request, ops, done)
 

@@ -136,6 +136,8 @@ def planted(fault: Planted | str | None) -> Iterator[None]:
         patch.setattr(share_groups, "SHARE", 0.0)
         patch.setitem(later.SHARE, "worlds", 0.0)
         patch.setitem(named.SHARE, "worlds", 0.0)
+        patch.setitem(named.ALONE, "share", 0.0)
+        patch.setitem(named.ALONE, "hangs", 0.0)
         patch.setitem(CHANGES, "per_group", (0,))
         patch.setitem(LATE_S, "operators", (0.0,))
         patch.setattr(purging, "SHARE", 0.0)

@@ -57,7 +57,7 @@ def everything(state: StateMachine) -> list[object]:
 
 def _claims(state: StateMachine) -> list[object]:
     beside = [sorted(state.held.by_tx.items()), sorted(state.transactions.unattended)]
-    return [list(state.claims.by_name.items()), sorted(state.claims.open.items()), beside]
+    return [list(state.claims.by_name.items()), sorted(state.claims.rows()), beside]
 
 
 def _shares(state: StateMachine) -> list[object]:

@@ -205,6 +205,18 @@ def state_with_held_places() -> FedState:
     return log
 
 
+def state_with_overtaken() -> FedState:
+    """The same, with two transactions under a claim about which nobody is asked: a newer claim has overtaken
+    one of them."""
+    log = state_with_held_places()
+    for epoch in (7, 8):
+        claim = "other", epoch, claim_ops.UNNUMBERED, b""
+        extra = PrepareExtra("p", heard_ms=log.now_ms + 1, claim=claim, on_timeout=offset_ops.ROLLBACK)
+        log.add(claim_ops.claim("other", epoch, "p" * (epoch - 6)))
+        log.add(ops.prepare("app", "t", [f"alone {epoch}"], None, 0, 0, [1], -1, 0, extra))
+    return log
+
+
 def waiting(state: StateMachine) -> list[bytes]:
     """The records of all messages that wait for their time, in order."""
     store = state.timers.store
@@ -241,7 +253,7 @@ def dump(state: StateMachine) -> dict[str, Any]:
         "waiting": waiting(state),
         "shares": {key: (*pair.saved(), pair.start) for key, pair in state.shares.pairs.items()},
         "share groups": (state.shares.groups, state.shares.ranges, list(state.attempts.items())),
-        "claims": (list(state.claims.by_name.items()), state.claims.open),
+        "claims": (list(state.claims.by_name.items()), dict(state.claims.rows())),
         "held": (state.held.by_tx, state.held.holders, list(state.transactions.unattended)),
         "given since": [
             state.transactions.given.turned_ms,

@@ -81,6 +81,8 @@ class Group:
     def step(self) -> None:
         """What the leader does a few times a second."""
         self.single.replica.on_timer(self.world.now_ms)
+        self.single.now_ms = max(self.single.now_ms, self.world.now_ms)
+        self.single.replica.pump(self.single.now_ms)
         self.branches.step(self.world.now_ms)
 
     def fail_over(self) -> None:

@@ -92,7 +92,7 @@ TRANSACTION_METRICS: tuple[Metric, ...] = (
             "Transactions decided, each counted by the replica that led then. outcome: committed, "
             "rollback; by: producer, "
             "feedback (a check), home (of a branch), operator, policy, timeout (without a local "
-            "transaction), other."
+            "transaction), claim (the same, of an earlier producer of the name), other."
         ),
         source=f"{THE_BROKER}, while it leads",
         panel=Panel(

@@ -16,6 +16,7 @@ from escrowmq import (
     OutOfStep,
     Producer,
     ProducerFenced,
+    TransactionSettled,
     Unavailable,
 )
 from escrowmq.actors.producer.numbered import Numbered
@@ -98,6 +99,30 @@ def test_the_last_one_that_claims_a_name_is_the_only_one(cluster: InMemoryCluste
     cluster.clock.advance(5)
     assert texts(cluster) == sorted(read("a") + read("b") + read("c") + read("left"))
     assert cluster.admin.list_transactions() == []
+
+
+@pytest.mark.parametrize("partition", range(PARTITIONS))
+def test_what_is_open_without_a_local_transaction_is_rolled_back_by_the_next_claim(
+    cluster: InMemoryCluster, partition: int
+) -> None:
+    first, began = named(cluster), cluster.clock.time()
+    left, local = (first.transaction(local=flag, transaction_timeout_s=3600) for flag in (False, True))
+    for tx, text in ((left, b"left"), (local, b"local")):
+        tx.send(Message("orders", text, partition=partition))
+        tx.prepare()
+    named(cluster, "shard-8")
+    assert len(cluster.admin.list_transactions()) == 2, "another name"
+    second = named(cluster)
+    with second.transaction(local=False) as tx:
+        tx.send(Message("orders", b"next", partition=partition))
+    assert [found.tx_id for found in cluster.admin.list_transactions()] == [local.tx_id]
+    assert cluster.admin.show_transaction(left.tx_id).decided_by == "claim"
+    with pytest.raises(TransactionSettled) as caught:
+        left.commit()
+    assert caught.value.recorded_state == "ROLLBACK"
+    local.commit()
+    assert texts(cluster) == ["local", "next"]
+    assert cluster.clock.time() - began < 60
 
 
 def test_other_names_and_producers_without_one_are_left_alone(cluster: InMemoryCluster) -> None:

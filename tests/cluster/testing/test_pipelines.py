@@ -164,6 +164,40 @@ def test_nobody_is_asked_and_the_time_out_ends_it(cluster: InMemoryCluster) -> N
     assert invoices(cluster) == list(range(ORDERS))
 
 
+@pytest.mark.parametrize("named", [True, False])
+def test_the_successor_of_a_named_member_does_not_wait_for_its_time_out(
+    cluster: InMemoryCluster, named: bool
+) -> None:
+    """The member dies between prepare and commit. Without a name its successor waits for the time-out."""
+
+    def process() -> escrowmq.Producer:
+        return cluster.producer("shop", transactional_id="billing-0" if named else None)
+
+    killed, hour_s = process(), 3600.0
+    with member(cluster) as first:
+        records = first.poll(max_records=100)
+        tx = killed.transaction(local=False, transaction_timeout_s=hour_s)
+        tx.send_offsets(first)
+        tx.send(*(Message("invoices", record.value) for record in records))
+        tx.prepare()
+    waits, began = 0, cluster.clock.time()
+    places = {("orders", 0): (-1, 6), ("orders", 1): (-1, 6)}
+    with process() as successor:
+        while waits <= 2 * hour_s:
+            try:
+                with successor.transaction(local=False) as tx:
+                    tx.send_offsets(GROUP, places)
+                    tx.send(*(Message("invoices", record.value) for record in records))
+                break
+            except OffsetsPending as pending:
+                waits += 1
+                cluster.clock.advance(pending.retry_after_s if named else hour_s / 10)
+    took_s = cluster.clock.time() - began
+    assert waits <= 1 and took_s < 5 if named else took_s >= hour_s
+    assert (place(cluster), place(cluster, 1)) == (6, 6)
+    assert invoices(cluster) == list(range(ORDERS))
+
+
 @pytest.mark.parametrize("carried_out", [False, True])
 @pytest.mark.parametrize("what", ["prepare", "commit"])
 def test_an_answer_that_is_lost_neither_doubles_nor_drops_an_order(

@@ -45,6 +45,7 @@ from tests.support.fed_state import (
     state_with_held_places,
     state_with_ids,
     state_with_lives,
+    state_with_overtaken,
     state_with_shares,
     state_with_timers,
 )
@@ -155,6 +156,8 @@ def samples() -> dict[str, str]:
     frames["snapshot with claims"] = b"".join(encode(capture(state_with_claims().state, 3, ["a.runs"])))
     taken = capture(state_with_held_places().state, 3, ["a.runs"])
     frames["snapshot with held places"] = b"".join(encode(taken))
+    taken = capture(state_with_overtaken().state, 3, ["a.runs"])
+    frames["snapshot with overtaken transactions"] = b"".join(encode(taken))
     columns = tuple(array("Q", [i, i + 1]) for i in range(6))
     frames["run file"] = b"".join(encode_runs({7: columns}))
     return {name: data.hex() for name, data in frames.items()}

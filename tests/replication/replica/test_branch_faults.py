@@ -9,6 +9,7 @@ import pytest
 
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import decode_ops
+from escrowmq.replication.state.branch_identity import standings
 from escrowmq.replication.state.machine import StateMachine
 from tests.support.several_groups import (
     APP,
@@ -37,7 +38,7 @@ def test_planted_inquire_answered_from_a_deposed_leaders_state(monkeypatch: pyte
         if method != "submit":
             return asked(group, gid, method, args, done)
         frame = decode_ops(args[0])  # type: ignore[arg-type]
-        done([deposed._inquire(0, op) for op in frame])
+        done([standings(deposed.transactions, op.meta) for op in frame])
         return None
 
     monkeypatch.setattr(Group, "call", from_state)

@@ -10,12 +10,17 @@ from typing import Any
 import pytest
 
 from escrowmq.replication.format import claim_ops, ops
-from escrowmq.replication.format.codec import PrepareExtra, encode_row
+from escrowmq.replication.format.codec import PrepareExtra, encode_command, encode_row
+from escrowmq.replication.format.offset_ops import ROLLBACK
 from escrowmq.replication.model import ResultCode as Code
+from escrowmq.replication.replica import replica
+from escrowmq.replication.replica.replica import UNASKED_AGAIN_MS, Replica
 from escrowmq.replication.state.claims import Claims
+from escrowmq.replication.state.transactions import COMMITTED, ROLLED_BACK
 from tests.support.single import Single
 
 NAME = "outbox.shop.0"
+HOUR_MS = 3_600_000
 
 
 def numbered(tx_id: str, epoch: int, number: int, value: str, now_ms: int) -> bytes:
@@ -37,6 +42,12 @@ class Group(Single):
         self.to_highest_level()
         self.topic(partitions=1)
         return self
+
+    def pass_time(self, ms: int) -> None:
+        for _ in range(max(ms // 250, 1)):
+            self.now_ms += 250
+            self.replica.on_timer(self.now_ms)
+            self.send()
 
     def claim(self) -> int:
         """As a new claimant does: an epoch above the newest."""
@@ -103,6 +114,156 @@ def test_two_attempts_of_one_entry_are_not_both_open(tmp_path: Path) -> None:
     epoch = group.claim()
     attempts = [numbered(f"1.{n}", epoch, 1, "a", group.now_ms) for n in range(2)]
     assert [answer[1][0][0] for answer in group.send(*attempts)] == [0, int(Code.CLAIM_OPEN)]
+    group.close()
+
+
+# ------------------------------------------------------------------ what an earlier claimant has left open
+
+
+def alone(tx_id: str, epoch: int, group: Group, *, on_timeout: str = ROLLBACK, branch: bool = False) -> Any:
+    """A transaction with one message, whose time-out is far away; by default nobody is asked about it."""
+    row = encode_row(None, tx_id.encode(), None, None)
+    home, index = (1, [7]) if branch else (-1, [])
+    extra = PrepareExtra(
+        "p", home_index=index, heard_ms=group.now_ms, claim=(NAME, epoch, 0, b""), on_timeout=on_timeout
+    )
+    frame = ops.prepare("shop", "t", [tx_id], None, HOUR_MS, 0, [1], home, 1, extra)
+    return group.submit(frame + ops.pre_message("t", 0, [0], [len(row)], [row]))
+
+
+def states(group: Group, *tx_ids: str) -> list[Any]:
+    """None: open."""
+    table = group.state.transactions.look("shop")
+    return [None if tx_id in table.open else table.outcome(tx_id) for tx_id in tx_ids]
+
+
+def test_a_claim_rolls_back_what_nobody_is_asked_about(tmp_path: Path) -> None:
+    group = Group(tmp_path, groups=2).begin()
+    first = group.claim()
+    alone("alone", first, group)
+    alone("local", first, group, on_timeout="")
+    alone("branch", first, group, on_timeout="", branch=True)
+    alone("committed", first, group)
+    assert group.submit(ops.commit("shop", ["committed"])) == [[0]]
+    group.claim()
+    group.send()
+    assert states(group, "alone", "local", "branch", "committed") == [ROLLED_BACK, None, None, COMMITTED]
+    late = group.submit(ops.commit("shop", ["alone"]))[0]
+    assert late[1][0][1:] == [int(Code.TX_CONFLICT), "ROLLBACK"]
+    assert group.submit(ops.commit("shop", ["local"])) == [[0]]
+    assert not group.state.transactions.audit, "no operator has done it"
+    assert group.replica.led.decided[ROLLED_BACK, "claim"] == 1
+    (settling,) = (one for one in group.state.transactions.lives.copy()[1] if one.by == "claim")
+    assert list(settling.tx_ids) == ["alone"]
+    group.close()
+
+
+def test_a_commit_that_waits_already_comes_first(tmp_path: Path) -> None:
+    group = Group(tmp_path).begin()
+    alone("x", group.claim(), group)
+    answers = group.send(claim_ops.claim(NAME, 2, "next"), ops.commit("shop", ["x"]))
+    assert answers == [("ok", [[0, [2, 0]]]), ("ok", [[0]])]
+    group.send()
+    assert group.texts() == ["x"]
+    group.close()
+
+
+def as_of_this_leadership(patch: pytest.MonkeyPatch) -> None:
+    """A leader rolls back what it has seen overtaken itself, and nothing from before."""
+    pump = Replica.pump
+
+    def anew(self: Replica, now_ms: int) -> None:
+        if not self._leads:
+            self.state.claims.overtaken._waiting.clear()
+        pump(self, now_ms)
+
+    patch.setattr(Replica, "pump", anew)
+
+
+@pytest.mark.parametrize("how", ["another leader", "restart", "restart from a snapshot"])
+@pytest.mark.parametrize("planted", [False, True])
+def test_whoever_leads_next_rolls_back_what_was_overtaken(
+    how: str, planted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = Group(tmp_path).begin()
+    alone("x", group.claim(), group)
+    monkeypatch.setattr(group.replica.admission, "offer", lambda submission: False)
+    frame = claim_ops.claim(NAME, 2, "next")
+    index = group.journal.last_index + 1
+    command = encode_command([frame], 1, group.now_ms)
+    group.journal.add(command, index, 1)
+    group.journal.sync()
+    group.replica.apply(index, 1, group.journal.read(index))
+    group.send(), group.pass_time(500)
+    monkeypatch.undo()
+    assert states(group, "x") == [None], "the leader was lost in between"
+    if planted:
+        as_of_this_leadership(monkeypatch)
+    if how == "another leader":
+        group.node.ready = False
+        group.pass_time(250)
+        group.fail_over()
+    else:
+        if how == "restart from a snapshot":
+            group.replica.checkpoints.begin(group.state, 1)
+            group.replica._checkpoint_slice()
+        group.close()
+        group = Group(tmp_path)
+        assert group.redone == 0 or how == "restart"
+    group.send(), group.send()
+    assert states(group, "x") == [None if planted else ROLLED_BACK]
+    group.close()
+
+
+def test_a_rollback_that_finds_no_room_is_written_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = Group(tmp_path).begin()
+    alone("x", group.claim(), group)
+    group.claim()
+    monkeypatch.setattr(group.replica.admission, "offer", lambda submission: False)
+    group.send()
+    monkeypatch.undo()
+    group.pass_time(UNASKED_AGAIN_MS - 500)
+    assert states(group, "x") == [None]
+    group.pass_time(1_000)
+    assert states(group, "x") == [ROLLED_BACK]
+    group.close()
+
+
+def test_many_are_rolled_back_in_portions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replica, "UNASKED_MAX", 2)
+    group = Group(tmp_path).begin()
+    first, ids = group.claim(), [f"x{n}" for n in range(5)]
+    for tx_id in ids:
+        alone(tx_id, first, group)
+    group.claim()
+    left = []
+    for _ in range(4):
+        group.send()
+        left.append(states(group, *ids).count(None))
+    assert left == [3, 1, 0, 0]
+    group.close()
+
+
+def test_one_that_is_prepared_again_meanwhile_stays_open(tmp_path: Path) -> None:
+    group = Group(tmp_path).begin()
+    alone("x", group.claim(), group)
+    second = group.claim()
+    group.node.held = []
+    group.send()  # its ROLLBACK is under way
+    held, group.node.held = group.node.held, None
+    assert len(held) == 1
+    row = encode_row(None, b"x", None, None)
+    extra = PrepareExtra("q", heard_ms=group.now_ms + 1, claim=(NAME, second, 0, b""), on_timeout=ROLLBACK)
+    again = ops.prepare("shop", "t", ["x"], None, HOUR_MS, 0, [1], -1, 1, extra)
+    again += ops.pre_message("t", 0, [0], [len(row)], [row])
+    assert group.submit(again) == [[0]]
+    for command, done in held:
+        group.node.propose(command, done)
+    group.pass_time(3 * UNASKED_AGAIN_MS)
+    assert states(group, "x") == [None], "it is the new claimant's"
+    assert group.submit(ops.commit("shop", ["x"])) == [[0]]
     group.close()
 
 

@@ -126,6 +126,17 @@ def test_a_new_leader_ends_it_and_a_repeated_prepare_begins_anew(tmp_path: Path)
     group.close()
 
 
+def test_one_that_is_prepared_again_with_a_local_transaction_is_asked_about(tmp_path: Path) -> None:
+    """By an application with ids of its own. That local transaction may have taken place."""
+    group = Group(tmp_path).begin()
+    assert group.prepare("x", NONE_YET, 3) == [0]
+    assert group.prepare("x", NONE_YET, 3, PrepareExtra("p", heard_ms=group.now_ms)) == [0]
+    group.pass_time(2 * TIMEOUT_MS)
+    ((tx_id, _),) = group.state.due.lock("app", "t", 10, "f", 1_000, group.now_ms)
+    assert tx_id == "x" and group.commit("x") == [0]
+    group.close()
+
+
 def test_a_lost_rollback_is_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     group = Group(tmp_path).begin()
     assert group.prepare("x", NONE_YET, 3) == [0]

@@ -30,6 +30,7 @@ from tests.support.fed_state import (
     state_with_claims,
     state_with_held_places,
     state_with_lives,
+    state_with_overtaken,
     state_with_shares,
     state_with_timers,
 )
@@ -67,6 +68,7 @@ def without_runs(state: StateMachine) -> dict[str, object]:
         ("snapshot of level 9", 9, state_with_shares),
         ("snapshot with claims", 9, state_with_claims),
         ("snapshot with held places", 9, state_with_held_places),
+        ("snapshot with overtaken transactions", 9, state_with_overtaken),
     ],
 )
 def test_snapshots_of_all_levels_bring_back_the_state(

@@ -18,7 +18,7 @@ def test_only_the_newest_instance_of_a_name_writes(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(named.SHARE, "worlds", 1.0)
     monkeypatch.setattr(scene, "draw_level", lambda rng, lowest: (LEVEL_MAX, None))
     done = Counter[str]()
-    for seed, groups in ((0, 1), (2, 1), (0, 2), (1, 2), (6, 2), (6, 3)):
+    for seed, groups in ((0, 1), (2, 1), (0, 2), (1, 2), (6, 2), (1, 3)):
         simulation = ManyGroups(seed, Scene.of(seed, groups), chaos_s=8.0)
         try:
             simulation.run()
@@ -27,3 +27,4 @@ def test_only_the_newest_instance_of_a_name_writes(monkeypatch: pytest.MonkeyPat
         done += simulation.workload.named.done
     assert done["claimed"] > 20 and done["numbers"] > 10 and done["read"] > 60, done
     assert done["sent when fenced"] > 5, done
+    assert done["overtaken"] > 10 and done["rolled back"] > 3, done

@@ -400,6 +400,7 @@ class AcrossWorkload(Acting):
         while self.pipelines.works and (held := self.pipelines.held(self._wait_until_all_agree())):
             if self.many.world.now > until:
                 raise Violation(held, "held-for-ever")
+        self.named.let_go()
 
     def _run(self, seconds: float) -> None:
         world = self.many.world
