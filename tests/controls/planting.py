@@ -27,6 +27,7 @@ from tests.sim.across import later, named, producers, scene
 from tests.sim.checks import Checker
 from tests.sim.faultplan import ADDED, CHANGES, GROUP_WEIGHTS, WEIGHTS
 from tests.sim.members import LATE_S
+from tests.sim.questions import operators as questions
 from tests.sim.recreated import topic as recreated_topic
 from tests.sim.sharing import groups as share_groups
 from tests.sim.supervisor import ACTS_AFTER_S
@@ -134,6 +135,7 @@ def planted(fault: Planted | str | None) -> Iterator[None]:
         patch.setattr(recreated_topic, "SHARE", 0.0)
         patch.setattr(delayed, "SHARE", 0.0)
         patch.setattr(share_groups, "SHARE", 0.0)
+        patch.setattr(questions, "SHARE", 0.0)
         patch.setitem(later.SHARE, "worlds", 0.0)
         patch.setitem(named.SHARE, "worlds", 0.0)
         patch.setitem(CHANGES, "per_group", (0,))

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from escrowmq.replication.format.share_ops import BY_TABLE, REJECT
 from escrowmq.replication.sharing.window import EXPIRIES_MAX
@@ -69,6 +69,18 @@ class _Job:
     comes_ms: dict[int, int] = field(default_factory=dict)  # attempt -> not before this time
 
 
+class Known(NamedTuple):
+    """What may have become of a message by what members did. ``fewest``, ``most``: attempts that settings of
+    its group allow; ``comes_ms``: attempt -> not before this time."""
+
+    acked: bool
+    rejected: bool
+    redriven: bool
+    fewest: int
+    most: int
+    comes_ms: Mapping[int, int]
+
+
 @dataclass(slots=True)
 class _Group:
     attempts: set[int] = field(default_factory=set)  # all settings that may have been in force
@@ -101,6 +113,14 @@ class Sharing:
 
     def _group(self, event: Event) -> _Group:
         return self._groups.setdefault(event.fields["group"], _Group())
+
+    def known(self, name: str, id: str) -> Known:
+        """What the history says of a message in a group."""
+        group = self._groups.get(name, _Group())
+        job = group.jobs.get(id, _Job())
+        attempts = group.attempts or {1}
+        redriven = bool(job.redriven)
+        return Known(job.acked, job.rejected, redriven, min(attempts), max(attempts), job.comes_ms)
 
     def invoked(self, event: Event) -> None:
         """An operation begins: from now on it may have an effect."""

@@ -23,6 +23,7 @@ from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.raft.node import RaftNode
 
 if TYPE_CHECKING:
+    from tests.sim.checks import Checker
     from tests.sim.coverage import AnyPhase
     from tests.sim.replica import SimReplica
     from tests.sim.world import World
@@ -82,6 +83,7 @@ class Cluster(Protocol):
     replicas: list[SimReplica]
     prefix: str
     recreate: Callable[[], bool]
+    checker: Checker
 
     @property
     def calm(self) -> bool:

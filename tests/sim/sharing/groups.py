@@ -60,7 +60,7 @@ class ShareGroups:
         world = clusters[0].world
         self.rng, self.recorder, self._clients = world.stream("sharing"), recorder, clients
         self.desks = [Desk(one, "desk-of-sharing") for one in clusters]
-        self.topics = (TOPIC, CHORES)
+        self.topics, self.groups = (TOPIC, CHORES), GROUPS
         #: Ids of the topics as their users know them; of CHORES only while it is not being deleted.
         self.ids = dict[str, int]()
         self.done: Counter[str] = Counter()
