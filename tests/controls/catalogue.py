@@ -20,6 +20,7 @@ from tests.controls import (
     round_faults,
     share_faults,
     state_faults,
+    tag_faults,
     timer_faults,
     topic_faults,
 )
@@ -41,6 +42,7 @@ MODULES = (
     topic_faults,
     timer_faults,
     share_faults,
+    tag_faults,
     offset_faults,
     round_faults,
     finding_faults,

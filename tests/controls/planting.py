@@ -30,6 +30,7 @@ from tests.sim.members import LATE_S
 from tests.sim.questions import operators as questions
 from tests.sim.recreated import topic as recreated_topic
 from tests.sim.sharing import groups as share_groups
+from tests.sim.sharing import tags
 from tests.sim.supervisor import ACTS_AFTER_S
 
 Install = Callable[[pytest.MonkeyPatch], None]
@@ -136,6 +137,7 @@ def planted(fault: Planted | str | None) -> Iterator[None]:
         patch.setattr(delayed, "SHARE", 0.0)
         patch.setattr(share_groups, "SHARE", 0.0)
         patch.setattr(questions, "SHARE", 0.0)
+        patch.setattr(tags, "SHARE", 0.0)
         patch.setitem(later.SHARE, "worlds", 0.0)
         patch.setitem(named.SHARE, "worlds", 0.0)
         patch.setitem(CHANGES, "per_group", (0,))

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from escrowmq.replication.format.codec import Op
+from escrowmq.replication.model import NO_ID
 from escrowmq.replication.state.topics import Partition
 from tests.history.events import INVOKE, OK
 from tests.sim.broker_app import BrokerApplication
@@ -101,7 +102,7 @@ class Questions:
             offset = self._rng.randrange(partition.index.start, partition.index.end)
             self._trace(replica, app, partition, offset)
             return
-        earlier = self._ids[partition.topic] - {partition.topic_id}
+        earlier = self._ids[partition.topic] - {partition.topic_id, NO_ID}
         if earlier:
             search_for_earlier(app, partition, self._rng.choice(sorted(earlier)))
         self._ids[partition.topic].add(partition.topic_id)

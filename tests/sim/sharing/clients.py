@@ -41,7 +41,7 @@ from tests.sim.across.turns import WorldTurns
 from tests.sim.across.wire import Wire
 from tests.sim.fibres import Fibres
 from tests.sim.sharing.members import DIES, FATES, HANDLES_S, IN_THE_CALM, LEAVES, PAUSED_S, PAUSES
-from tests.sim.sharing.records import CHORES, Record, Taken, check_life, rows_of
+from tests.sim.sharing.records import CHORES, Place, Record, Taken, check_life, rows_of
 from tests.sim.world import Violation, World
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class _Session(ShareSession):
         self._asked: dict[int, int] = {}
         self._extending: dict[int, int] = {}
         #: Place -> acks of it that the history waits for.
-        self.acks: dict[tuple[str, int, int], list[int]] = {}
+        self.acks: dict[Place, list[int]] = {}
 
     def _ask(self, asked: AskedGroup) -> None:
         about = {"member": self.name, "since_ms": self.world.since_ms(asked.gid)}
@@ -180,7 +180,7 @@ class Client:
         self._clock: World = world.desks[0].world
         self._rng = self._clock.stream(f"share-client-{name}")
         self._turns = _Turns(self._clock, clients.wire, clients.info, ChannelConfig(), self._rng)
-        self._in_hand = InHand(EXTEND_MAX_S)
+        self._in_hand = InHand(EXTEND_MAX_S, tags=world.tags.bytes_of(group))
         self._condition, counted = threading.Condition(threading.Lock()), ShareCounted()
         config = self._config(self._rng)
         self._ahead = config.prefetch_records
@@ -237,13 +237,29 @@ class Client:
             if session.failure is not None:
                 raise Violation(f"a share consumer failed: {session.failure!r}", "client-failed")
             records, unreadable = self._in_hand.take(most, self._now)
+            self._ack_passed_over()
             session.polled_at = self._now
             session.target = (0 if records else most) + self._ahead
             if session.asking.may_ask(self._now, self._in_hand.buffered, session.target):
                 self._turns.wakeup.set()
         if unreadable:
             raise Violation(f"a message cannot be read: {unreadable[0].reason}", "client-failed")
+        self._world.polled(self.group, [self._place_of(record) for record in records])
         return records
+
+    def _ack_passed_over(self) -> None:
+        """As the consumer does it."""
+        passed = self._in_hand.passed_over
+        for batch, offset in passed:
+            place = _place(batch.place, offset)
+            op = self._world.settled_unasked(self.group, [place])
+            self._session.acks.setdefault(place, []).append(op)
+            if self._session.gathering.add(batch.gid, batch.place, offset, self._now):
+                self._turns.wakeup.set()
+        passed.clear()
+
+    def _place_of(self, record: ShareRecord) -> Place:
+        return _place(self._in_hand.find(record).place, record.offset)
 
     def _leaves(self) -> bool:
         """Whether it is no member any more. Perhaps it only pauses, with all that it has."""
@@ -298,7 +314,7 @@ class Client:
             if self._settle(fate, record, place):
                 return
 
-    def _ack(self, batch: Batch, record: ShareRecord, place: tuple[str, int, int]) -> None:
+    def _ack(self, batch: Batch, record: ShareRecord, place: Place) -> None:
         """As the consumer's ``ack`` does it."""
         op = self._world.recorder.invoke("share-ack", group=self.group, records=[place])
         self._session.acks.setdefault(place, []).append(op)
@@ -307,7 +323,7 @@ class Client:
             if self._session.gathering.add(batch.gid, batch.place, record.offset, self._now):
                 self._turns.wakeup.set()
 
-    def _settle(self, fate: str, record: ShareRecord, place: tuple[str, int, int]) -> bool:
+    def _settle(self, fate: str, record: ShareRecord, place: Place) -> bool:
         """Everything but an ack. Returns whether nothing is left to do for this handler."""
         delay_ms = {"nack": BY_TABLE, "reject": REJECT}.get(fate, self._rng.choice((0, 1, 50, 400)))
         recorder, about = self._world.recorder, dict[str, Any](group=self.group, records=[place])
@@ -349,7 +365,7 @@ class Client:
         return record.partition % len(self._world.desks)
 
 
-def _place(batch: PlaceOfBatch, offset: int) -> tuple[str, int, int]:
+def _place(batch: PlaceOfBatch, offset: int) -> Place:
     topic, number, topic_id = batch
     return Record(topic, number, offset, topic_id).place
 

@@ -26,7 +26,8 @@ from tests.sim.sharing.clients import Client, Clients
 from tests.sim.sharing.end import GroupsEnd
 from tests.sim.sharing.members import GONE, Member
 from tests.sim.sharing.operators import SettingsChanges, TopicDeletions
-from tests.sim.sharing.records import CHORES, TOPIC, Taken, life_prefix, named, rows_of
+from tests.sim.sharing.records import CHORES, TOPIC, Place, Taken, life_prefix, named, rows_of
+from tests.sim.sharing.tags import Tags
 from tests.sim.workload import Cluster
 from tests.sim.world import Violation
 
@@ -77,6 +78,8 @@ class ShareGroups:
         self._redriven: Counter[tuple[str, int]] = Counter()
         self._deletions = TopicDeletions(self, PARTITIONS * len(self.desks))
         self.changes = SettingsChanges(self, GROUPS)
+        self.tags = Tags(world, GROUPS)
+        self.ids_at: dict[Place, str] = {}  # of all messages that were handed out
         self._end = GroupsEnd(self, GROUPS)
         if self.rng.random() < SHARE:
             self.desks[0].later(0.0, self._begin)
@@ -156,7 +159,9 @@ class ShareGroups:
         self.ready = True
         members = MEMBERS if self._clients is None else MEMBERS_BESIDE
         for group in GROUPS:
-            told = {key: SETTINGS[key] for key in ("max_attempts", "delays_ms")}
+            told: dict[str, Any] = {key: SETTINGS[key] for key in ("max_attempts", "delays_ms")}
+            if group in self.tags.wanted:
+                told["tags"] = list(self.tags.wanted[group])
             self.recorder.ok(self.recorder.invoke("share-group", group=group, **told))
             for gid in range(len(self.desks)):
                 self._members += [self._hire(gid, group) for _ in range(members)]
@@ -206,7 +211,20 @@ class ShareGroups:
     def took(self, taken: Sequence[Taken]) -> None:
         """Messages were handed out."""
         self.done["taken"] += len(taken)
+        self.ids_at |= {each.record.place: each.id for each in taken}
         self.done["retries"] += sum(each.attempt > 1 for each in taken)
+
+    def settled_unasked(self, group: str, places: Sequence[Place]) -> int:
+        """A member acks these, since they have no tag that it wants; returns the operation."""
+        tags = [self.tags.of(self.ids_at[place]) for place in places]
+        self.done["passed over"] += len(places)
+        return self.recorder.invoke("share-pass", group=group, records=places, tags=tags)
+
+    def polled(self, group: str, places: Sequence[Place]) -> None:
+        """An application gets these messages."""
+        if group in self.tags.wanted and places:
+            tags = [self.tags.of(self.ids_at[place]) for place in places]
+            self.recorder.ok(self.recorder.invoke("share-poll", group=group, records=places, tags=tags))
 
     def _send(self) -> None:
         topic, number = self.rng.choice(self.topics), self.rng.randrange(PARTITIONS * len(self.desks))
@@ -220,7 +238,10 @@ class ShareGroups:
         count = self.rng.choice(COUNTS)
         first = life_prefix(topic_id) if topic == CHORES else "job"
         names = [f"{first}{self._sent + n}" for n in range(count)]
-        rows = [encode_row(None, body(each, self.rng.choice((1, 60, 300))), None, None) for each in names]
+        rows = [
+            encode_row(None, body(each, self.rng.choice((1, 60, 300))), self.tags.headers(each), None)
+            for each in names
+        ]
         self._sent += count
 
         def sent(results: list[Any]) -> None:

@@ -150,7 +150,10 @@ class Member:
         if not self._desk.cluster.calm and self._leaves([each.record for each in taken]):
             return
         for each in taken:
-            self._later(self._rng.random() * HANDLES_S, self._handled, each.record)
+            if self._world.tags.wants(self.group, each.id):
+                self._later(self._rng.random() * HANDLES_S, self._handled, each.record)
+            else:
+                self._ack(each.record, self._world.settled_unasked(self.group, [each.record.place]))
         self._later(self._rng.choice(PAUSE_S), self._take)
 
     def _leaves(self, records: Sequence[Record]) -> bool:
@@ -194,8 +197,9 @@ class Member:
         self._tell_leader("release", record)
         self._recorder.ok(op)
 
-    def _ack(self, record: Record) -> None:
-        op = self._recorder.invoke("share-ack", group=self.group, records=[record.place])
+    def _ack(self, record: Record, op: int | None = None) -> None:
+        if op is None:
+            op = self._recorder.invoke("share-ack", group=self.group, records=[record.place])
         topic, number, offset, topic_id = record
 
         def acked(results: list[Any]) -> None:

@@ -15,6 +15,10 @@ from tests.sim.world import Violation
 TOPIC, CHORES = "jobs", "chores"
 
 
+#: Topic as the history knows it, partition, offset.
+Place = tuple[str, int, int]
+
+
 class Record(NamedTuple):
     """Where a message is. Two topics of one name have different ids."""
 
@@ -24,7 +28,7 @@ class Record(NamedTuple):
     topic_id: int
 
     @property
-    def place(self) -> tuple[str, int, int]:
+    def place(self) -> Place:
         """As the history knows it."""
         return named(self.topic, self.topic_id), self.number, self.offset
 
