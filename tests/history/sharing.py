@@ -15,7 +15,8 @@ simulated or real clients record:
 - ``share-poll`` and ``share-pass`` with ``records`` and ``tags``, as their senders set them: the application
   of a member gets them, or the member acks them unasked. A group that wants tags has ``tags`` in its first
   ``share-group``;
-- ``share-delete``: an operator deletes the group; ok: nothing of that comes later. Another life of the group
+- ``share-delete``: an operator deletes the group; ok: nothing of that comes later, and the ``topics`` that
+  went with it are gone. Another life of the group
   begins, perhaps several, at any time in between, and everything may come again. Its settings are the
   defaults then. Topics of retries and dead letters are called by their ids, so that each life has its own. A
   failure before the end of a deletion may lose its message: its copy goes with the topics;
@@ -105,6 +106,7 @@ class _Group:
     deleting: int = 0  # deletions under way
     deletions: int = 0  # that have begun
     alive_since: int = -1  # when the last deletion was over
+    gone: set[str] = field(default_factory=set)  # topics that were deleted with it
 
     def is_alive(self, at: int) -> bool:
         """Whether what was asked then belongs to the present life, certainly."""
@@ -218,6 +220,7 @@ class Sharing:
             self._extended(group, invoked, event)
         elif invoked.kind == "share-delete":
             group.deleting, group.alive_since = group.deleting - 1, event.at
+            group.gone.update(fields.get("topics", ()))
             group.forget()
         elif invoked.kind in ("share-ack", "share-nack", "share-pass"):
             refused = set(fields.get("refused", ()))
@@ -250,6 +253,9 @@ class Sharing:
             self._report.add(
                 "acked-again", f"{id} at {place} is handed out after it was settled", asked, told
             )
+        if place[0] in group.gone and group.is_alive(asked.at):
+            text = f"{id} at {place} is handed out, and was deleted with its group"
+            self._report.add("acked-again", text, asked, told)
         lease, leader = group.leases.get(place), told.fields["leader"]
         if lease and lease.leader == leader and lease.begin <= asked.at and told.at < lease.end:
             text = f"{id} at {place} is leased twice by {leader}"

@@ -69,11 +69,9 @@ class Shared:
         """The group wants these."""
         return self._ok("share-group", {}, tags=list(tags))
 
-    def deleted(self, ms: int = 0) -> Shared:
-        """The group is deleted, which takes so long."""
-        op = self.recorder.invoke("share-delete", group="g")
-        self.wait(ms).recorder.ok(op)
-        return self
+    def deleted(self, *topics: str) -> Shared:
+        """The group is deleted, with these topics."""
+        return self._ok("share-delete", {}, topics=list(topics))
 
     def amid_a_deletion(self, work: Callable[[Shared], object]) -> Shared:
         """Something happens while the group is being deleted."""
@@ -178,6 +176,10 @@ BAD = {
     "redriven-twice: one redrive, two copies": (dead().redrive().copies("retry", 1, 1), "redriven-twice"),
     "redriven-twice: nobody asked for it": (dead().copies("retry", 1), "redriven-twice"),
     "acked-again: in a later life": (Shared().deleted().handed().ack().handed(), "acked-again"),
+    "acked-again: from a topic of an earlier life": (
+        failed().deleted(RETRY).wait(20).handed(attempt=2),
+        "acked-again",
+    ),
     "over-attempts: in a later life": (
         Shared(max_attempts=16).deleted().handed().nack().wait(2_000).handed(attempt=17),
         "over-attempts",

@@ -92,6 +92,9 @@ class Cluster(Protocol):
     def leaders(self) -> Sequence[tuple[RaftNode, Application]]:
         """All replicas that believe they lead, including deposed ones that do not know it yet."""
 
+    def crash(self, replica: SimReplica, power: bool, rng: random.Random) -> None:
+        """End a replica's process, which starts again later."""
+
     def struck(self, kind: str, victim: str) -> None:
         """Log that a fault of this kind takes effect now."""
 

@@ -120,7 +120,7 @@ class Questions:
         if self._shares is not None and self._shares.ready and partition.topic in self._shares.topics:
             checker = self._recorder.checker
             place = named(partition.topic, partition.topic_id), partition.number
-            began = {group: self._shares.starts.get((group, *place)) for group in self._shares.groups}
+            began = {group: self._shares.start_of(group, *place) for group in self._shares.groups}
             asked = replica, app, partition, row, began, checker.shares
             self.done["traces of share groups"] += ask_progress(*asked)
 

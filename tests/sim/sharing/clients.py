@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from escrowmq.actors.client.config import ChannelConfig
+from escrowmq.actors.client.outcomes import outcome
 from escrowmq.actors.client.router import Router
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.share_consumer.asking import AskedGroup
@@ -32,16 +33,18 @@ from escrowmq.replication.errors import (
     OutcomeUnknown,
     Overloaded,
     Unavailable,
+    UnknownGroup,
     UnknownTopic,
 )
-from escrowmq.replication.format.share_ops import BY_TABLE, REJECT
+from escrowmq.replication.format.share_ops import BY_TABLE, EARLIEST, LATEST, REJECT
 from escrowmq.replication.model import ResultCode
 from tests.sim.across.share_calls import LEASE_S, Told
 from tests.sim.across.turns import WorldTurns
 from tests.sim.across.wire import Wire
 from tests.sim.fibres import Fibres
+from tests.sim.sharing.deletions import make
 from tests.sim.sharing.members import DIES, FATES, HANDLES_S, IN_THE_CALM, LEAVES, PAUSED_S, PAUSES
-from tests.sim.sharing.records import CHORES, Place, Record, Taken, check_life, rows_of
+from tests.sim.sharing.records import Place, Record, Taken, check_life, rows_of
 from tests.sim.world import Violation, World
 
 if TYPE_CHECKING:
@@ -167,7 +170,7 @@ class _Session(ShareSession):
                     self.world.recorder.ok(op)
         super()._acked(gid, acks, answer, asked_at)
         given_up, self.ack_given_up = self.ack_given_up, None
-        if given_up is not None and not (isinstance(given_up, UnknownTopic) and CHORES in str(given_up)):
+        if given_up is not None and not self.world.is_gone(self.shared["group"], given_up):
             raise Violation(f"acks {acks} were given up: {given_up!r}", "unexpected-answer")
 
 
@@ -221,8 +224,34 @@ class Client:
 
     # -------------------------------------------------------------- polling
 
+    def pause(self, seconds: float) -> None:
+        """Its process stands still."""
+        self._turns.paused_until = max(self._turns.paused_until, self._now + seconds)
+
+    def _begin_again(self) -> None:
+        """As the consumer does it whose group was deleted."""
+        calls = _BlockingCalls(self._turns, self._fibres)
+        groups = self._turns.info.groups
+
+        def submit(gid: int, request: bytes) -> tuple[int, Any]:
+            return outcome(calls.submit(gid, request, CALL_TIMEOUT_S).result(CALL_TIMEOUT_S)[0])
+
+        try:
+            ids = make(submit, groups, self.group)
+            if ids is None:
+                return
+            places = self._world.begin_all(self.group, submit, self._rng.choice((EARLIEST, LATEST)))
+        except (DiskFull, Overloaded, Unavailable, OutcomeUnknown):
+            return  # the application polls again
+        self._world.ids |= ids
+        self._world.done["begun again by clients"] += 1
+        with self._condition:
+            self._session.begun_again(places)
+
     def _poll(self) -> None:
         while True:
+            if self._session.forgotten:
+                self._begin_again()
             records = self._take(self._rng.choice(RECORDS))
             if records and not self._world.calm and self._leaves():
                 return
@@ -343,8 +372,8 @@ class Client:
         except LeaseLost:
             self._refused(op)
             return True
-        except UnknownTopic as error:
-            if CHORES not in str(error):
+        except (UnknownTopic, UnknownGroup) as error:
+            if not self._world.is_gone(self.group, error):
                 raise Violation(f"{fate} of {place}: {error!r}", "unexpected-answer") from error
             self._refused(op)
             return True

@@ -23,7 +23,7 @@ from escrowmq.replication.replica.share_desk import Ask
 from tests.sim.broker_app import BrokerApplication
 from tests.sim.desk import LOST
 from tests.sim.replica import SimReplica
-from tests.sim.sharing.records import CHORES, Record, Taken, check_life, leadership, rows_of
+from tests.sim.sharing.records import Record, Taken, check_life, leadership, rows_of
 from tests.sim.world import Violation
 
 if TYPE_CHECKING:
@@ -70,6 +70,10 @@ class Member:
             self._desk.later(left_s, self._awake, work, *args)
         else:
             work(*args)
+
+    def pause(self, seconds: float) -> None:
+        """Its process stands still."""
+        self._paused_until = max(self._paused_until, self._desk.world.now + seconds)
 
     # -------------------------------------------------------------- taking
 
@@ -203,7 +207,7 @@ class Member:
         topic, number, offset, topic_id = record
 
         def acked(results: list[Any]) -> None:
-            if topic == CHORES and results[0][0] in GONE:
+            if results[0][0] in self._world.gone_of(self.group, topic):
                 self._world.done["acked too late"] += 1
                 self._recorder.ok(op, refused=[0])
                 return
@@ -231,8 +235,11 @@ class Member:
             if code == ResultCode.RETRY:
                 self._desk.later(0.03, self._send, request, nacked)
                 return
+            if self._world.lacks(self.group, topic, results[0]):
+                self._world.make(self.group, lambda: self._desk.later(0.03, self._send, request, nacked))
+                return
             self._world.nacking -= 1
-            if code in REFUSALS or (topic == CHORES and results[0][0] in GONE):
+            if code in REFUSALS or results[0][0] in self._world.gone_of(self.group, topic):
                 self._recorder.ok(op, refused=[0])
             elif code == ResultCode.OK:
                 self._recorder.ok(op)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from escrowmq.replication.format.codec import decode_rows
 from escrowmq.replication.format.forwarded import history
+from escrowmq.replication.format.internal_topics import is_internal
 from tests.history.events import identify
 from tests.sim.replica import SimReplica
 from tests.sim.world import Violation
@@ -49,7 +50,7 @@ class Taken(NamedTuple):
 
 def named(topic: str, topic_id: int) -> str:
     """The topic's name in the history."""
-    return f"{topic}#{topic_id}" if topic == CHORES else topic
+    return f"{topic}#{topic_id}" if topic == CHORES or is_internal(topic) else topic
 
 
 def check_life(taken: Sequence[Taken]) -> None:
