@@ -124,10 +124,10 @@ class _Group:
         return self.deletions > 0 and not self.is_alive(job.handed)
 
     def forget(self) -> None:
-        """Another life may begin now."""
+        """Another life may begin now. A failure of the one before may still take effect."""
         self.final.clear()
         for job in self.jobs.values():
-            job.highest, job.comes_ms = 0, {}
+            job.highest = 0
 
     def delay_ms(self, attempt: int) -> int:
         """The shortest pause after this attempt, by any of the tables."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tests.sim.simulation import Simulation
 
 SHARE = 0.06  # of schedules; of several groups, of each group
-BEGINS_S = (0.0, 0.0, 3.0)
+BEGINS_S = (0.0, 0.0, 3.0)  # at the earliest: not before something was acknowledged
 WITHIN_S, STEP_S = 20.0, 0.5  # in the calm, until something is acknowledged
 
 
@@ -40,6 +40,9 @@ class BrokenLink:
     def _break(self) -> None:
         if self.link is None or self._begun:
             return
+        if not self.works(0) or not self._sim.clients_began:  # some wait for levels, which need all replicas
+            self._sim.world.later(STEP_S, self._break)
+            return
         self._begun = True
         a, b = self.link
         self._sim.network.block([(a, b)])
@@ -54,8 +57,9 @@ class BrokenLink:
 
     def healed(self) -> None:
         """All faults end, but for this one."""
+        if not self._begun:
+            self.link = None
         if self.link is not None:
-            self._begun = True
             self._sim.network.block([self.link])
 
     def mend(self) -> None:

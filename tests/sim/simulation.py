@@ -251,6 +251,11 @@ class Simulation:
         )
 
     @property
+    def clients_began(self) -> bool:
+        """Whether there are clients that ask for something."""
+        return True
+
+    @property
     def calm(self) -> bool:
         return self.world.now >= self._calm_at
 

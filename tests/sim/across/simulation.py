@@ -67,6 +67,10 @@ class Part(Simulation):
         }
 
     @property
+    def clients_began(self) -> bool:
+        return bool(self.many.workload.producers)
+
+    @property
     def copies_over(self) -> bool:
         """Whether the end is being judged, when nothing may change any more."""
         return self.many.judging

@@ -165,6 +165,7 @@ class Questions:
     def _swept(self, app: BrokerApplication) -> None:
         """No file may be left of offsets that are gone."""
         finder, slots = app.searching.finder, app.replica.state.topics.slots
+        finder._opened()  # as a process does at its start that finds files
         with small_blocks():
             finder.sweep()
         left = [
