@@ -41,8 +41,9 @@ class GroupProgress:
 
     ``kind`` "stream": ``state`` is "passed" (its committed place lies behind the message) or "ahead" (it has
     not come to it, or has not committed since); ``place``: the next offset that it reads from this partition.
-    ``kind`` "share": "waiting" (not finished; a consumer may be handling it now), "done", or "finished"
-    (done, retrying or dead; there was not enough time to see which: ask again).
+    ``kind`` "share": "waiting" (not finished; a consumer may be handling it now), "done" (also of a message
+    from before the place at which the group began), or "finished" (done, retrying or dead; there was not
+    enough time to see which: ask again).
 
     Both kinds: "retrying" (it failed, and is to be delivered as ``attempt`` from ``due_ms`` on), "dead" (the
     group gave up after ``attempt`` deliveries; its dead letter is kept), "dropped" (it is not kept, or was
@@ -63,9 +64,10 @@ class MessageTrace:
     """The life of one message. Times are in ms since the epoch, by the broker's clock.
 
     ``how`` it became readable: "sent" (a plain message), "committed" (its transaction was), "released" (a
-    delayed message came due); None: the log entry that did it is gone. ``readable_ms``: when. ``entry``: that
-    entry's index in the log of broker group ``broker_group``. ``stored_ms``: when its bytes were stored,
-    earlier than that for transactions and delayed messages; None: not known.
+    delayed message came due); None: the log entry that did it is gone, or a broker wrote the message itself,
+    as it does retries and dead letters. ``readable_ms``: when. ``entry``: that entry's index in the log of
+    broker group ``broker_group``. ``stored_ms``: when its bytes were stored, earlier than that for
+    transactions and delayed messages; None: not known.
 
     ``app``, ``decided_by``: of the COMMIT; "producer", "feedback" (a check), "operator:<name>",
     "policy:<which>" or "home:<group>" (the broker group that decides a transaction over several). None: no

@@ -12,8 +12,10 @@ from escrowmq.replication.state.shares import Key
 
 @dataclass(slots=True)
 class Finishing:
-    """What an entry makes final, for share groups. ``answers`` replace the results OK of its SHARE_ACKs."""
+    """What an entry makes final, for share groups, and which of them it deletes. ``answers`` replace the
+    results OK of its SHARE_ACKs."""
 
     ranges: list[tuple[Key, Sequence[int]]] = field(default_factory=list)
     answers: list[tuple[Submission, int, Result]] = field(default_factory=list)
+    deleted: list[str] = field(default_factory=list)  # groups
     copies: list[tuple[str, int]] = field(default_factory=list)  # a counter's name, and by how much it rises

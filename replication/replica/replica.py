@@ -110,6 +110,7 @@ class Replica:
         )
         self.share_desk = ShareDesk(state, self._submit_own, self.not_leader)
         self.admission.shares.members = self.share_desk.members
+        self.share_desk.is_deleting = self.admission.shares.is_deleting
         self._start_job, self._on_due = start_job, on_due
         self._number_of, self._monotonic = number_of, monotonic
         self._raft: Raft | None = None

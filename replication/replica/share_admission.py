@@ -12,6 +12,7 @@ waits already. Rows are read and decoded only here.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
@@ -68,6 +69,8 @@ class ShareAdmission:
         self._failures = Failures(state, rows)
         #: Ranges in entries that may be in the log and are not applied yet, by their identity.
         self._under_way: dict[Key, dict[int, Sequence[int]]] = {}
+        #: Groups whose deletion may be in the log and is not applied yet.
+        self._deleting: Counter[str] = Counter()
         #: The leases of this leadership; None: there are none.
         self.leases: Holding | None = None
         #: The members of a group that hold messages of this leader, or wait for some.
@@ -78,6 +81,7 @@ class ShareAdmission:
     def forget(self) -> None:
         """Leadership is lost: the next leader applies everything in its log before it composes an entry."""
         self._under_way.clear()
+        self._deleting.clear()
         self._rows.forget()
         self.leases = None
 
@@ -244,6 +248,13 @@ class ShareAdmission:
             submission.results[number] = [int(ResultCode.LEASE_LOST), members]
         else:
             writer.verbatim(submission, number, unit)
+            self._deleting[unit.ops[0].meta[0]] += 1
+            self._finishing(writer).deleted.append(unit.ops[0].meta[0])
+
+    def is_deleting(self, group: str) -> bool:
+        """Whether the group's deletion is under way. Nobody had its messages then, and nobody must get any
+        before it is done: the leases would be forgotten while they run."""
+        return group in self._deleting
 
     def needs(self, topic: str) -> bool:
         """Whether a share group exists that needs this internal topic, so it may not be deleted alone."""
@@ -323,6 +334,10 @@ class ShareAdmission:
 
     def ended(self, finishing: Finishing) -> None:
         """An entry is applied, or certainly in no log."""
+        for group in finishing.deleted:
+            self._deleting[group] -= 1
+            if self._deleting[group] <= 0:
+                del self._deleting[group]
         for key, ranges in finishing.ranges:
             under_way = self._under_way.get(key)
             if under_way is not None:

@@ -92,6 +92,8 @@ class ShareDesk:
         replica that does not lead."""
         self._state, self._nack, self._refusal = state, nack, refusal
         self._raft: Lead | None = None
+        #: Whether a group's deletion is under way: nothing of it is handed out.
+        self.is_deleting: Callable[[str], bool] = lambda group: False
         self.leases = Leases()
         self._receipts = Receipts()
         self._wanting: list[Ask] = []  # for the next round
@@ -258,6 +260,8 @@ class ShareDesk:
 
     def _hand_out(self, ask: Ask, now_ms: int) -> list[HandedOut]:
         rows, left, bytes_left = list[HandedOut](), ask.wanted, ask.max_bytes
+        if self.is_deleting(ask.group):
+            return rows
         for topic in ask.topics:
             if not self._partitions(topic):
                 rows.append(HandedOut(topic, -1, int(ResultCode.UNKNOWN_TOPIC)))
@@ -323,6 +327,8 @@ class ShareDesk:
     # -------------------------------------------------------------- waiting
     def _has_some(self, ask: Ask, now_ms: int) -> int:
         """In how many places there is something for it, or something to tell."""
+        if self.is_deleting(ask.group):
+            return 0  # the entry that deletes it calls up who waits here
         places = self._places(ask)
         unknown = sum(not self._partitions(topic) for topic in ask.topics)
         alone = self._alone(ask, places, now_ms)

@@ -1,12 +1,28 @@
-"""Planted faults in searching: a reader's message that a search does not find must be reported."""
+"""Planted faults in searching and tracing: what is not found, or found or told wrongly, must be reported.
+
+The first two are found by the searches beside readers, the others by operators who ask on their own.
+"""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from escrowmq.replication.calling.finding_answers import FoundRows
+from escrowmq.replication.format.find_rows import IN_HEADER
+from escrowmq.replication.format.internal_topics import RETRY
+from escrowmq.replication.host import find_search, tracing
 from escrowmq.replication.host.find_files import FindFiles, Place
+from escrowmq.replication.host.find_search import Sought
 from escrowmq.replication.host.finding import Finder, _Young
+from escrowmq.replication.host.share_tracing import ShareTraces
+from escrowmq.replication.model import NO_ID
 from tests.controls.planting import plant
+from tests.controls.share_faults import shared
+from tests.sim import broker_workload
+from tests.sim.questions import operators
+from tests.sim.recreated import topic as recreated_topic
 
 
 @plant("block-kept-before-it-is-full", "find-missed")
@@ -26,3 +42,95 @@ def find_files_of_any_partition(patch: pytest.MonkeyPatch) -> None:
     put, candidates = FindFiles.put, FindFiles.candidates
     patch.setattr(FindFiles, "put", lambda self, place, *rest: put(self, (0, place[1]), *rest))
     patch.setattr(FindFiles, "candidates", lambda self, place, low: candidates(self, (0, place[1]), low))
+
+
+def asked(patch: pytest.MonkeyPatch) -> None:
+    """Operators ask all the time, and a topic, which has an id, is deleted and created again."""
+    patch.setattr(broker_workload, "NEWEST_SHARE", 1.0)
+    patch.setattr(broker_workload, "RISES_S", (0.0,))
+    patch.setattr(operators, "SHARE", 1.0)
+    patch.setattr(operators, "PAUSE_S", 0.1)
+    patch.setattr(recreated_topic, "SHARE", 1.0)
+
+
+def asked_of_shares(patch: pytest.MonkeyPatch) -> None:
+    """Operators ask all the time, mostly about share groups."""
+    patch.setattr(operators, "SHARE", 1.0)
+    patch.setattr(operators, "PAUSE_S", 0.05)
+    patch.setattr(operators, "SEARCHES", 0.3)
+    shared(patch)
+
+
+@plant("last-place-of-a-block-is-not-looked-at", "find-missed", conditions=asked)
+def last_place_of_a_block_is_not_looked_at(patch: pytest.MonkeyPatch) -> None:
+    """Of the places that a block names, a search passes over the last one."""
+    candidates = Finder._candidates
+
+    def fewer(self: Finder, *args: Any) -> list[int] | None:
+        found = candidates(self, *args)
+        return found if found is None else found[:-1]
+
+    patch.setattr(Finder, "_candidates", fewer)
+
+
+@plant("search-in-whatever-has-the-name", "find-false", conditions=asked, start=9)
+def search_in_whatever_has_the_name(patch: pytest.MonkeyPatch) -> None:
+    """A search for messages of a topic that was deleted looks through the topic that has its name now."""
+    find = Finder.find
+
+    def anywhere(self: Finder, sought: Sought, *args: Any) -> FoundRows:
+        return find(self, sought._replace(topic_id=NO_ID), *args)
+
+    patch.setattr(Finder, "find", anywhere)
+
+
+@plant("header-found-in-any-part-of-a-row", "find-false", conditions=asked_of_shares, start=9)
+def header_found_in_any_part_of_a_row(patch: pytest.MonkeyPatch) -> None:
+    """A search for a header finds each row that has these bytes anywhere."""
+    is_sought = find_search.is_sought
+
+    def anywhere(row: Any, kind: int, needle: bytes, name: str = "") -> bool:
+        return needle in bytes(row) if kind == IN_HEADER else is_sought(row, kind, needle, name)
+
+    patch.setattr(find_search, "is_sought", anywhere)
+
+
+@plant("find-files-outlive-their-offsets", "find-left", conditions=asked, start=9)
+def find_files_outlive_their_offsets(patch: pytest.MonkeyPatch) -> None:
+    """Files about messages that are gone stay."""
+    patch.setattr(FindFiles, "keep", lambda self, is_alive: None)
+
+
+@plant("trace-names-any-commit-of-that-time", "trace-false", conditions=asked)
+def trace_names_any_commit_of_that_time(patch: pytest.MonkeyPatch) -> None:
+    """A trace names the first COMMIT with the time at which a message became readable, of whatever it is."""
+    patch.setattr(tracing, "_refers", lambda op, place: True)
+
+
+@plant("trace-begins-behind-the-entry", "trace-false", conditions=asked)
+def trace_begins_behind_the_entry(patch: pytest.MonkeyPatch) -> None:
+    """A trace looks for the entry that made a message readable from the one behind it on."""
+    first_at = tracing.first_at
+    patch.setattr(tracing, "first_at", lambda *args: first_at(*args) + 1)
+
+
+@plant("trace-overlooks-retries", "trace-false", conditions=asked_of_shares, start=10)
+def trace_overlooks_retries(patch: pytest.MonkeyPatch) -> None:
+    """A trace does not look for copies of a message that wait to be delivered again."""
+    readable = ShareTraces._readable
+
+    def none(self: ShareTraces, topic: str, *args: Any) -> Any:
+        return ([], True) if topic.startswith(RETRY) else readable(self, topic, *args)
+
+    patch.setattr(ShareTraces, "_readable", none)
+
+
+@plant("trace-overlooks-dead-letters", "trace-false", conditions=asked_of_shares, start=6)
+def trace_overlooks_dead_letters(patch: pytest.MonkeyPatch) -> None:
+    """A trace does not look for dead letters: it says that their messages are done."""
+    readable = ShareTraces._readable
+
+    def none(self: ShareTraces, topic: str, *args: Any) -> Any:
+        return readable(self, topic, *args) if topic.startswith(RETRY) else ([], True)
+
+    patch.setattr(ShareTraces, "_readable", none)

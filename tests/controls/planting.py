@@ -22,12 +22,14 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from tests.sim import aiming, broker_workload, delayed, purging, supervisor, topic_changes
+from tests.sim import aiming, broken_link, broker_workload, delayed, purging, supervisor, topic_changes
 from tests.sim.across import later, named, producers, scene
 from tests.sim.checks import Checker
 from tests.sim.faultplan import ADDED, CHANGES, GROUP_WEIGHTS, WEIGHTS
 from tests.sim.members import LATE_S
+from tests.sim.questions import operators as questions
 from tests.sim.recreated import topic as recreated_topic
+from tests.sim.sharing import deletions, tags
 from tests.sim.sharing import groups as share_groups
 from tests.sim.supervisor import ACTS_AFTER_S
 
@@ -134,6 +136,10 @@ def planted(fault: Planted | str | None) -> Iterator[None]:
         patch.setattr(recreated_topic, "SHARE", 0.0)
         patch.setattr(delayed, "SHARE", 0.0)
         patch.setattr(share_groups, "SHARE", 0.0)
+        patch.setattr(questions, "SHARE", 0.0)
+        patch.setattr(tags, "SHARE", 0.0)
+        patch.setattr(deletions, "SHARE", 0.0)
+        patch.setattr(broken_link, "SHARE", 0.0)
         patch.setitem(later.SHARE, "worlds", 0.0)
         patch.setitem(named.SHARE, "worlds", 0.0)
         patch.setitem(named.ALONE, "share", 0.0)

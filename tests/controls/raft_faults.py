@@ -20,6 +20,7 @@ from escrowmq.replication.raft.rejoin import Rejoin
 from tests.controls.ambush import stale_acknowledgements
 from tests.controls.guards import take_away
 from tests.controls.planting import plant
+from tests.sim import broken_link
 from tests.sim.network import SimNetwork
 
 #: Reports that an acknowledged entry was lost or changed. SafetyViolation comes from the product itself,
@@ -244,3 +245,19 @@ def quorum_of_less(patch: pytest.MonkeyPatch) -> None:
         commit(self, commit_cap, apply_limit)
 
     patch.setattr(Core, "tick", by_cap)
+
+
+def broken_links(patch: pytest.MonkeyPatch) -> None:
+    """In every group one directed link is cut for the whole schedule."""
+    patch.setattr(broken_link, "SHARE", 1.0)
+
+
+@plant("commits-with-every-voter", "link-blocks", workload="raw", conditions=broken_links)
+def commits_with_every_voter(patch: pytest.MonkeyPatch) -> None:
+    """A leader waits until every voter has an entry, and not only a majority."""
+
+    def least(self: RaftNode, own: int) -> int:
+        matches = [self._core.match_index(peer) for peer in self._circle.voters]
+        return min(own, *matches) if self._core.role() == LEADER else 0
+
+    patch.setattr(RaftNode, "_commit_cap", least)

@@ -36,7 +36,7 @@ KINDS = frozenset(
         "share-extend",
         "share-redrive",
     }
-    | {"share-handle", "share-end"}
+    | {"share-handle", "share-end", "share-poll", "share-pass", "share-delete"}
 )
 
 _END = b"|"  # ends the id in a value

@@ -53,6 +53,8 @@ MEANING = {
     "retried-twice": "one failure of a message made two copies of it",
     "dead-letter-lost": "a message is final for a share group, nobody was done with it, and it is not dead",
     "redriven-twice": "a dead letter was redriven more often than once",
+    "other-tag": "a member of a share group was given a message with none of the tags that its group wants",
+    "passed-over": "a member has acked, unasked, a message with a tag that its group wants",
     "order-broken": "an ordered consumer has handled a message before the one in front of it was done",
     "lost-offset": "a group's committed offset went back, or was never committed",
 }

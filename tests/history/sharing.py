@@ -12,6 +12,14 @@ simulated or real clients record:
 - ``share-extend`` with ``member``, ``lease_ms``, ``records``; ok: ``leader``, and ``refused`` as for an ack;
 - ``share-nack`` with ``records``, ``delays_ms`` (``BY_TABLE``, ``REJECT``) and ``since_ms``;
 - ``share-redrive`` with ``records`` in the topic of dead letters, and their ids; unknown if it got no answer;
+- ``share-poll`` and ``share-pass`` with ``records`` and ``tags``, as their senders set them: the application
+  of a member gets them, or the member acks them unasked. A group that wants tags has ``tags`` in its first
+  ``share-group``;
+- ``share-delete``: an operator deletes the group; ok: nothing of that comes later, and the ``topics`` that
+  went with it are gone. Another life of the group
+  begins, perhaps several, at any time in between, and everything may come again. Its settings are the
+  defaults then. Topics of retries and dead letters are called by their ids, so that each life has its own. A
+  failure before the end of a deletion may lose its message: its copy goes with the topics;
 - ``share-handle``: an ordered consumer handles a record; ok: it is done; fail: it failed;
 - ``share-end``, once nothing is left to do: of a partition its ``start``, ``ranges``, ``end`` and all
   ``records`` that the group had to handle, each an offset and an id; the same with ``of`` "retry" or "dead",
@@ -23,9 +31,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from escrowmq.replication.format.share_ops import BY_TABLE, REJECT
+from escrowmq.replication.format.share_settings import DEFAULTS
 from escrowmq.replication.sharing.window import EXPIRIES_MAX
 from tests.history.events import Event
 from tests.history.report import Report
@@ -37,7 +46,7 @@ DRIFT = 0.97
 #: What this module reports.
 ANOMALIES = frozenset(
     {"acked-again", "double-lease", "stuck", "dead-early", "over-attempts", "retry-early", "retried-twice"}
-    | {"dead-letter-lost", "redriven-twice", "order-broken"}
+    | {"dead-letter-lost", "redriven-twice", "order-broken", "other-tag", "passed-over"}
 )
 #: So many leases of a message run out before its leader takes that for a failure.
 LEASES = EXPIRIES_MAX + 1
@@ -67,6 +76,19 @@ class _Job:
     rejected: bool = False
     redriven: set[Place] = field(default_factory=set)  # dead letters that may have been redriven
     comes_ms: dict[int, int] = field(default_factory=dict)  # attempt -> not before this time
+    handed: int = -1  # when it was last handed out; it may be with that member still
+
+
+class Known(NamedTuple):
+    """What may have become of a message by what members did. ``fewest``, ``most``: attempts that settings of
+    its group allow; ``comes_ms``: attempt -> not before this time."""
+
+    acked: bool
+    rejected: bool
+    redriven: bool
+    fewest: int
+    most: int
+    comes_ms: Mapping[int, int]
 
 
 @dataclass(slots=True)
@@ -80,12 +102,32 @@ class _Group:
     copies: dict[str, Counter[tuple[str, int]]] = field(default_factory=dict)  # id -> kind and attempt
     ends: list[Event] = field(default_factory=list)
     handled: dict[tuple[str, int], int] = field(default_factory=dict)  # the next one in an ordered stream
+    tags: frozenset[str] = frozenset()  # none: it wants all
+    deleting: int = 0  # deletions under way
+    deletions: int = 0  # that have begun
+    alive_since: int = -1  # when the last deletion was over
+    gone: set[str] = field(default_factory=set)  # topics that were deleted with it
+
+    def is_alive(self, at: int) -> bool:
+        """Whether what was asked then belongs to the present life, certainly."""
+        return not self.deleting and at > self.alive_since
 
     def note(self, told: Mapping[str, Any]) -> None:
         """These settings may be in force from now on."""
+        self.tags |= frozenset(told.get("tags", ()))
         if "max_attempts" in told:
             self.attempts.add(told["max_attempts"])
             self.delays_ms.append(told["delays_ms"])
+
+    def may_have_lost(self, job: _Job) -> bool:
+        """Whether this message may have failed for the last time before a deletion was over."""
+        return self.deletions > 0 and not self.is_alive(job.handed)
+
+    def forget(self) -> None:
+        """Another life may begin now. A failure of the one before may still take effect."""
+        self.final.clear()
+        for job in self.jobs.values():
+            job.highest = 0
 
     def delay_ms(self, attempt: int) -> int:
         """The shortest pause after this attempt, by any of the tables."""
@@ -102,18 +144,38 @@ class Sharing:
     def _group(self, event: Event) -> _Group:
         return self._groups.setdefault(event.fields["group"], _Group())
 
+    def known(self, name: str, id: str) -> Known:
+        """What the history says of a message in a group."""
+        group = self._groups.get(name, _Group())
+        job = group.jobs.get(id, _Job())
+        attempts = group.attempts or {1}
+        redriven = bool(job.redriven)
+        return Known(job.acked, job.rejected, redriven, min(attempts), max(attempts), job.comes_ms)
+
     def invoked(self, event: Event) -> None:
         """An operation begins: from now on it may have an effect."""
         group, kind = self._group(event), event.kind
         if kind == "share-group":
             group.note(event.fields)
-        elif kind in ("share-ack", "share-nack", "share-release"):
+        elif kind == "share-delete":
+            group.deleting, group.deletions = group.deleting + 1, group.deletions + 1
+            group.note({"max_attempts": DEFAULTS.max_attempts, "delays_ms": DEFAULTS.delays_ms})
+            group.forget()
+        elif kind == "share-poll" and group.tags:
+            for place, tag in zip(_places(event), event.fields["tags"], strict=True):
+                if tag not in group.tags:
+                    self._report.add(
+                        "other-tag", f"{place} has the tag {tag}, not {sorted(group.tags)}", event
+                    )
+        elif kind in ("share-ack", "share-nack", "share-release", "share-pass"):
+            if kind == "share-pass":
+                self._passed(group, event)
             for n, place in enumerate(_places(event)):
                 group.leases.pop(place, None)
                 job = group.jobs.get(group.ids.get(place, ""))
                 if job is None or kind == "share-release":
                     continue
-                job.acked = job.acked or kind == "share-ack"
+                job.acked = job.acked or kind in ("share-ack", "share-pass")
                 if kind == "share-nack":
                     since_ms: int = event.fields["since_ms"]
                     self._fails(group, job, job.at[place], event.fields["delays_ms"][n], since_ms)
@@ -128,6 +190,11 @@ class Sharing:
             if offset > wanted:
                 text = f"{topic}[{partition}]: {offset} is handled before {wanted} is done"
                 self._report.add("order-broken", text, event)
+
+    def _passed(self, group: _Group, event: Event) -> None:
+        for place, tag in zip(_places(event), event.fields["tags"], strict=True):
+            if tag in group.tags or not group.tags:
+                self._report.add("passed-over", f"{place} has the tag {tag}, which its group wants", event)
 
     @staticmethod
     def _fails(group: _Group, job: _Job, attempt: int, delay_ms: int, since_ms: int) -> None:
@@ -151,10 +218,14 @@ class Sharing:
                 self._handed_out(group, place, id, attempt, time_ms, invoked, event)
         elif invoked.kind == "share-extend":
             self._extended(group, invoked, event)
-        elif invoked.kind in ("share-ack", "share-nack"):
+        elif invoked.kind == "share-delete":
+            group.deleting, group.alive_since = group.deleting - 1, event.at
+            group.gone.update(fields.get("topics", ()))
+            group.forget()
+        elif invoked.kind in ("share-ack", "share-nack", "share-pass"):
             refused = set(fields.get("refused", ()))
             for n, place in enumerate(_places(invoked)):
-                if n not in refused:
+                if n not in refused and group.is_alive(invoked.at):
                     group.final.setdefault(place, event.at)
         elif invoked.kind == "share-handle":
             ((topic, partition, offset),) = _places(invoked)
@@ -182,6 +253,9 @@ class Sharing:
             self._report.add(
                 "acked-again", f"{id} at {place} is handed out after it was settled", asked, told
             )
+        if place[0] in group.gone and group.is_alive(asked.at):
+            text = f"{id} at {place} is handed out, and was deleted with its group"
+            self._report.add("acked-again", text, asked, told)
         lease, leader = group.leases.get(place), told.fields["leader"]
         if lease and lease.leader == leader and lease.begin <= asked.at and told.at < lease.end:
             text = f"{id} at {place} is leased twice by {leader}"
@@ -192,6 +266,9 @@ class Sharing:
         job = group.jobs.setdefault(id, _Job())
         if attempt > max(group.attempts, default=attempt):
             self._report.add("over-attempts", f"{id} comes for the {attempt}th time", told)
+        job.handed = asked.at
+        if not group.is_alive(asked.at):
+            job.at.setdefault(place, attempt)
         if place not in job.at:
             if attempt <= job.highest and not job.redriven:
                 text = f"{id} comes back at {place} as attempt {attempt}, after attempt {job.highest}"
@@ -232,20 +309,20 @@ class Sharing:
                 continue
             job, copies = group.jobs.get(id, _Job()), group.copies.get(id, Counter())
             dead = sum(n for (kind, _), n in copies.items() if kind == "dead")
-            if not job.acked and not dead:
+            if not job.acked and not dead and not group.may_have_lost(job):
                 self._report.add(
                     "dead-letter-lost", f"{name}: {id} is final, and nobody was done with it", end
                 )
 
     def _copied(self, group: _Group, id: str, job: _Job, copies: Counter[tuple[str, int]]) -> None:
-        rounds = 1 + len(job.redriven)
+        rounds = 1 + len(job.redriven) + group.deletions  # topics may outlive an interrupted deletion
         for (kind, attempt), count in sorted(copies.items()):
             if kind == "dead" and attempt < min(group.attempts, default=0) and not job.rejected:
                 self._report.add("dead-early", f"{id} is a dead letter after {attempt} attempts")
             if attempt > max(group.attempts, default=attempt):
                 self._report.add("over-attempts", f"{id}: {kind}, attempt {attempt}")
             if kind == "retry" and attempt == 1:
-                if count > len(job.redriven):
+                if count > len(job.redriven) + group.deletions:
                     self._report.add("redriven-twice", f"{id}: {count} times, from {sorted(job.redriven)}")
             elif kind == "retry" and count > rounds:
                 self._report.add("retried-twice", f"{id}: attempt {attempt} {count} times")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -56,6 +57,28 @@ class Shared:
         place = TOPIC if attempt == 1 else RETRY, 0, at
         asked = {"records": [place], "delays_ms": [delay_ms], "since_ms": self.now_ms}
         return self._ok("share-nack", asked)
+
+    def polled(self, tag: str | None) -> Shared:
+        """The application gets ``a``, which was sent with this tag."""
+        return self._ok("share-poll", {"records": [(TOPIC, 0, 0)], "tags": [tag]})
+
+    def passed(self, tag: str | None) -> Shared:
+        return self._ok("share-pass", {"records": [(TOPIC, 0, 0)], "tags": [tag]})
+
+    def tagged(self, *tags: str) -> Shared:
+        """The group wants these."""
+        return self._ok("share-group", {}, tags=list(tags))
+
+    def deleted(self, *topics: str) -> Shared:
+        """The group is deleted, with these topics."""
+        return self._ok("share-delete", {}, topics=list(topics))
+
+    def amid_a_deletion(self, work: Callable[[Shared], object]) -> Shared:
+        """Something happens while the group is being deleted."""
+        op = self.recorder.invoke("share-delete", group="g")
+        work(self)
+        self.recorder.ok(op)
+        return self
 
     def release(self) -> Shared:
         return self._ok("share-release", {"records": [(TOPIC, 0, 0)]})
@@ -152,6 +175,20 @@ BAD = {
     "dead-letter-lost: never handed out": (Shared().ends(), "dead-letter-lost"),
     "redriven-twice: one redrive, two copies": (dead().redrive().copies("retry", 1, 1), "redriven-twice"),
     "redriven-twice: nobody asked for it": (dead().copies("retry", 1), "redriven-twice"),
+    "acked-again: in a later life": (Shared().deleted().handed().ack().handed(), "acked-again"),
+    "acked-again: from a topic of an earlier life": (
+        failed().deleted(RETRY).wait(20).handed(attempt=2),
+        "acked-again",
+    ),
+    "over-attempts: in a later life": (
+        Shared(max_attempts=16).deleted().handed().nack().wait(2_000).handed(attempt=17),
+        "over-attempts",
+    ),
+    "dead-letter-lost: in a later life": (Shared().deleted().handed().ends(), "dead-letter-lost"),
+    "other-tag: another one": (Shared().tagged("red", "blue").handed().polled("green"), "other-tag"),
+    "other-tag: none": (Shared().tagged("red").handed().polled(None), "other-tag"),
+    "passed-over: a tag that is wanted": (Shared().tagged("red").handed().passed("red"), "passed-over"),
+    "passed-over: no tags are": (Shared().handed().passed("red"), "passed-over"),
     "order-broken: one is left out": (Shared().handle(0).handle(2), "order-broken"),
     "order-broken: the one before has failed": (Shared().handle(0, done=False).handle(1), "order-broken"),
 }
@@ -198,6 +235,16 @@ GOOD = {
     "a shorter pause than the table's": (
         Shared(delay_ms=1_000).handed().nack(delay_ms=5).wait(10).handed(attempt=2)
     ),
+    "again in a later life": Shared().handed().ack().deleted().handed().ack().ends(),
+    "done amid a deletion, and again": (
+        Shared().amid_a_deletion(lambda life: life.handed().ack()).handed().ack().ends()
+    ),
+    "fails again in a later life": (
+        failed().wait(20).handed(attempt=2).deleted().handed().nack().wait(1_500).handed(attempt=2, at=1)
+    ),
+    "lost with the topics of its group": Shared().handed().nack().deleted().ends(),
+    "with one of the tags": Shared().tagged("red", "blue").handed().polled("blue").ack().ends(),
+    "passed over, and done": Shared().tagged("red").handed().passed("green").ends(),
     "in order, one of them twice": Shared().handle(0).handle(1, done=False).handle(1).handle(2),
 }
 

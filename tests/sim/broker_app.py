@@ -95,7 +95,7 @@ class BrokerApplication:
             number_of=number_of,
             monotonic=context.clock,
         )
-        self._searching = Searching(context.disk, self.replica, context.name)
+        self.searching = Searching(context.disk, self.replica, context.name)
         context.journal.on_roll = lambda first: self.checkpoints.want(first - 1)
 
     @property
@@ -169,7 +169,7 @@ class BrokerApplication:
         if level < LEVEL_OF_PACKED and _has_packed(results[0]):
             text = f"{topic}/{number} has compressed values at a replica of format level {level}"
             raise Violation(text, "compressed-early")
-        self._searching.after(results[0])
+        self.searching.after(results[0])
         return results[0]
 
     def lock_due(self, app: str, topic: str, most: int, lease_s: float, owner: str) -> list[tuple[Any, ...]]:

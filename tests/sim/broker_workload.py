@@ -32,6 +32,7 @@ from tests.sim.delayed import DelayedMessages
 from tests.sim.desk import Desk
 from tests.sim.ledger import ClientTx, Ledger
 from tests.sim.producers import PLACES, Producer
+from tests.sim.questions.operators import Questions
 from tests.sim.recreated import model as recreated
 from tests.sim.recreated.topic import RecreatedTopic
 from tests.sim.sharing.groups import ShareGroups
@@ -95,6 +96,7 @@ class BrokerWorkload(Acting):
         self.recreated = RecreatedTopic([cluster], members=True)
         self.delayed = DelayedMessages(cluster)
         self.shares = ShareGroups([cluster], self.ledger.recorder)
+        self.questions = Questions([cluster], self.ledger.recorder, self.ledger.transactions, self.shares)
         self.ledger.listener = self._hear
         self._topics = 0
         keep = self._rng.choice(({}, {}, {"retention_ms": 3_000}, {"retention_bytes": 2_000}))
@@ -105,6 +107,7 @@ class BrokerWorkload(Acting):
     def _hear(self, *entry: Any) -> None:
         self.recreated.heard(*entry)
         self.delayed.heard(*entry)
+        self.questions.heard(*entry)
 
     def _created(self, results: list[Any]) -> None:
         if results[0][0] not in (ResultCode.OK, ResultCode.DUPLICATE):
@@ -159,6 +162,7 @@ class BrokerWorkload(Acting):
         self.recreated.act()
         self.delayed.act()
         self.shares.act()
+        self.questions.act()
 
     def _keep_rising(self) -> None:
         """As a broker's background thread: one level after the other, whatever clients do."""
@@ -297,6 +301,7 @@ class BrokerWorkload(Acting):
             raise Violation(f"of {READS} tries to read everything none could be ended", "stuck")
         self.changes.check([leader])
         self.recreated.check()
+        self.questions.check()
         for consumer in self.consumers:
             consumer.check_offsets(leader)
         tables = leader.replica.state.transactions.apps

@@ -18,7 +18,7 @@ from escrowmq.replication.format import find_rows
 from escrowmq.replication.format.codec import decode_rows
 from escrowmq.replication.format.find_table import KEY, TX_ID
 from escrowmq.replication.host import finding
-from escrowmq.replication.host.find_files import FindFiles
+from escrowmq.replication.host.find_files import SUFFIX, FindFiles, Place
 from escrowmq.replication.host.find_search import Sought
 from escrowmq.replication.host.finding import Finder
 from escrowmq.replication.model import NO_ID
@@ -40,7 +40,7 @@ class Searching:
     def __init__(self, disk: SimDisk, replica: Replica, name: str) -> None:
         self._disk = _DISKS.setdefault(disk, MemoryDisk())
         self._rng, self._name, self._fetches = random.Random(name), name, 0
-        self._finder = Finder(
+        self.finder = Finder(
             replica.state,
             lambda requests, max_bytes, wait_s: replica.fetch(requests, max_bytes),
             lambda: FindFiles(self._disk, 4_000),
@@ -76,10 +76,15 @@ class Searching:
             data = self._disk._files[self._rng.choice(names)].data
             data[self._rng.randrange(len(data))] ^= 1
 
+    def files(self) -> list[Place]:
+        """Of which slots and blocks this disk has files."""
+        named = (name.removesuffix(SUFFIX).split("-") for name in self._disk.names())
+        return [(int(slot), int(block)) for slot, block in named]
+
     def _found(self, sought: Sought, at: int, end: int) -> list[int]:
         offsets: list[int] = []
         while at < end:
-            answer = self._finder.find(sought, at, end, 1_000, 0.0)
+            answer = self.finder.find(sought, at, end, 1_000, 0.0)
             assert answer.code == 0 and answer.reached > at
             offsets, at = offsets + list(answer.offsets), answer.reached
         return offsets

@@ -17,6 +17,7 @@ from escrowmq.replication.format.segment_format import FILE_HEADER_SIZE
 from escrowmq.replication.format.wire import RaftMessage
 from escrowmq.replication.raft.node import RaftConfig, RaftNode
 from tests.sim.aiming import Aim
+from tests.sim.broken_link import BrokenLink, prove
 from tests.sim.checks import Checker
 from tests.sim.collector import resting_collector
 from tests.sim.coverage import AnyPhase
@@ -134,6 +135,7 @@ class Simulation:
         self.supervisor = Supervisor(self)
         self.operators = Operators(self)
         self.rooms = Rooms(self)
+        self.broken = BrokenLink(self)
         #: Makes an operator delete a topic now, to create it again; returns whether one does. Workloads with
         #: such a topic set it.
         self.recreate: Callable[[], bool] = lambda: False
@@ -163,7 +165,10 @@ class Simulation:
         world.later(self.chaos_s, self.calm_down)
         world.later(self.chaos_s + 1.5, self.calm_down)
         world.later(self.chaos_s + 2.0, self._act)
+        world.run(self._calm_at)
+        before = len(self.checker.acknowledged)
         world.run(self._calm_at + SETTLE_S)
+        prove([self.broken], [before], self._touch)
         missing = self._prove_alive(len(self.checker.acknowledged))
         self.check_started()
         self.check_end(missing)
@@ -204,14 +209,18 @@ class Simulation:
         """
         world = self.world
         for _ in range(40):
-            self.workload.act(self)
-            for replica in self.replicas:
-                if replica.up:
-                    replica.kick()
+            self._touch()
             world.run(world.now + 0.5)
             if not (missing := self.missing(before)):
                 break
         return missing
+
+    def _touch(self) -> None:
+        """Clients act, and every replica looks what there is to do."""
+        self.workload.act(self)
+        for replica in self.replicas:
+            if replica.up:
+                replica.kick()
 
     def missing(self, before: int) -> list[str]:
         """What the group still lacks. ``before``: number of entries acknowledged when the faults ended."""
@@ -242,6 +251,11 @@ class Simulation:
         )
 
     @property
+    def clients_began(self) -> bool:
+        """Whether there are clients that ask for something."""
+        return True
+
+    @property
     def calm(self) -> bool:
         return self.world.now >= self._calm_at
 
@@ -251,15 +265,13 @@ class Simulation:
                 return
             self.actions += 1
             self.world.later(self.rng.expovariate(1 / self.plan.act_every_s), self._act)
-        self.workload.act(self)
-        for replica in self.replicas:
-            if replica.up:
-                replica.kick()
+        self._touch()
 
     def calm_down(self) -> None:
         """End the faults: the network works, disks have room, every replica starts."""
         self.down_until = 0.0
         self.network.heal()
+        self.broken.healed()
         for replica in (*self.replicas, *self.ghosts, *self.retired):
             replica.disk.capacity = None
             replica.start()

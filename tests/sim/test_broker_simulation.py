@@ -66,12 +66,13 @@ def test_promises_hold_over_many_schedules_that_reach_every_phase() -> None:
         assert workload.report is not None
         counts += workload.report.counts
         reached += cells
-        changes += workload.changes.done + workload.recreated.done
+        changes += workload.changes.done + workload.recreated.done + workload.questions.done
     assert counts["transactions committed"] > 40 * SEEDS, counts
     assert counts["transactions rolled back"] > 20 * SEEDS, counts
     assert counts["records read"] > 500 * SEEDS, counts
     assert changes["altered"] > 3 and changes["trimmed"] > 3, changes
     assert changes["created"] > 3 and changes["places"], changes
+    assert changes["searches"] > 50 and changes["traces"] > 20 and changes["places of groups"], changes
     assert not grid(reached, COMMON).empty(), "find out why this is no longer reached"
     for kind in RARE:
         assert len(grid(reached, (kind,)).empty()) <= len(Phase) // 2, f"{kind} met hardly any transaction"

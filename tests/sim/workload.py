@@ -23,6 +23,7 @@ from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.raft.node import RaftNode
 
 if TYPE_CHECKING:
+    from tests.sim.checks import Checker
     from tests.sim.coverage import AnyPhase
     from tests.sim.replica import SimReplica
     from tests.sim.world import World
@@ -82,6 +83,7 @@ class Cluster(Protocol):
     replicas: list[SimReplica]
     prefix: str
     recreate: Callable[[], bool]
+    checker: Checker
 
     @property
     def calm(self) -> bool:
@@ -89,6 +91,9 @@ class Cluster(Protocol):
 
     def leaders(self) -> Sequence[tuple[RaftNode, Application]]:
         """All replicas that believe they lead, including deposed ones that do not know it yet."""
+
+    def crash(self, replica: SimReplica, power: bool, rng: random.Random) -> None:
+        """End a replica's process, which starts again later."""
 
     def struck(self, kind: str, victim: str) -> None:
         """Log that a fault of this kind takes effect now."""

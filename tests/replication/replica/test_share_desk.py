@@ -121,6 +121,26 @@ def test_a_group_that_is_deleted_begins_anew(single: Desk) -> None:
     assert single.values(OTHER) == ["a", "b"]
 
 
+def test_nothing_is_handed_out_to_a_group_whose_deletion_is_under_way(single: Desk) -> None:
+    """Regression: whoever asked between the request and its entry got messages, and so did the next one who
+    asked after the entry had made the leader forget these leases."""
+    single.put("a")
+    assert single.values() == ["a"] and single.nack(0) == [0]
+    single.send()
+    single.node.held = []
+    deleted = single.send(ops.delete_group("g", 1))
+    waiting = single.ask(wait_ms=500)
+    assert not deleted and not waiting
+    single.node.release()
+    single.send()
+    assert deleted[0][1] == [[0]]
+    ((_, rows),) = waiting
+    retries = [row for row in rows if row.topic == RETRY]
+    assert [found[1] for row in retries for found in single.read(row)] == ["a"]
+    ((_, rows),) = single.ask(OTHER)
+    assert [row.topic for row in rows] == ["t"], "the retry belongs to the first one"
+
+
 def test_leases_of_a_topic_that_was_deleted_are_forgotten(single: Desk) -> None:
     single.put("a")
     assert single.values() == ["a"]

@@ -19,6 +19,7 @@ from escrowmq.replication.state.machine import LEVEL_MAX
 from tests.sim.across.changing import BrokerOperators
 from tests.sim.across.scene import Scene
 from tests.sim.across.workload import AcrossWorkload, GroupWorkload
+from tests.sim.broken_link import prove
 from tests.sim.broker_app import BrokerApplication, number_of
 from tests.sim.collector import resting_collector
 from tests.sim.faultplan import EVERY, Fault, draw_faults
@@ -64,6 +65,10 @@ class Part(Simulation):
             "group-cut": self._cut_all,
             "clients-cut": self._cut_clients,
         }
+
+    @property
+    def clients_began(self) -> bool:
+        return bool(self.many.workload.producers)
 
     @property
     def copies_over(self) -> bool:
@@ -186,7 +191,10 @@ class ManyGroups:
         for fault in self.faults:
             world.later(fault.at_s, self._strike, fault)
         world.later(self.chaos_s + 2.0, self._act)
+        world.run(self._calm_at)
+        before = [len(part.checker.acknowledged) for part in self.parts]
         world.run(self._calm_at + SETTLE_S)
+        prove([part.broken for part in self.parts], before, self._touch)
         missing = self._prove_alive([len(part.checker.acknowledged) for part in self.parts])
         for part in self.parts:
             part.check_started()
@@ -254,16 +262,19 @@ class ManyGroups:
     def _prove_alive(self, before: Sequence[int]) -> list[list[str]]:
         """What each group still lacks after 20 s of calm; nothing if it is well."""
         for _ in range(40):
-            self.workload.act()
-            for part in self.parts:
-                for replica in part.replicas:
-                    if replica.up:
-                        replica.kick()
+            self._touch()
             self.world.run(self.world.now + 0.5)
             missing = [part.missing(n) for part, n in zip(self.parts, before, strict=True)]
             if not any(missing):
                 break
         return missing
+
+    def _touch(self) -> None:
+        self.workload.act()
+        for part in self.parts:
+            for replica in part.replicas:
+                if replica.up:
+                    replica.kick()
 
     def figures(self) -> Figures:
         """The figures of all groups together; time is counted once."""

@@ -43,6 +43,7 @@ from tests.sim.delayed import DelayedMessages
 from tests.sim.desk import Desk
 from tests.sim.fibres import Fibres
 from tests.sim.ledger import APART
+from tests.sim.questions.operators import Questions
 from tests.sim.recreated.topic import RecreatedTopic
 from tests.sim.sharing.clients import Clients
 from tests.sim.sharing.groups import ShareGroups
@@ -141,6 +142,8 @@ class AcrossWorkload(Acting):
             info = ClusterInfo("sim", "sim", self.scene.groups, self.scene.size)
             clients = Clients(self.wire, info, Fibres(many.world))
             self.shares = ShareGroups(many.parts, self.ledger.recorder, clients)
+        told = self.ledger.recorder, self.ledger.transactions
+        self.questions = Questions(many.parts, *told, self.shares)
         self.ledger.listener = self._hear
         self.processes: list[FeedbackProcess] = []
         self._keep = self._rng.choice(({}, {}, {"retention_ms": 3_000}, {"retention_bytes": 2_000}))
@@ -155,6 +158,7 @@ class AcrossWorkload(Acting):
             self.streams.heard(gid, found)
         self.later_across.heard(gid, now_ms, found)
         self.named.heard(gid, index, found)
+        self.questions.heard(gid, index, now_ms, found)
         for clients in self.delayed:
             clients.heard(gid, index, now_ms, found)
 
@@ -315,6 +319,7 @@ class AcrossWorkload(Acting):
         self.pipelines.act()
         if self.shares is not None:
             self.shares.act()
+        self.questions.act()
 
     def another(self, producer: AcrossProducer) -> AcrossProducer | None:
         """A live process of the same app."""
@@ -472,6 +477,7 @@ class AcrossWorkload(Acting):
         self.recreated.check()
         if self.streams is not None:
             self.streams.check()
+        self.questions.check()
         self.named.judge()
         for consumer, leader in zip(self.consumers, leaders, strict=True):
             if self.scene.tables is None or len(self.consumers) <= self.scene.tables.groups_kept:

@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from escrowmq.actors.client.config import ChannelConfig
+from escrowmq.actors.client.outcomes import outcome
 from escrowmq.actors.client.router import Router
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.share_consumer.asking import AskedGroup
@@ -32,16 +33,18 @@ from escrowmq.replication.errors import (
     OutcomeUnknown,
     Overloaded,
     Unavailable,
+    UnknownGroup,
     UnknownTopic,
 )
-from escrowmq.replication.format.share_ops import BY_TABLE, REJECT
+from escrowmq.replication.format.share_ops import BY_TABLE, EARLIEST, LATEST, REJECT
 from escrowmq.replication.model import ResultCode
 from tests.sim.across.share_calls import LEASE_S, Told
 from tests.sim.across.turns import WorldTurns
 from tests.sim.across.wire import Wire
 from tests.sim.fibres import Fibres
+from tests.sim.sharing.deletions import make
 from tests.sim.sharing.members import DIES, FATES, HANDLES_S, IN_THE_CALM, LEAVES, PAUSED_S, PAUSES
-from tests.sim.sharing.records import CHORES, Record, Taken, check_life, rows_of
+from tests.sim.sharing.records import Place, Record, Taken, check_life, rows_of
 from tests.sim.world import Violation, World
 
 if TYPE_CHECKING:
@@ -117,7 +120,7 @@ class _Session(ShareSession):
         self._asked: dict[int, int] = {}
         self._extending: dict[int, int] = {}
         #: Place -> acks of it that the history waits for.
-        self.acks: dict[tuple[str, int, int], list[int]] = {}
+        self.acks: dict[Place, list[int]] = {}
 
     def _ask(self, asked: AskedGroup) -> None:
         about = {"member": self.name, "since_ms": self.world.since_ms(asked.gid)}
@@ -167,7 +170,7 @@ class _Session(ShareSession):
                     self.world.recorder.ok(op)
         super()._acked(gid, acks, answer, asked_at)
         given_up, self.ack_given_up = self.ack_given_up, None
-        if given_up is not None and not (isinstance(given_up, UnknownTopic) and CHORES in str(given_up)):
+        if given_up is not None and not self.world.is_gone(self.shared["group"], given_up):
             raise Violation(f"acks {acks} were given up: {given_up!r}", "unexpected-answer")
 
 
@@ -180,7 +183,7 @@ class Client:
         self._clock: World = world.desks[0].world
         self._rng = self._clock.stream(f"share-client-{name}")
         self._turns = _Turns(self._clock, clients.wire, clients.info, ChannelConfig(), self._rng)
-        self._in_hand = InHand(EXTEND_MAX_S)
+        self._in_hand = InHand(EXTEND_MAX_S, tags=world.tags.bytes_of(group))
         self._condition, counted = threading.Condition(threading.Lock()), ShareCounted()
         config = self._config(self._rng)
         self._ahead = config.prefetch_records
@@ -221,8 +224,34 @@ class Client:
 
     # -------------------------------------------------------------- polling
 
+    def pause(self, seconds: float) -> None:
+        """Its process stands still."""
+        self._turns.paused_until = max(self._turns.paused_until, self._now + seconds)
+
+    def _begin_again(self) -> None:
+        """As the consumer does it whose group was deleted."""
+        calls = _BlockingCalls(self._turns, self._fibres)
+        groups = self._turns.info.groups
+
+        def submit(gid: int, request: bytes) -> tuple[int, Any]:
+            return outcome(calls.submit(gid, request, CALL_TIMEOUT_S).result(CALL_TIMEOUT_S)[0])
+
+        try:
+            ids = make(submit, groups, self.group)
+            if ids is None:
+                return
+            places = self._world.begin_all(self.group, submit, self._rng.choice((EARLIEST, LATEST)))
+        except (DiskFull, Overloaded, Unavailable, OutcomeUnknown):
+            return  # the application polls again
+        self._world.ids |= ids
+        self._world.done["begun again by clients"] += 1
+        with self._condition:
+            self._session.begun_again(places)
+
     def _poll(self) -> None:
         while True:
+            if self._session.forgotten:
+                self._begin_again()
             records = self._take(self._rng.choice(RECORDS))
             if records and not self._world.calm and self._leaves():
                 return
@@ -237,13 +266,29 @@ class Client:
             if session.failure is not None:
                 raise Violation(f"a share consumer failed: {session.failure!r}", "client-failed")
             records, unreadable = self._in_hand.take(most, self._now)
+            self._ack_passed_over()
             session.polled_at = self._now
             session.target = (0 if records else most) + self._ahead
             if session.asking.may_ask(self._now, self._in_hand.buffered, session.target):
                 self._turns.wakeup.set()
         if unreadable:
             raise Violation(f"a message cannot be read: {unreadable[0].reason}", "client-failed")
+        self._world.polled(self.group, [self._place_of(record) for record in records])
         return records
+
+    def _ack_passed_over(self) -> None:
+        """As the consumer does it."""
+        passed = self._in_hand.passed_over
+        for batch, offset in passed:
+            place = _place(batch.place, offset)
+            op = self._world.settled_unasked(self.group, [place])
+            self._session.acks.setdefault(place, []).append(op)
+            if self._session.gathering.add(batch.gid, batch.place, offset, self._now):
+                self._turns.wakeup.set()
+        passed.clear()
+
+    def _place_of(self, record: ShareRecord) -> Place:
+        return _place(self._in_hand.find(record).place, record.offset)
 
     def _leaves(self) -> bool:
         """Whether it is no member any more. Perhaps it only pauses, with all that it has."""
@@ -298,7 +343,7 @@ class Client:
             if self._settle(fate, record, place):
                 return
 
-    def _ack(self, batch: Batch, record: ShareRecord, place: tuple[str, int, int]) -> None:
+    def _ack(self, batch: Batch, record: ShareRecord, place: Place) -> None:
         """As the consumer's ``ack`` does it."""
         op = self._world.recorder.invoke("share-ack", group=self.group, records=[place])
         self._session.acks.setdefault(place, []).append(op)
@@ -307,7 +352,7 @@ class Client:
             if self._session.gathering.add(batch.gid, batch.place, record.offset, self._now):
                 self._turns.wakeup.set()
 
-    def _settle(self, fate: str, record: ShareRecord, place: tuple[str, int, int]) -> bool:
+    def _settle(self, fate: str, record: ShareRecord, place: Place) -> bool:
         """Everything but an ack. Returns whether nothing is left to do for this handler."""
         delay_ms = {"nack": BY_TABLE, "reject": REJECT}.get(fate, self._rng.choice((0, 1, 50, 400)))
         recorder, about = self._world.recorder, dict[str, Any](group=self.group, records=[place])
@@ -327,8 +372,8 @@ class Client:
         except LeaseLost:
             self._refused(op)
             return True
-        except UnknownTopic as error:
-            if CHORES not in str(error):
+        except (UnknownTopic, UnknownGroup) as error:
+            if not self._world.is_gone(self.group, error):
                 raise Violation(f"{fate} of {place}: {error!r}", "unexpected-answer") from error
             self._refused(op)
             return True
@@ -349,7 +394,7 @@ class Client:
         return record.partition % len(self._world.desks)
 
 
-def _place(batch: PlaceOfBatch, offset: int) -> tuple[str, int, int]:
+def _place(batch: PlaceOfBatch, offset: int) -> Place:
     topic, number, topic_id = batch
     return Record(topic, number, offset, topic_id).place
 

@@ -27,8 +27,8 @@ class GroupsEnd:
             return 1
         state = leader.replica.state
         topics = state.topics.topics
-        retries = [topics[retry_topic(group)].partitions[gid] for group in self._groups]
-        slots = {partition.slot for partition in retries}
+        retries = [topics[topic] for topic in map(retry_topic, self._groups) if topic in topics]
+        slots = {partition.slot for topic in retries for partition in topic.partitions.values()}
         left = sum(timers for slot, timers in _timers(state.timers.counts.flat()) if slot in slots)
         for group in self._groups:
             for topic in (*self._world.topics, retry_topic(group)):
@@ -45,7 +45,8 @@ class GroupsEnd:
             topics = leader.replica.state.topics.topics
             for group in self._groups:
                 kinds = [(topic, "") for topic in self._world.topics if topic in topics]
-                kinds += [(retry_topic(group), "retry"), (dead_topic(group), "dead")]
+                internal = (retry_topic(group), "retry"), (dead_topic(group), "dead")
+                kinds += [(topic, of) for topic, of in internal if topic in topics]
                 for topic, of in kinds:
                     for number in topics[topic].partitions:
                         told = self._found(leader, group, topics[topic], number, of)
@@ -64,7 +65,9 @@ class GroupsEnd:
         partition = topic.partitions[number]
         name = named(topic.info.name, partition.topic_id)
         pair = app.replica.state.shares.get(group, partition)
-        begin, end = self._world.starts.get((group, name, number), 0), partition.index.end
+        begin, end = self._world.start_of(group, name, number), partition.index.end
+        if begin is None:  # a group that was deleted has perhaps begun anywhere
+            begin = end if group == self._world.deletions.group and not of else 0
         records, at = list[Any](), partition.index.start
         while at < end:
             result = app.fetch(topic.info.name, number, at)

@@ -12,6 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from escrowmq.actors.admin.topic_creation import topic_settings
+from escrowmq.actors.client.outcomes import outcome
+from escrowmq.actors.client.share_groups import Submit
+from escrowmq.actors.share_consumer.in_hand import PlaceOfBatch
+from escrowmq.replication.errors import UnknownGroup, UnknownTopic
 from escrowmq.replication.format import ops, share_ops
 from escrowmq.replication.format.codec import encode_row
 from escrowmq.replication.format.internal_topics import dead_topic, retry_topic
@@ -22,11 +26,14 @@ from tests.history.events import Recorder, body
 from tests.sim.broker_app import BrokerApplication
 from tests.sim.desk import Desk
 from tests.sim.faults import fill_disk
+from tests.sim.replayed import Replayed
 from tests.sim.sharing.clients import Client, Clients
+from tests.sim.sharing.deletions import GroupDeletions, Making, internal_topics
 from tests.sim.sharing.end import GroupsEnd
 from tests.sim.sharing.members import GONE, Member
 from tests.sim.sharing.operators import SettingsChanges, TopicDeletions
-from tests.sim.sharing.records import CHORES, TOPIC, Taken, life_prefix, named, rows_of
+from tests.sim.sharing.records import CHORES, TOPIC, Place, Taken, life_prefix, named, rows_of
+from tests.sim.sharing.tags import Tags
 from tests.sim.workload import Cluster
 from tests.sim.world import Violation
 
@@ -60,7 +67,7 @@ class ShareGroups:
         world = clusters[0].world
         self.rng, self.recorder, self._clients = world.stream("sharing"), recorder, clients
         self.desks = [Desk(one, "desk-of-sharing") for one in clusters]
-        self.topics = (TOPIC, CHORES)
+        self.topics, self.groups = (TOPIC, CHORES), GROUPS
         #: Ids of the topics as their users know them; of CHORES only while it is not being deleted.
         self.ids = dict[str, int]()
         self.done: Counter[str] = Counter()
@@ -68,7 +75,7 @@ class ShareGroups:
         self.ready = False
         self._members: list[Member | Client] = []
         #: Offsets from which on a group has to handle a partition: where its first begin was answered.
-        self.starts: dict[tuple[str, str, int], int] = {}
+        self._starts: dict[tuple[int, str, str, int], int] = {}
         self._sent = self._names = 0
         self._sequence: Counter[str] = Counter()
         self._sending: set[str] = set()
@@ -77,6 +84,9 @@ class ShareGroups:
         self._redriven: Counter[tuple[str, int]] = Counter()
         self._deletions = TopicDeletions(self, PARTITIONS * len(self.desks))
         self.changes = SettingsChanges(self, GROUPS)
+        self.deletions, self._making = GroupDeletions(self, GROUPS, SETTINGS), Making(self)
+        self.tags = Tags(world, GROUPS)
+        self.ids_at: dict[Place, str] = {}  # of all messages that were handed out
         self._end = GroupsEnd(self, GROUPS)
         if self.rng.random() < SHARE:
             self.desks[0].later(0.0, self._begin)
@@ -95,6 +105,7 @@ class ShareGroups:
             self._redrives_s = now_s + self.rng.expovariate(1 / REDRIVES_S)
             self._redrive()
         self._deletions.act(now_s)
+        self.deletions.act(now_s)
         self.changes.act(now_s)
         if self.nacking and self.rng.random() < FULL:
             desk = self.rng.choice(self.desks)
@@ -156,7 +167,9 @@ class ShareGroups:
         self.ready = True
         members = MEMBERS if self._clients is None else MEMBERS_BESIDE
         for group in GROUPS:
-            told = {key: SETTINGS[key] for key in ("max_attempts", "delays_ms")}
+            told: dict[str, Any] = {key: SETTINGS[key] for key in ("max_attempts", "delays_ms")}
+            if group in self.tags.wanted:
+                told["tags"] = list(self.tags.wanted[group])
             self.recorder.ok(self.recorder.invoke("share-group", group=group, **told))
             for gid in range(len(self.desks)):
                 self._members += [self._hire(gid, group) for _ in range(members)]
@@ -195,18 +208,110 @@ class ShareGroups:
         """A member was told that its group has not begun with a partition. Two of them may do it at once."""
         create = share_ops.EARLIEST if self.rng.random() < 0.5 else share_ops.LATEST
         request = share_ops.share_create(group, topic, number, create, topic_id)
+        life = self._life(group)
 
         def begun(results: list[Any]) -> None:
             _check("a begin", results, *DONE, *(GONE if topic == CHORES else ()))
-            if results[0][0] in DONE:
-                self.starts.setdefault((group, named(topic, topic_id), number), results[0][1])
+            if results[0][0] in DONE and life == self._life(group):
+                self._starts.setdefault((life, group, named(topic, topic_id), number), results[0][1])
 
-        self.desks[number % len(self.desks)].call(request, begun, lambda: True)
+        def call() -> None:
+            self.desks[number % len(self.desks)].call(request, begun, lambda: True)
+
+        if group == self.deletions.group:
+            self._making.make(group, call)
+        else:
+            call()
+
+    def _life(self, group: str) -> int:
+        return self.deletions.life if group == self.deletions.group else 0
+
+    def start_of(self, group: str, topic: str, number: int) -> int | None:
+        """From which offset on a group has to handle a partition, called as in the history; None: not known,
+        since it began amid a deletion, or a member of another kind began."""
+        return self._starts.get((self._life(group), group, topic, number))
+
+    # -------------------------------------------------------------- lives of a group
+
+    def sleep(self, group: str, seconds: float) -> None:
+        """All members of a group stand still."""
+        for member in self._members:
+            if member.group == group:
+                member.pause(seconds)
+
+    def forget(self, group: str) -> None:
+        """Another life of the group may begin: its topics may be other ones."""
+        for name in internal_topics(group):
+            self.ids.pop(name, None)
+        for gid in range(len(self.desks)):
+            self._redriven.pop((group, gid), None)
+        self.changes.forget(group)
+
+    def ask(self, gid: int, request: bytes, replayed: Replayed) -> None:
+        """Send the next request of blocking steps."""
+        self.desks[gid].call(request, lambda results: replayed.answered(outcome(results[0])), lambda: True)
+
+    def may_be_gone(self, topic: str) -> bool:
+        """Whether a topic may be deleted while members use it."""
+        mine = self.deletions.group
+        return topic == CHORES or (mine is not None and topic in internal_topics(mine))
+
+    def is_gone(self, group: str, error: Exception) -> bool:
+        """Whether a client may be told that what it means was deleted."""
+        if isinstance(error, UnknownGroup):
+            return group == self.deletions.group
+        topics = CHORES, *(internal_topics(group) if group == self.deletions.group else ())
+        return isinstance(error, UnknownTopic) and any(topic in str(error) for topic in topics)
+
+    def begin_all(self, group: str, submit: Submit, create: str) -> set[PlaceOfBatch]:
+        """A client whose group was deleted begins with all partitions again, which are returned."""
+        life, every = self._life(group), set[PlaceOfBatch]()
+        for topic in self.topics:
+            topic_id = self.ids.get(topic)
+            for number in range(PARTITIONS * len(self.desks)) if topic_id is not None else ():
+                place = topic, number, topic_id
+                gid = number % len(self.desks)
+                code, start = submit(gid, share_ops.share_create(group, topic, number, create, topic_id))
+                if code not in DONE:
+                    _check("a begin", [[code, start]], *(GONE if topic == CHORES else ()))
+                    continue
+                every.add(place)
+                if life == self._life(group):
+                    self._starts.setdefault((life, group, named(topic, topic_id), number), start)
+        return every
+
+    def lacks(self, group: str, topic: str, result: Any) -> bool:
+        """Whether a failure got this answer since a topic of the group is missing that the copy goes to."""
+        code, *rest = result[1][0][1:] if result[0] == ResultCode.PARTIAL else result
+        missing = rest[0][0] if code == ResultCode.UNKNOWN_TOPIC and rest and rest[0] else topic
+        return group == self.deletions.group and missing != topic and missing in internal_topics(group)
+
+    def make(self, group: str, then: Callable[[], None]) -> None:
+        """As whoever needs topics of a group that are missing."""
+        self._making.make(group, then)
+
+    def gone_of(self, group: str, topic: str) -> tuple[ResultCode, ...]:
+        """Answers to members that what they mean was deleted."""
+        codes = GONE if self.may_be_gone(topic) else ()
+        return (*codes, ResultCode.UNKNOWN_SHARE) if group == self.deletions.group else codes
 
     def took(self, taken: Sequence[Taken]) -> None:
         """Messages were handed out."""
         self.done["taken"] += len(taken)
+        self.ids_at |= {each.record.place: each.id for each in taken}
         self.done["retries"] += sum(each.attempt > 1 for each in taken)
+
+    def settled_unasked(self, group: str, places: Sequence[Place]) -> int:
+        """A member acks these, since they have no tag that it wants; returns the operation."""
+        tags = [self.tags.of(self.ids_at[place]) for place in places]
+        self.done["passed over"] += len(places)
+        return self.recorder.invoke("share-pass", group=group, records=places, tags=tags)
+
+    def polled(self, group: str, places: Sequence[Place]) -> None:
+        """An application gets these messages."""
+        if group in self.tags.wanted and places:
+            tags = [self.tags.of(self.ids_at[place]) for place in places]
+            self.recorder.ok(self.recorder.invoke("share-poll", group=group, records=places, tags=tags))
 
     def _send(self) -> None:
         topic, number = self.rng.choice(self.topics), self.rng.randrange(PARTITIONS * len(self.desks))
@@ -220,7 +325,10 @@ class ShareGroups:
         count = self.rng.choice(COUNTS)
         first = life_prefix(topic_id) if topic == CHORES else "job"
         names = [f"{first}{self._sent + n}" for n in range(count)]
-        rows = [encode_row(None, body(each, self.rng.choice((1, 60, 300))), None, None) for each in names]
+        rows = [
+            encode_row(None, body(each, self.rng.choice((1, 60, 300))), self.tags.headers(each), None)
+            for each in names
+        ]
         self._sent += count
 
         def sent(results: list[Any]) -> None:
@@ -235,8 +343,12 @@ class ShareGroups:
         """Ask, perhaps twice, for all dead letters that nobody has asked for yet."""
         group, gid = self.rng.choice(GROUPS), self.rng.randrange(len(self.desks))
         found, topic = self.desks[gid].any_leader(), dead_topic(group)
-        if found is None:
+        if found is None or topic not in self.ids or (group == self.deletions.group and self.deletions.busy):
             return
+        topic_id = self.ids[topic]
+        present = found[1].replica.state.topics.topics.get(topic)
+        if present is None or present.info.topic_id != topic_id:
+            return  # this one lags
         result = found[1].fetch(topic, gid, self._redriven[group, gid])
         rows = [] if result is None else rows_of(result[5], result[6])
         rows = [row for row in rows if row[0] >= self._redriven[group, gid]]
@@ -244,13 +356,17 @@ class ShareGroups:
             return
         self._redriven[group, gid] = rows[-1][0] + 1
         offsets, many = [row[0] for row in rows], len(rows)
-        asked = {"records": [(topic, gid, offset) for offset in offsets], "ids": [row[1] for row in rows]}
+        place = named(topic, topic_id), gid
+        asked = {"records": [(*place, offset) for offset in offsets], "ids": [row[1] for row in rows]}
         op = self.recorder.invoke("share-redrive", group=group, **asked)
         delays, reasons = [share_ops.BY_TABLE] * many, [""] * many
-        request = share_ops.nack(group, topic, gid, offsets, delays, reasons, "", "test", self.ids[topic])
+        request = share_ops.nack(group, topic, gid, offsets, delays, reasons, "", "test", topic_id)
 
         def redriven(results: list[Any]) -> None:
-            _check("a redrive", results, ResultCode.OK, ResultCode.PARTIAL)
+            gone = self.gone_of(group, topic)
+            _check("a redrive", results, ResultCode.OK, ResultCode.PARTIAL, *gone)
+            if results[0][0] in gone:
+                return
             if results[0][0] == ResultCode.PARTIAL:  # as many as fit into an entry: the others again
                 self.desks[gid].later(0.05, self._redrive_again, gid, request, redriven)
                 return

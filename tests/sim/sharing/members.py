@@ -23,7 +23,7 @@ from escrowmq.replication.replica.share_desk import Ask
 from tests.sim.broker_app import BrokerApplication
 from tests.sim.desk import LOST
 from tests.sim.replica import SimReplica
-from tests.sim.sharing.records import CHORES, Record, Taken, check_life, leadership, rows_of
+from tests.sim.sharing.records import Record, Taken, check_life, leadership, rows_of
 from tests.sim.world import Violation
 
 if TYPE_CHECKING:
@@ -70,6 +70,10 @@ class Member:
             self._desk.later(left_s, self._awake, work, *args)
         else:
             work(*args)
+
+    def pause(self, seconds: float) -> None:
+        """Its process stands still."""
+        self._paused_until = max(self._paused_until, self._desk.world.now + seconds)
 
     # -------------------------------------------------------------- taking
 
@@ -150,7 +154,10 @@ class Member:
         if not self._desk.cluster.calm and self._leaves([each.record for each in taken]):
             return
         for each in taken:
-            self._later(self._rng.random() * HANDLES_S, self._handled, each.record)
+            if self._world.tags.wants(self.group, each.id):
+                self._later(self._rng.random() * HANDLES_S, self._handled, each.record)
+            else:
+                self._ack(each.record, self._world.settled_unasked(self.group, [each.record.place]))
         self._later(self._rng.choice(PAUSE_S), self._take)
 
     def _leaves(self, records: Sequence[Record]) -> bool:
@@ -194,12 +201,13 @@ class Member:
         self._tell_leader("release", record)
         self._recorder.ok(op)
 
-    def _ack(self, record: Record) -> None:
-        op = self._recorder.invoke("share-ack", group=self.group, records=[record.place])
+    def _ack(self, record: Record, op: int | None = None) -> None:
+        if op is None:
+            op = self._recorder.invoke("share-ack", group=self.group, records=[record.place])
         topic, number, offset, topic_id = record
 
         def acked(results: list[Any]) -> None:
-            if topic == CHORES and results[0][0] in GONE:
+            if results[0][0] in self._world.gone_of(self.group, topic):
                 self._world.done["acked too late"] += 1
                 self._recorder.ok(op, refused=[0])
                 return
@@ -227,8 +235,11 @@ class Member:
             if code == ResultCode.RETRY:
                 self._desk.later(0.03, self._send, request, nacked)
                 return
+            if self._world.lacks(self.group, topic, results[0]):
+                self._world.make(self.group, lambda: self._desk.later(0.03, self._send, request, nacked))
+                return
             self._world.nacking -= 1
-            if code in REFUSALS or (topic == CHORES and results[0][0] in GONE):
+            if code in REFUSALS or results[0][0] in self._world.gone_of(self.group, topic):
                 self._recorder.ok(op, refused=[0])
             elif code == ResultCode.OK:
                 self._recorder.ok(op)

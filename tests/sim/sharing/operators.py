@@ -104,6 +104,7 @@ class SettingsChanges:
         self._rng = world.desks[0].world.stream("settings-of-sharing")
         self._busy, self._next_s = False, -1.0
         self._last: dict[str, GroupSettings] = {}  # as last answered
+        self.changing: str | None = None  # the group whose settings are being changed
 
     def act(self, now_s: float) -> None:
         """Begin with the next change, if it is time."""
@@ -113,6 +114,10 @@ class SettingsChanges:
             return
         self._busy, world = True, self._world
         group, values = self._rng.choice(self._groups), self._rng.choice(CHANGES)
+        if world.deletions.busy and group == world.deletions.group:
+            self._rest()
+            return
+        self.changing = group
         self._last.pop(group, None)
         op = world.recorder.invoke("share-group", group=group, **values)
 
@@ -130,8 +135,12 @@ class SettingsChanges:
         )
         replayed.go_on()
 
+    def forget(self, group: str) -> None:
+        """It is being deleted."""
+        self._last.pop(group, None)
+
     def _rest(self) -> None:
-        self._busy = False
+        self._busy, self.changing = False, None
         self._next_s = self._world.desks[0].world.elapsed_s + self._rng.expovariate(1 / CHANGE_S)
 
     def _ask(self, replayed: Replayed, gid: int, request: bytes) -> None:

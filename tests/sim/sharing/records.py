@@ -7,12 +7,17 @@ from typing import Any, NamedTuple
 
 from escrowmq.replication.format.codec import decode_rows
 from escrowmq.replication.format.forwarded import history
+from escrowmq.replication.format.internal_topics import is_internal
 from tests.history.events import identify
 from tests.sim.replica import SimReplica
 from tests.sim.world import Violation
 
 #: The topic that stays, and the one that is deleted and created again.
 TOPIC, CHORES = "jobs", "chores"
+
+
+#: Topic as the history knows it, partition, offset.
+Place = tuple[str, int, int]
 
 
 class Record(NamedTuple):
@@ -24,7 +29,7 @@ class Record(NamedTuple):
     topic_id: int
 
     @property
-    def place(self) -> tuple[str, int, int]:
+    def place(self) -> Place:
         """As the history knows it."""
         return named(self.topic, self.topic_id), self.number, self.offset
 
@@ -45,7 +50,7 @@ class Taken(NamedTuple):
 
 def named(topic: str, topic_id: int) -> str:
     """The topic's name in the history."""
-    return f"{topic}#{topic_id}" if topic == CHORES else topic
+    return f"{topic}#{topic_id}" if topic == CHORES or is_internal(topic) else topic
 
 
 def check_life(taken: Sequence[Taken]) -> None:

@@ -1,0 +1,76 @@
+"""Planted faults in share consumers that want tags, and in share groups that are deleted under them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from escrowmq.actors.share_consumer import acquired
+from escrowmq.actors.share_consumer.acquired import Acquired
+from escrowmq.replication.format import forwarded
+from escrowmq.replication.message_headers import TAG
+from escrowmq.replication.replica.share_desk import ShareDesk
+from escrowmq.replication.state.machine import LEVEL_MAX
+from tests.controls.planting import plant
+from tests.controls.scenes import world
+from tests.controls.share_faults import shared
+from tests.sim.sharing import deletions, tags
+
+_SEVERAL = world({"across": 0.0, "tables": None, "level_at_s": 0.1, "crowd": False, "level": LEVEL_MAX})
+
+
+def clients_share(patch: pytest.MonkeyPatch) -> None:
+    """Members of share groups are the clients' own code: there are several broker groups."""
+    shared(patch)
+    _SEVERAL(patch)
+
+
+def tagged(patch: pytest.MonkeyPatch) -> None:
+    """One of the groups wants tags."""
+    clients_share(patch)
+    patch.setattr(tags, "SHARE", 1.0)
+
+
+@plant("any-tag-is-handed-out", "other-tag", groups=2, conditions=tagged)
+def any_tag_is_handed_out(patch: pytest.MonkeyPatch) -> None:
+    """A consumer that wants tags hands out every message with a tag."""
+    is_tagged = Acquired._is_tagged
+
+    def loosely(self: Acquired, headers: Mapping[str, bytes] | None, *rest: Any) -> bool:
+        return TAG in (headers or {}) or is_tagged(self, headers, *rest)
+
+    patch.setattr(Acquired, "_is_tagged", loosely)
+
+
+@plant("tag-of-the-row-before", "other-tag", "passed-over", groups=2, conditions=tagged)
+def tag_of_the_row_before(patch: pytest.MonkeyPatch) -> None:
+    """A consumer decides about the first message that it was given by the tag of the row in front of it."""
+    headers = acquired._headers
+    patch.setattr(acquired, "_headers", lambda rows, at: headers(rows, max(at - 1, 0)))
+
+
+@plant("retries-lose-their-tags", "passed-over", groups=2, conditions=tagged)
+def retries_lose_their_tags(patch: pytest.MonkeyPatch) -> None:
+    """The copy of a message that failed has no tag any more."""
+    patch.setattr(forwarded, "_SENDERS", frozenset())
+
+
+def deleted_often(patch: pytest.MonkeyPatch) -> None:
+    """One of the groups is deleted again and again."""
+    shared(patch)
+    patch.setattr(deletions, "SHARE", 1.0)
+    patch.setattr(deletions, "EVERY_S", 0.7)
+
+
+@plant("topics-outlive-their-group", "acked-again", conditions=deleted_often)
+def topics_outlive_their_group(patch: pytest.MonkeyPatch) -> None:
+    """A share group is deleted without its topics of retries and dead letters."""
+    patch.setattr(deletions, "delete_topics", lambda *asked: True)
+
+
+@plant("deleted-while-members-hold", "double-lease", conditions=deleted_often, start=14)
+def deleted_while_members_hold(patch: pytest.MonkeyPatch) -> None:
+    """A leader deletes a share group although members hold messages of it."""
+    patch.setattr(ShareDesk, "members", lambda self, group: [])
