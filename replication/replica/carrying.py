@@ -77,12 +77,14 @@ class Carrying:
         self._pass: _Pass | None = None
         self._under_way: frozenset[bytes] = frozenset()
         self._next_ms = 0
-        #: Messages that were carried: of this process, as leader.
-        self.carried = 0
+        #: Entries that carried messages, these, and their bytes: of this process, as leader.
+        self.entries = self.carried = self.carried_bytes = 0
+        #: Bytes of the log that were kept for waiting messages alone when retention looked last, as leader.
+        self.pinned_bytes = 0
 
     def forget(self) -> None:
         """Leadership is lost."""
-        self._pass, self._under_way, self._next_ms = None, frozenset(), 0
+        self._pass, self._under_way, self._next_ms, self.pinned_bytes = None, frozenset(), 0, 0
 
     # -------------------------------------------------------------- passes
 
@@ -90,6 +92,8 @@ class Carrying:
         """Begin a pass, if it is worth it and none is under way. ``needed``: the first entry that anything
         but waiting messages needs. ``segments``: of the log."""
         counts = self._state.timers.counts
+        waiting = counts.oldest_index()
+        self.pinned_bytes = 0 if waiting is None else pinned(segments, waiting, needed)
         if counts.total and self._pass is None:
             bound = worth_carrying(segments, counts.sizes(), counts.block_entries, needed)
             if bound is not None:
@@ -131,7 +135,7 @@ class Carrying:
         brings = timing()
         brings.carried = len(chosen)
         self._releases.coming(brings, deliver_ms_of(chosen[0]))
-        size = sum(map(len, rows))
+        size = brings.carried_bytes = sum(map(len, rows))
         self._next_ms = now_ms + max(size * 1000 // BYTES_PER_S, len(chosen) * 1000 // MESSAGES_PER_S)
         return build_carry(b"".join(chosen), rows)
 
@@ -180,12 +184,25 @@ class Carrying:
 
     def count(self, timing: Timing) -> None:
         """The entry is applied, at this leader."""
-        self.carried += timing.carried
+        if timing.carried:
+            self.entries += 1
+            self.carried += timing.carried
+            self.carried_bytes += timing.carried_bytes
 
     def again(self, now_ms: int) -> None:
         """The entry is in no log, and the log takes none now: what it carried is to be read again."""
         if self._pass is not None:
             self._pass.place, self._next_ms = self._pass.before, now_ms + REST_MS
+
+
+def pinned(segments: Sequence[SegmentInfo], waiting: int, needed: int) -> int:
+    """Bytes of the segments that would go if no message waited. ``waiting``: the first entry with one that
+    does; ``needed``: the first one that anything else needs."""
+    return sum(
+        segment.size
+        for segment, following in pairwise(segments)
+        if segment.sealed and waiting < following.first <= needed
+    )
 
 
 def worth_carrying(

@@ -50,6 +50,7 @@ class Timing:
     released_count: int = 0
     cancelling: list[bytes] = field(default_factory=list)
     carried: int = 0  # messages
+    carried_bytes: int = 0
     #: Answers to CANCELs: the results of their operations are replaced by these.
     answers: list[tuple[Any, int, list[Any]]] = field(default_factory=list)
 

@@ -114,6 +114,11 @@ class TimerCounts:
         self._frozen = set(self._blocks)
         return FrozenCounts(self._blocks.copy(), self.total)
 
+    @property
+    def total_bytes(self) -> int:
+        """Of all that wait."""
+        return sum(list(self._bytes.values()))  # a copy in one step: another thread may ask
+
     def has(self, slot: int, block: int) -> bool:
         """Whether any waits there."""
         return slot in self._blocks.get(block, {})
