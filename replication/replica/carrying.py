@@ -22,6 +22,7 @@ from escrowmq.replication.format.codec import OpType
 from escrowmq.replication.format.timer_ops import LEVEL_OF_CARRYING
 from escrowmq.replication.format.timer_ops import carry as build_carry
 from escrowmq.replication.log.segment import SegmentInfo
+from escrowmq.replication.replica.bodies import Bodies, is_lacking
 from escrowmq.replication.replica.releases import Releases, Timing
 from escrowmq.replication.replica.submission import Submission
 from escrowmq.replication.state.machine import StateMachine
@@ -46,6 +47,8 @@ BYTES_PER_S, MESSAGES_PER_S = 4 << 20, 16_000
 #: Records that are read at a time, and how long the leader rests after a slice in which nothing was to be
 #: carried: a hundred million are looked through in some 20 minutes, for a tenth of the leader's thread.
 SLICE, REST_MS = 4_096, 50
+#: Who wants bodies, here.
+WHO = "carry"
 #: What can be read sooner goes by itself.
 AHEAD_MS = 60_000
 #: Of times up to the end of one of these, what is in memory is put in order together.
@@ -70,9 +73,11 @@ class Carrying:
         state: StateMachine,
         releases: Releases,
         read: Callable[[int, int, int], bytes],
+        bodies: Bodies,
         ahead_ms: int = AHEAD_MS,
     ) -> None:
-        """``read(log_index, position, size)`` of an entry's bytes."""
+        """``read(log_index, position, size)`` of an entry's bytes, after ``bodies`` has them in memory."""
+        self._bodies = bodies
         self._state, self._releases, self._read, self._ahead_ms = state, releases, read, ahead_ms
         self._pass: _Pass | None = None
         self._under_way: frozenset[bytes] = frozenset()
@@ -130,6 +135,11 @@ class Carrying:
         self._next_ms = now_ms + REST_MS
         if not chosen:
             return None
+        if any(is_lacking(record, self._bodies) for record in chosen):
+            self._bodies.want(WHO, chosen)
+            look.place = look.before
+            return None
+        self._bodies.want(WHO, ())
         rows = [self._read(*PLACE.unpack_from(record, KEY_BYTES)) for record in chosen]
         self._under_way = frozenset(map(key_bytes, chosen))
         brings = timing()
