@@ -62,7 +62,7 @@ class ReadingAhead:
         ahead_ms: int = AHEAD_MS,
         ahead_bytes: int = AHEAD_BYTES,
     ) -> None:
-        """``now_ms``: the group's time."""
+        """``now_ms``: the group's time, as it was told last."""
         self._timers, self._log, self._leads, self._now_ms = timers, log, leads, now_ms
         self._ahead_ms, self._ahead_bytes = ahead_ms, ahead_bytes
         self._ahead: dict[Place, bytes | None] = {}  # None: it could not be read

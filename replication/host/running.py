@@ -112,7 +112,7 @@ class RunningReplica:
         self.checkpointing = CheckpointThread(f"checkpoint-{self.rid}", self.end, self.later)
         self._marking, self._halting = threading.Lock(), threading.Lock()
         self._reading_ahead = ReadingAhead(
-            found.state.timers, found.journal, leads=self._leads, now_ms=self.now_ms, replica=self.rid
+            found.state.timers, found.journal, leads=self._leads, now_ms=self._told_ms, replica=self.rid
         )
         self.replica = Replica(
             state=found.state,
@@ -236,6 +236,9 @@ class RunningReplica:
         node = self.node
         leader = node.leader_id
         return Leadership(node.ready, None if leader is None else int(leader), node.term)
+
+    def _told_ms(self) -> int:
+        return self.replica.time.ms  # as the driver's thread was told last; that thread alone moves it
 
     def _leads(self) -> bool:
         return not self.closed and self.node.ready
