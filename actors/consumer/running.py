@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from escrowmq.actors.client.failure_arguments import reason_of
+from escrowmq.actors.client.handler_check import check_handler, check_returned
 from escrowmq.actors.consumer.core import ConsumerCore
 from escrowmq.actors.consumer.ordered_retries import OrderedRetries
 from escrowmq.actors.consumer.retries import NEEDS_RETRY, Retries
@@ -111,6 +112,7 @@ def run(
     stop: threading.Event | None,
 ) -> None:
     """See :meth:`Consumer.run`."""
+    check_handler(handler)
     work = _Run(core, ordered)
     with contextlib.suppress(Closed):
         while stop is None or not stop.is_set():
@@ -122,7 +124,7 @@ def run(
                 continue
             for record in records:
                 try:
-                    handler(record)
+                    check_returned(handler(record))
                 except Exception as failure:
                     work.failed(record, failure)
                 except BaseException as failure:
@@ -142,6 +144,7 @@ async def run_async(
     stop: asyncio.Event | None,
 ) -> None:
     """See :meth:`AsyncConsumer.run`."""
+    check_handler(handler, awaits=True)
     work = _Run(core, ordered)
     with contextlib.suppress(Closed):
         while stop is None or not stop.is_set():

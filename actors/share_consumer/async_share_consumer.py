@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequ
 from typing import Self
 
 from escrowmq.actors.client.closing import AsyncClosing
+from escrowmq.actors.client.handler_check import check_handler
 from escrowmq.actors.client.loop_news import LoopNews
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.client.values import Deserializer
@@ -104,6 +105,7 @@ class AsyncShareConsumer(AsyncClosing):
         As :meth:`ShareConsumer.run`; a handler that takes longer than ``lease_extend_max_s`` is cancelled,
         and its record nacked.
         """
+        check_handler(handler, awaits=True)
         await AsyncRunner(self, self._core, handler, check_threads(tasks, "tasks"), stop).run()
 
     def ack(self, record: ShareRecord) -> None:

@@ -15,6 +15,7 @@ from functools import cached_property
 
 from escrowmq.actors.client.background import Background
 from escrowmq.actors.client.closing import Closing
+from escrowmq.actors.client.handler_check import check_handler
 from escrowmq.actors.client.replica_calls import ReplicaCalls
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.client.values import Deserializer
@@ -115,6 +116,7 @@ class ShareConsumer(Closing):
         Returns when the handlers under way have returned and all acks are durable. What a handler raises that
         is no ``Exception`` (SystemExit) ends it, too. Call it from one thread.
         """
+        check_handler(handler)
         Runner(self.core, handler, check_threads(threads), stop or threading.Event()).run()
 
     # ------------------------------------------------------------ settling
