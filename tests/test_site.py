@@ -12,7 +12,8 @@ from types import ModuleType
 
 import pytest
 
-from escrowmq.actors.admin.transactions import LIST_MAX, OPERATOR_CHARS_MAX
+from escrowmq.actors.admin.arguments import OPERATOR_CHARS_MAX
+from escrowmq.actors.admin.transactions import LIST_MAX
 from escrowmq.actors.broker import coordinator
 from escrowmq.actors.broker.config import BrokerConfig
 from escrowmq.actors.broker.group_service import TOPICS_MAX

@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from escrowmq.actors.admin import group_reset, share_settings
+from escrowmq.actors.admin.arguments import check_group, check_operator
 from escrowmq.actors.admin.dead_letters import DeadLetters
 from escrowmq.actors.admin.group_deletion import delete_group
 from escrowmq.actors.admin.group_places import describe_groups
@@ -292,7 +293,8 @@ class Admin(MessageAdmin, MemberAdmin, Closing):
 
     def describe_groups(self, groups: Iterable[str]) -> list[GroupDescription]:
         """:meth:`describe_group` of each group, in the order given; asks for many groups at a time."""
-        return describe_groups(self._router, self._offsets, groups, self._timeout_s)
+        names = [check_group(group) for group in groups]
+        return describe_groups(self._router, self._offsets, names, self._timeout_s)
 
     def plan_group_reset(
         self, group: str, to: Goal, topic: str | None = None, partition: int | None = None
@@ -357,7 +359,9 @@ class Admin(MessageAdmin, MemberAdmin, Closing):
         members), NotSupported while a replica runs older software, OutcomeUnknown. Repeat the call if it was
         interrupted.
         """
-        names = [retry_topic(group), dead_topic(group)] if type(group) is str else []
+        check_group(group)
+        check_operator(by)
+        names = [retry_topic(group), dead_topic(group)]
         topics = {topic.name: topic.topic_id for topic in self._ask(names) if topic.name in names}
         delete_group(self._router, group, self._timeout_s, self._submit, by, topics)
 
@@ -372,6 +376,8 @@ class Admin(MessageAdmin, MemberAdmin, Closing):
         Repeat the call if it was interrupted. Raises ConfigError, NotSupported while a replica runs older
         software.
         """
+        check_operator(by)
+        check_group(group)
         values = share_settings.values_of(settings)
         await_level(self._router, self._timeout_s)
         return ShareSettings.of(share_groups.set_group(self._submit, self.info.groups, group, values, by))

@@ -16,6 +16,7 @@ from heapq import merge
 from itertools import islice
 from typing import Any, NamedTuple
 
+from escrowmq.actors.admin.arguments import check_operator, check_reason
 from escrowmq.actors.admin.redirecting import Redirecting
 from escrowmq.actors.admin.share_types import DeadLetter, Redriven
 from escrowmq.actors.client.router import Router, result_of
@@ -52,7 +53,6 @@ AT_A_TIME = 500
 #: Requests of a redrive with a rate: so many a second, so that consumers see an even stream.
 STEPS_PER_S = 5
 RATE_MAX = 1_000_000
-OPERATOR_CHARS_MAX = 100
 #: Attempts of a request that found no room in an entry, and the pause between them.
 TRIES_MAX, RETRY_S = 100, 0.05
 
@@ -86,6 +86,7 @@ class DeadLetters:
         """See :meth:`Admin.dead_letters`."""
         if type(limit) is not int or not 1 <= limit <= LIST_MAX:
             raise ConfigError(f"limit must be 1 to {LIST_MAX}, not {limit!r}")
+        check_reason(reason)
         left = self._left(group)
         every = (self._of_partition(group, p, final) for p, final in left.items())
         found = merge(*every, key=lambda letter: letter.died)
@@ -315,9 +316,7 @@ def _fetch(asked: Future[Any]) -> tuple[int, int, Any, bytes]:
 
 
 def _signed(by: object) -> str:
-    if type(by) is not str or not 0 < len(by) <= OPERATOR_CHARS_MAX:
-        raise ConfigError(f"by must name who does it in 1 to {OPERATOR_CHARS_MAX} characters, not {by!r}")
-    return f"operator:{by}"
+    return f"operator:{check_operator(by)}"
 
 
 def _place(group: str, id: object) -> Place:

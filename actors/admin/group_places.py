@@ -43,9 +43,10 @@ def describe_groups(
         shares = describe_shares(router, with_settings, timeout_s)
         wanted = sorted({tp for snapshot in snapshots for tp in _partitions(snapshot)})
         bounds = offsets.bounds(wanted, timeout_s)
+        attempts = _attempts(router, names, snapshots, timeout_s)
         for name, snapshot in zip(names, snapshots, strict=True):
             gid = coordinator_group(name, router.info.groups)
-            places = _places(snapshot, bounds)
+            places = _places(snapshot, bounds, attempts.get(name, {}))
             share = _of_kind(name, shares.get(name), places)
             found.append(GroupDescription(name, gid, snapshot.members, places, snapshot.generation, share))
     return found
@@ -54,10 +55,12 @@ def describe_groups(
 def _of_kind(
     group: str, share: ShareDescription | None, places: Iterable[GroupPartition]
 ) -> ShareDescription | None:
-    """A group that reads by offsets has handled its retries up to its places."""
+    """A group that reads by offsets has handled its retries up to its places. If it retries in order, what
+    has failed is at its places."""
     if share is None or share.settings.kind != STREAM:
         return share
-    waiting = sum(place.lag or 0 for place in places if place.topic == retry_topic(group))
+    own = retry_topic(group)
+    waiting = sum((place.lag or 0) if place.topic == own else place.attempts > 0 for place in places)
     return replace(share, retrying=waiting + share.retrying_later)
 
 
@@ -77,13 +80,37 @@ def _snapshots(router: Router, names: Sequence[str], timeout_s: float) -> list[G
     return [result_of(future, timeout_s) for future in futures]
 
 
+def _attempts(
+    router: Router, names: Sequence[str], snapshots: Sequence[GroupSnapshot], timeout_s: float
+) -> dict[str, dict[TopicPartition, int]]:
+    """How often the messages at the places of groups with retries have failed."""
+    asked = []
+    for name, snapshot in zip(names, snapshots, strict=True):
+        if not snapshot.settings or settings_told(snapshot.settings).kind != STREAM:
+            continue
+        committed = snapshot.committed.items()
+        places = [(topic, number, at) for topic, by in committed for number, at in by.items()]
+        gid = coordinator_group(name, router.info.groups)
+        call = router.leader_call(gid, "failed_attempts", name, places, timeout_s=timeout_s)
+        asked.append((name, places, call))
+    return {
+        name: {
+            (topic, number): count
+            for (topic, number, _), count in zip(places, result_of(call, timeout_s), strict=True)
+        }
+        for name, places, call in asked
+    }
+
+
 def _partitions(snapshot: GroupSnapshot) -> set[TopicPartition]:
     """Partitions that a member reads, and partitions with a committed offset."""
     read = {tp for member in snapshot.members for tp in member.partitions}
     return read | {(topic, number) for topic, by in snapshot.committed.items() for number in by}
 
 
-def _places(snapshot: GroupSnapshot, bounds: Bounds) -> tuple[GroupPartition, ...]:
+def _places(
+    snapshot: GroupSnapshot, bounds: Bounds, attempts: Mapping[TopicPartition, int]
+) -> tuple[GroupPartition, ...]:
     readers = {tp: member.member for member in snapshot.members for tp in member.partitions}
     places: list[GroupPartition] = []
     for topic, number in sorted(_partitions(snapshot)):
@@ -93,5 +120,6 @@ def _places(snapshot: GroupSnapshot, bounds: Bounds) -> tuple[GroupPartition, ..
         start, end = known
         place = snapshot.committed.get(topic, {}).get(number)
         lag = None if place is None else max(end - max(place, start), 0)
-        places.append(GroupPartition(topic, number, readers.get((topic, number)), place, end, lag))
+        tp = topic, number
+        places.append(GroupPartition(*tp, readers.get(tp), place, end, lag, attempts.get(tp, 0)))
     return tuple(places)

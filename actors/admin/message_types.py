@@ -41,11 +41,13 @@ class GroupProgress:
 
     ``kind`` "stream": ``state`` is "passed" (its committed place lies behind the message) or "ahead" (it has
     not come to it, or has not committed since); ``place``: the next offset that it reads from this partition.
-    ``kind`` "share": "waiting" (not finished; a consumer may be handling it now), "done" (also of a message
-    from before the place at which the group began), or "finished" (done, retrying or dead; there was not
-    enough time to see which: ask again).
+    ``kind`` "share": "waiting" (not finished, and no consumer has it), "leased" (consumer ``member`` has it,
+    until ``due_ms`` unless it extends its lease), "done" (also of a message from before the place at which
+    the group began), or "finished" (done, retrying or dead; there was not enough time to see which: ask
+    again).
 
-    Both kinds: "retrying" (it failed, and is to be delivered as ``attempt`` from ``due_ms`` on), "dead" (the
+    Both kinds: "retrying" (it failed, and is to be delivered as ``attempt``, from ``due_ms`` on; None: its
+    partition waits for it, and only the consumer knows how long), "dead" (the
     group gave up after ``attempt`` deliveries; its dead letter is kept), "dropped" (it is not kept, or was
     dropped). ``reason``: of the last failure.
     """
@@ -57,6 +59,7 @@ class GroupProgress:
     attempt: int | None = None
     due_ms: int | None = None
     reason: str = ""
+    member: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ import google_crc32c
 from escrowmq.actors.admin.message_search import Needle, PartitionSearch
 from escrowmq.actors.admin.message_types import FoundMessages, GroupProgress, MessageTrace, StoredMessage
 from escrowmq.actors.admin.types import TransactionDescription
+from escrowmq.actors.client.consumer_groups import coordinator_group
 from escrowmq.actors.client.router import Router, result_of
 from escrowmq.actors.consumer.offsets import EARLIEST, LATEST, OffsetReader
 from escrowmq.replication.business_keys import encoded_key
@@ -28,6 +29,7 @@ from escrowmq.replication.errors import (
 from escrowmq.replication.format.codec import decode_rows
 from escrowmq.replication.format.find_rows import IN_HEADER
 from escrowmq.replication.format.find_table import BUSINESS_KEY, KEY, TX_ID
+from escrowmq.replication.format.internal_topics import retry_topic
 from escrowmq.replication.format.packing import UnsoundValue
 from escrowmq.replication.model import ResultCode, TopicInfo
 
@@ -213,18 +215,60 @@ class MessageAdmin:
             for places in answers
             for group, place in places.items()
         }
-        gid = self._router.places.group_of(topic, partition)
-        asked = self._router.leader_call(
-            gid, "share_states", topic, partition, offset, sorted(found), timeout_s=self._timeout_s
-        )
-        shared: list[ShareProgress] = result_of(asked, self._timeout_s)
+        for group, failed in self._failed(topic, partition, offset, found).items():
+            found[group] = GroupProgress(group, "stream", "retrying", offset, failed + 1)
+        shared = self._share_states(topic, partition, offset, {group: {} for group in sorted(found)})
+        retrying = [told.group for told in shared if told.state == "retrying" and told.group in found]
+        if retrying:  # unless they have passed their retries, too
+            again = self._share_states(topic, partition, offset, self._retry_places(retrying))
+            shared = [told for told in shared if told.group not in retrying]
+            shared += [told for told in again if told.group in retrying]
         for told in shared:
             stream = found.get(told.group)
             kind, place = ("share", None) if stream is None else ("stream", stream.place)
             found[told.group] = GroupProgress(
-                told.group, kind, told.state, place, told.attempt, told.due_ms, told.reason
+                told.group, kind, told.state, place, told.attempt, told.due_ms, told.reason, told.member
             )
         return tuple(progress for _, progress in sorted(found.items()))
+
+    def _share_states(
+        self, topic: str, partition: int, offset: int, streams: Mapping[str, Mapping[int, int]]
+    ) -> list[ShareProgress]:
+        gid = self._router.places.group_of(topic, partition)
+        place = topic, partition, offset
+        asked = self._router.leader_call(gid, "share_states", *place, streams, timeout_s=self._timeout_s)
+        told: list[ShareProgress] = result_of(asked, self._timeout_s)
+        return told
+
+    def _retry_places(self, groups: Sequence[str]) -> dict[str, Mapping[int, int]]:
+        """How far groups that read by offsets have come with their retries, by partition."""
+        calls = {
+            group: self._router.leader_call(
+                coordinator_group(group, self._router.info.groups),
+                *("committed", group, [retry_topic(group)]),
+                timeout_s=self._timeout_s,
+            )
+            for group in groups
+        }
+        return {
+            group: result_of(call, self._timeout_s).get(retry_topic(group), {})
+            for group, call in calls.items()
+        }
+
+    def _failed(
+        self, topic: str, partition: int, offset: int, found: Mapping[str, GroupProgress]
+    ) -> dict[str, int]:
+        """The groups that wait at the message, since it has failed so often."""
+        place, groups = (topic, partition, offset), self._router.info.groups
+        calls = {
+            group: self._router.leader_call(
+                coordinator_group(group, groups), "failed_attempts", group, [place], timeout_s=self._timeout_s
+            )
+            for group, progress in found.items()
+            if progress.place == offset
+        }
+        counts = {group: result_of(call, self._timeout_s)[0] for group, call in calls.items()}
+        return {group: count for group, count in counts.items() if count}
 
     def _message_at(self, topic: str, partition: int, offset: int, origin: bool) -> MessageAt:
         for name, number in (("partition", partition), ("offset", offset)):

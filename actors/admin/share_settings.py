@@ -39,7 +39,7 @@ def values_of(settings: Mapping[str, Any]) -> dict[str, Value]:
 
 def _ms(name: str, seconds: Any) -> int:
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < 1e12:
-        raise ConfigError(f"{name} must be seconds of 0 or more, not {seconds!r}")
+        raise ConfigError(f"{name} must be a number of seconds, from 0 to ten years, not {seconds!r}")
     return round(seconds * 1000)
 
 

@@ -62,8 +62,9 @@ class ShareDescription:
     """What a group has beside members and offsets: its settings and, for a share group, its places.
 
     ``leased``: messages that a consumer has. ``retrying``: messages that have failed and come again,
-    ``retrying_later`` of them only when their pause has ended. ``dead``: dead letters that were neither
-    redriven nor dropped.
+    ``retrying_later`` of them only when their pause has ended. (In a group that retries in order, these are
+    the messages for which partitions wait, and those that were redriven; their pauses are known to its
+    consumers alone.) ``dead``: dead letters that were neither redriven nor dropped.
     """
 
     settings: ShareSettings

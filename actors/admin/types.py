@@ -86,7 +86,11 @@ class ScheduledMessage:
 
 @dataclass(frozen=True, slots=True)
 class GroupPartition:
-    """A group's place in one partition. ``committed`` None: nothing is committed, so there is no lag."""
+    """A group's place in one partition. ``committed`` None: nothing is committed, so there is no lag.
+
+    ``attempts``: how often the message at the place has failed, in a group that retries in order: the
+    partition waits for it.
+    """
 
     topic: str
     partition: int
@@ -94,6 +98,7 @@ class GroupPartition:
     committed: int | None
     end: int
     lag: int | None
+    attempts: int = 0
 
 
 @dataclass(frozen=True, slots=True)

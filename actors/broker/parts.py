@@ -36,12 +36,12 @@ class Parts:
         self.reads = Reads(running)
         self.due_checks = DueChecks(running)
         self.inspection = Inspection(running)
-        self.instruments = Instruments(running, self.requests.counts)
         self.watching = Watching(running)
         self.scheduled = Scheduled(running)
         self.sharing = sharing(running)
         self.share_reports = ShareReports(running)
         self.messages = Messages(running, self.reads)
+        self.instruments = Instruments(running, self.requests.counts, self.messages.finder)
         self.members = MemberChanges(running)
         self.offers = Offers(running)
         self._door: Door | None = None

@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from escrowmq.actors.client.handler_check import check_handler
 from escrowmq.replication.errors import ConfigError
 
 
@@ -28,8 +29,7 @@ def once(
     """The handler of a record that ``run`` calls, or awaits. Raises ConfigError for another group's inbox,
     and for a handler or an inbox of the other kind: a coroutine that nobody awaits would be taken for done.
     """
-    if not awaited and inspect.iscoroutinefunction(handler):
-        raise ConfigError("`run` does not await its handler, which is a coroutine function: use `aio.run`")
+    check_handler(handler, awaits=awaited)
     if inbox is None:
         return handler
     if not callable(getattr(inbox, "handler", None)):

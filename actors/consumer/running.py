@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from escrowmq.actors.client.failure_arguments import reason_of
+from escrowmq.actors.client.handler_check import check_returned
 from escrowmq.actors.consumer.core import ConsumerCore
 from escrowmq.actors.consumer.ordered_retries import OrderedRetries
 from escrowmq.actors.consumer.retries import NEEDS_RETRY, Retries
@@ -122,7 +123,7 @@ def run(
                 continue
             for record in records:
                 try:
-                    handler(record)
+                    check_returned(handler(record))
                 except Exception as failure:
                     work.failed(record, failure)
                 except BaseException as failure:

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable
 
 from escrowmq.actors.client.failure_arguments import reason_of
+from escrowmq.actors.client.handler_check import check_returned
 from escrowmq.actors.share_consumer.core import ShareConsumerCore
 from escrowmq.actors.share_consumer.record import ShareRecord
 from escrowmq.replication.errors import Closed, EscrowMQError, Overloaded, RecordNotHeld
@@ -113,7 +114,7 @@ class Runner:
             me.record, me.since = record, self._core.clock()
         failure: BaseException | None = None
         try:
-            self._handler(record)
+            check_returned(self._handler(record))
         except BaseException as error:
             failure = error
         with self._lock:

@@ -68,14 +68,17 @@ def describe(
     ]
     show_rows(shown, members, ("member", "topics", "partitions", "expires_in_s"), empty="no live members")
     places = [plain(place) for place in found.partitions]
-    columns = ("topic", "partition", "member", "committed", "end", "lag")
+    columns = ["topic", "partition", "member", "committed", "end", "lag"]
+    if any(place.attempts for place in found.partitions):
+        columns.append("attempts")
     show_rows(shown, places, columns, empty="nothing committed")
 
 
 def _of_share(share: Any) -> dict[str, Any]:
     settings = share.settings
+    leased = {} if settings.kind == "stream" else {"leased": share.leased}
     return {
-        "leased": share.leased,
+        **leased,
         "retrying": f"{share.retrying} ({share.retrying_later} later)",
         "dead": share.dead,
         "max_attempts": settings.max_attempts,

@@ -114,7 +114,7 @@ def trace(
         show_json(traced)
         return
     show_pairs(shown, traced, _life(traced))
-    columns = ("group", "kind", "state", "place", "attempt", "due", "reason")
+    columns = ("group", "kind", "state", "place", "attempt", "due", "member", "reason")
     rows = [{**plain(one), "due": one.due_ms and when(one.due_ms)} for one in traced.groups]
     show_rows(shown, rows, columns, title="Consumer groups", empty="no consumer group has a place there")
 

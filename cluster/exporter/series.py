@@ -32,6 +32,7 @@ HISTOGRAMS = {
     "prepare": "escrowmq_transactions_prepare_seconds",
     "commit": "escrowmq_transactions_commit_seconds",
     "lateness": "escrowmq_delayed_lateness_seconds",
+    "find_build": "escrowmq_find_build_seconds",
 }
 #: The counters of a feedback process, and the ``result`` label that each becomes.
 CHECK_RESULTS = {
@@ -101,6 +102,10 @@ class Series:
                 yield ("escrowmq_checks_overdue_oldest_seconds", label), late.oldest_ms / 1000
             if led.led.delayed is not None:
                 yield ("escrowmq_delayed_waiting", label), led.led.delayed
+            if led.led.delayed_bytes is not None:
+                yield ("escrowmq_delayed_bytes", label), led.led.delayed_bytes
+            if led.led.pinned_bytes is not None:
+                yield ("escrowmq_delayed_pinned_bytes", label), led.led.pinned_bytes
             if led.led.shares is not None:
                 pairs, ranges = led.led.shares
                 yield ("escrowmq_share_partitions", label), pairs
@@ -203,6 +208,17 @@ def _replica_counters(label: tuple[str, str], told: MetricsReport) -> Iterator[S
     yield ("escrowmq_transactions_prepared_total", label), told.prepared
     yield ("escrowmq_delayed_released_total", label), told.released
     yield ("escrowmq_delayed_cancelled_total", label), told.cancelled
+    if told.carried is not None:
+        yield ("escrowmq_delayed_carried_entries_total", label), told.carried.entries
+        yield ("escrowmq_delayed_carried_total", label), told.carried.messages
+        yield ("escrowmq_delayed_carried_bytes_total", label), told.carried.bytes
+    if told.find is not None:
+        yield ("escrowmq_find_cache_bytes", label), told.find.bytes
+        yield ("escrowmq_find_cache_files", label), told.find.files
+        yield ("escrowmq_find_memory_bytes", label), told.find.memory_bytes
+        yield ("escrowmq_find_lookups_total", (*label, "hit")), told.find.hits
+        yield ("escrowmq_find_lookups_total", (*label, "miss")), told.find.misses
+        yield ("escrowmq_find_damaged_total", label), told.find.damaged
     for became, count in told.forwarded.items():
         yield ("escrowmq_share_forwarded_total", (*label, became)), count
     for decided, count in told.decided.items():

@@ -12,6 +12,7 @@ from __future__ import annotations
 from escrowmq.cluster.exporter.metric import Metric
 from escrowmq.cluster.exporter.tables.cluster_metrics import CLUSTER_METRICS
 from escrowmq.cluster.exporter.tables.delayed_metrics import DELAYED_METRICS
+from escrowmq.cluster.exporter.tables.find_metrics import FIND_METRICS
 from escrowmq.cluster.exporter.tables.forward_metrics import FORWARD_METRICS
 from escrowmq.cluster.exporter.tables.replica_metrics import REPLICA_METRICS
 from escrowmq.cluster.exporter.tables.share_metrics import SHARE_METRICS
@@ -20,6 +21,6 @@ from escrowmq.cluster.exporter.tables.transaction_metrics import TRANSACTION_MET
 
 METRICS: tuple[Metric, ...] = (
     *CLUSTER_METRICS, *REPLICA_METRICS, *TRANSACTION_METRICS, *TOPIC_METRICS, *DELAYED_METRICS,
-    *SHARE_METRICS, *FORWARD_METRICS,
+    *SHARE_METRICS, *FORWARD_METRICS, *FIND_METRICS,
 )  # fmt: skip
 BY_NAME = {metric.name: metric for metric in METRICS}

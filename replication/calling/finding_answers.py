@@ -42,10 +42,11 @@ class MessageOrigin(Carried, frozen=True, kw_only=True):
 class ShareProgress(Carried, frozen=True):
     """What a group has done with a message, by what was written of it. Times in ms since the epoch.
 
-    ``state``: "waiting" (not finished; it may be with a consumer now), "retrying" (a copy is to be delivered
-    again, as ``attempt``, from ``due_ms`` on), "done", "dead" (given up; the dead letter is kept), "dropped"
-    (so was that, or none is kept), "finished" (done, retrying or dead: the group's copies could not all be
-    looked through in time).
+    ``state``: "waiting" (not finished, and no consumer has it), "leased" (``member`` has it until ``due_ms``,
+    unless it extends its lease; as ``attempt``, if that is a later one than the first), "retrying" (a copy is
+    to be delivered again, as ``attempt``, from ``due_ms`` on), "done", "dead" (given up; the dead letter is
+    kept), "dropped" (so was that, or none is kept), "finished" (done, retrying or dead: the group's copies
+    could not all be looked through in time).
     """
 
     group: str
@@ -53,6 +54,7 @@ class ShareProgress(Carried, frozen=True):
     attempt: int | None = None
     due_ms: int | None = None
     reason: str = ""
+    member: str = ""
 
 
 class MessageAt(Carried, frozen=True, kw_only=True):

@@ -39,14 +39,36 @@ class Named(Carried, frozen=True, kw_only=True):
     all: int
 
 
+class FindMetrics(Carried, frozen=True):
+    """What searches have left behind at a replica: ``files`` of blocks, and their ``bytes``; blocks in
+    memory. ``hits``, ``misses``: questions about a block that was there, and about one that had to be read;
+    ``damaged``: files that were removed because something was wrong with them."""
+
+    bytes: int = 0
+    files: int = 0
+    memory_bytes: int = 0
+    hits: int = 0
+    misses: int = 0
+    damaged: int = 0
+
+
+class CarryMetrics(Carried, frozen=True):
+    """What a replica has stored anew, as leader, so that older log can go: entries, messages and bytes."""
+
+    entries: int = 0
+    messages: int = 0
+    bytes: int = 0
+
+
 class LedMetrics(Carried, frozen=True, kw_only=True):
     """Figures of a group, as its leader reports them.
 
     ``apps``: open and parked transactions. ``topics``: messages that ever became readable, on which all
     replicas agree, and their bytes since this process started. ``oldest_age_s``: age of the oldest open
     transaction since it was prepared, by the group's time; 0: none is open. ``overdue``: transactions that
-    were not checked in time. ``delayed``: delayed messages that wait. ``shares``: pairs of a share group and
-    a partition, and final ranges of all of them. None: not told by an earlier version.
+    were not checked in time. ``delayed``: delayed messages that wait, and ``delayed_bytes`` theirs;
+    ``pinned_bytes``: log that is kept for them alone. ``shares``: pairs of a share group and a partition, and
+    final ranges of all of them. None: not told by an earlier version.
     """
 
     apps: Named
@@ -54,6 +76,8 @@ class LedMetrics(Carried, frozen=True, kw_only=True):
     oldest_age_s: float
     overdue: OverdueReport | None = None
     delayed: int | None = None
+    delayed_bytes: int | None = None
+    pinned_bytes: int | None = None
     shares: Sequence[int] | None = None
 
 
@@ -66,7 +90,8 @@ class MetricsReport(Carried, frozen=True, kw_only=True):
     ``client_unread_bytes``: answers that they have not read; ``clients_cut``: how many were disconnected for
     that. ``released``, ``cancelled``: delayed messages that became readable, or were cancelled, under its
     lead. ``forwarded``: what became of messages that consumer groups could not handle, and replies, by
-    kind. ``histograms`` are in seconds. ``led``: None unless it leads. ``disk_bytes``: of its file system.
+    kind. ``find``, ``carried``: None: not told by an earlier version. ``histograms`` are in seconds.
+    ``led``: None unless it leads. ``disk_bytes``: of its file system.
     """
 
     gid: int
@@ -86,4 +111,6 @@ class MetricsReport(Carried, frozen=True, kw_only=True):
     released: int = 0
     cancelled: int = 0
     forwarded: Mapping[str, int] = msgspec.field(default_factory=dict)
+    find: FindMetrics | None = None
+    carried: CarryMetrics | None = None
     led: LedMetrics | None = None

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from escrowmq.replication.calling.finding_answers import FoundRows
+from escrowmq.replication.calling.metrics_report import FindMetrics
 from escrowmq.replication.errors import CorruptLog, EscrowMQError, InvalidMessage, Overloaded, Unavailable
 from escrowmq.replication.format.find_rows import IN_HEADER, entries_of
 from escrowmq.replication.format.find_table import (
@@ -31,6 +32,7 @@ from escrowmq.replication.format.find_table import (
 from escrowmq.replication.host.find_files import FindFiles, Place
 from escrowmq.replication.host.find_search import Fetch, Search, Sought, fetched
 from escrowmq.replication.host.find_work import WorkBudget
+from escrowmq.replication.metrics import LONG_S, Histogram
 from escrowmq.replication.model import NO_ID, ResultCode
 from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.topics import Partition
@@ -88,8 +90,26 @@ class Finder:
         self._free = threading.Semaphore(SEARCHES_MAX)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        #: Blocks that were read since the start, for tests and measurements.
-        self.built = 0
+        #: How long it took to read each block since the start, with the pauses that the budget demands.
+        self.build_s = Histogram(LONG_S)
+        self._hits = self._misses = 0
+
+    @property
+    def built(self) -> int:
+        """Blocks that were read since the start; one that has grown counts again."""
+        return sum(self.build_s.counts)
+
+    def report(self) -> FindMetrics:
+        """The counters, for the exporter."""
+        files, entries = self._files, sum(len(one.entries) for one in list(self._young.values()))
+        return FindMetrics(
+            bytes=0 if files is None else files.bytes,
+            files=0 if files is None else len(files),
+            memory_bytes=entries * array("Q").itemsize,
+            hits=self._hits,
+            misses=self._misses,
+            damaged=0 if files is None else files.dropped,
+        )
 
     # -------------------------------------------------------------- asking
 
@@ -147,17 +167,21 @@ class Finder:
     ) -> list[int] | None:
         """The places within a block that may have it, once the block is read up to ``upto``; None: it is not
         in time."""
-        place = partition.slot, block
+        place, first = (partition.slot, block), True
         while True:
             found = self._opened().candidates(place, low)
-            if found is not None:
-                return found
             with self._lock:
-                young = self._young.pop(place, None)
+                young = self._young.pop(place, None) if found is None else None
                 if young is not None:
                     self._young[place] = young  # now it is the most recently used
                     if young.end >= upto:
-                        return places(young.entries, low)
+                        found = places(young.entries, low)
+                if first:
+                    self._hits += found is not None
+                    self._misses += found is None
+                    first = False
+                if found is not None:
+                    return found
                 failed = self._failed.pop(place, None)
                 if failed is not None:
                     raise failed
@@ -223,6 +247,7 @@ class Finder:
     def _read_block(self, partition: Partition, block: int) -> None:
         """Read what is missing of a block, as far as the partition goes."""
         place, begin = (partition.slot, block), block * BLOCK_OFFSETS
+        began_s = self._clock()
         upto = min(begin + BLOCK_OFFSETS, partition.index.end)
         with self._working:
             with self._lock:
@@ -239,7 +264,7 @@ class Finder:
                 time.sleep(0)  # lets the replica's own thread run
             fresh.sort()
             self._keep(place, _Young(first, at, array("Q", fresh)), whole=at >= begin + BLOCK_OFFSETS)
-            self.built += 1
+            self.build_s.observe(self._clock() - began_s)
 
     def _read_rows(self, partition: Partition, at: int, upto: int, entries: list[int], begin: int) -> int:
         """Add the entries of some rows from ``at`` on; returns the offset behind them."""

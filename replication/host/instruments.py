@@ -10,7 +10,14 @@ from collections.abc import Iterable, Sequence
 from heapq import nlargest
 from operator import itemgetter
 
-from escrowmq.replication.calling.metrics_report import HistogramReport, LedMetrics, MetricsReport, Named
+from escrowmq.replication.calling.metrics_report import (
+    CarryMetrics,
+    HistogramReport,
+    LedMetrics,
+    MetricsReport,
+    Named,
+)
+from escrowmq.replication.host.finding import Finder
 from escrowmq.replication.host.inspection import politely
 from escrowmq.replication.host.request_counts import RequestCounts
 from escrowmq.replication.host.running import RunningReplica
@@ -24,8 +31,8 @@ APPS_MAX = TOPICS_MAX = 1_000
 class Instruments:
     """Counters of one replica. Thread-safe."""
 
-    def __init__(self, running: RunningReplica, requests: RequestCounts) -> None:
-        self._running, self._requests = running, requests
+    def __init__(self, running: RunningReplica, requests: RequestCounts, finder: Finder) -> None:
+        self._running, self._requests, self._finder = running, requests, finder
 
     def metrics(self) -> MetricsReport:
         """The present values. Raises Closed, Overloaded, and TimeoutError if the driver does not answer."""
@@ -37,7 +44,9 @@ class Instruments:
             "prepare": self._requests.prepare_s(),
             "commit": self._requests.commit_s(),
             "lateness": replica.admission.releases.lateness_s,
+            "find_build": self._finder.build_s,
         }
+        carrying = replica.admission.carrying
         refused = self._requests.refused()
         refused["too_many_open"] += replica.admission.too_many_open
         return MetricsReport(
@@ -60,6 +69,8 @@ class Instruments:
             released=replica.admission.releases.released,
             cancelled=replica.admission.releases.cancelled,
             forwarded={kind: count for kind, count in replica.admission.shares.counts.items() if count},
+            find=self._finder.report(),
+            carried=CarryMetrics(carrying.entries, carrying.carried, carrying.carried_bytes),
             led=self._led() if running.node.ready else None,
         )
 
@@ -92,6 +103,8 @@ class Instruments:
             oldest_age_s=age_ms / 1000,
             overdue=overdue(state.transactions, running.now_ms(), politely),
             delayed=state.timers.counts.total,
+            delayed_bytes=state.timers.counts.total_bytes,
+            pinned_bytes=running.replica.admission.carrying.pinned_bytes,
             shares=(len(state.shares.pairs), state.shares.ranges),
         )
 

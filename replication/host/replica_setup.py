@@ -15,6 +15,7 @@ from escrowmq.replication.host.repair import NoPeers, PeerSource
 from escrowmq.replication.log.datadir import Identity
 from escrowmq.replication.net.tcp import Resolve
 from escrowmq.replication.net.tls import TlsFiles
+from escrowmq.replication.replica.replica import Limits
 
 
 class HostConfig(Protocol):
@@ -106,6 +107,16 @@ class ReplicaSetup:
     wall_clock: Callable[[], float] = time.time
     monotonic: Callable[[], float] = time.monotonic
     peers: PeerList = field(init=False)
+
+    def limits(self) -> Limits:
+        """Bounds of the replica, as the broker is configured."""
+        config = self.config
+        return Limits(
+            open_transactions_max=config.open_transactions_max,
+            queue_bytes_max=config.queue_bytes,
+            copy_bytes=config.copy_bytes_max,
+            timers_max=config.timers_max,
+        )
 
     def __post_init__(self) -> None:
         known = {*self.founding_peers, *map(str, self.told)}

@@ -37,6 +37,7 @@ from escrowmq.replication.host.leadership import read_leadership
 from escrowmq.replication.host.level_watch import LevelWatch
 from escrowmq.replication.host.mending import Mender
 from escrowmq.replication.host.parking import ParkingLot
+from escrowmq.replication.host.reading_ahead import ReadingAhead
 from escrowmq.replication.host.recovered import Recovered
 from escrowmq.replication.host.replica_setup import ReplicaSetup
 from escrowmq.replication.host.room_watch import RoomWatch
@@ -58,7 +59,7 @@ from escrowmq.replication.net.handshake import PeerIdentity
 from escrowmq.replication.raft.node import PeerLink, RaftConfig, RaftNode
 from escrowmq.replication.replica.checkpoints import Job
 from escrowmq.replication.replica.damage import STATE_FILES
-from escrowmq.replication.replica.replica import Limits, Replica
+from escrowmq.replication.replica.replica import Replica
 from escrowmq.replication.state.machine import LEVEL_MAX, StateMachine
 
 #: The answer of a replica that does not run yet, or no longer: nothing was done, and another one may lead.
@@ -111,19 +112,18 @@ class RunningReplica:
         self._noted_version = 0
         self.checkpointing = CheckpointThread(f"checkpoint-{self.rid}", self.end, self.later)
         self._marking, self._halting = threading.Lock(), threading.Lock()
+        self._reading_ahead = ReadingAhead(
+            found.state.timers, found.journal, leads=self._leads, now_ms=self._told_ms, replica=self.rid
+        )
         self.replica = Replica(
             state=found.state,
             journal=found.journal,
             checkpoints=found.checkpoints,
-            limits=Limits(
-                open_transactions_max=config.open_transactions_max,
-                queue_bytes_max=config.queue_bytes,
-                copy_bytes=config.copy_bytes_max,
-                timers_max=config.timers_max,
-            ),
+            limits=setup.limits(),
             start_job=self._start_job,
             on_due=self.checks_due.announce,
             monotonic=setup.monotonic,
+            bodies=self._reading_ahead,
         )
         self.driver = Driver(
             self._build_node,
@@ -155,12 +155,13 @@ class RunningReplica:
         self.node = self.driver.node
         self._level_watch = LevelWatch(
             self.replica,
-            leads=lambda: not self.closed and self.node.ready,
+            leads=self._leads,
             later=self.later,
             ask=setup.levels,
             report=lambda text: setup.report(f"{setup}: {text}"),
         )
         self._level_watch.start()
+        self.stops.append(self._reading_ahead.start())
         self._upkeep.start(self.mender, self.scrubber)
 
     def _make_scrubber(self) -> Scrubber:
@@ -234,6 +235,12 @@ class RunningReplica:
         if self.closed:
             return Leadership(False, None, 0)
         return read_leadership(self.node)
+
+    def _told_ms(self) -> int:
+        return self.replica.time.ms  # as the driver's thread was told last; that thread alone moves it
+
+    def _leads(self) -> bool:
+        return not self.closed and self.node.ready
 
     def led_since(self, term: int) -> float | None:
         """When it began to lead in that term, on ``setup.monotonic``, to a tenth of a second; None: just now.

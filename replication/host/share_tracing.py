@@ -2,14 +2,14 @@
 
 That a message is final says only that its group is done with the original: when it failed, a copy went to the
 group's retry topic, perhaps by a timer, or to its dead letters. The copies name the original in a header, by
-which they are found, in the partitions of these topics that this broker group has. Leases are in the memory
-of whoever hands out, and in no log: what is leased is waiting here.
+which they are found, in the partitions of these topics that this broker group has. Who has a message now is
+in no log, but in the memory of the leader that hands it out, which is the one that is asked.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from escrowmq.replication.calling.answers import Reply
@@ -64,7 +64,12 @@ class ShareTraces:
 
     def progress(self, topic: str, number: int, offset: int, streams: Iterable[str] = ()) -> Reply:
         """``("ok", [ShareProgress, ...])``, at most ``GROUPS_MAX``: the share groups that have begun with the
-        partition, and those of ``streams`` of which a copy is on the way or dead; leader only."""
+        partition, and those of ``streams`` that have a copy; leader only.
+
+        A group that reads by offsets has handled its retries up to its places, which its coordinator knows:
+        ``streams`` may be a map from the group to these, by partition. Without a place, no retry is taken
+        for handled."""
+        places: Mapping[str, Mapping[int, int]] = streams if isinstance(streams, Mapping) else {}
         final: dict[str, bool] = {}
 
         def begun() -> Partition | None:
@@ -96,10 +101,16 @@ class ShareTraces:
             told: list[ShareProgress] = []
             for group in groups:
                 if group not in copies:
-                    told.append(ShareProgress(group, "waiting"))
+                    pair = self._state.shares.get(group, partition)
+                    if pair is not None and pair.has(offset):  # since the copies were looked for
+                        told.append(ShareProgress(group, "finished"))
+                        continue
+                    leased = self._leased(group, partition, offset)
+                    told.append(leased or ShareProgress(group, "waiting"))
                     continue
-                judged = self._judged(group, copies[group])
-                if group in final or judged.state in ("retrying", "dead"):
+                found = copies[group]
+                judged = self._judged(group, found, places.get(group, {}))
+                if group in final or ((found.retries or found.dead) and judged.state != "finished"):
                     told.append(judged)
             return told
 
@@ -181,11 +192,18 @@ class ShareTraces:
 
     # -------------------------------------------------------------- judging
 
-    def _judged(self, group: str, copies: _Copies) -> ShareProgress:
-        """What the copies say of a message that its group has finished with. In the replica's thread."""
+    def _judged(self, group: str, copies: _Copies, places: Mapping[int, int]) -> ShareProgress:
+        """What the copies say of a message that its group has finished with. ``places``: next offsets in the
+        partitions of its retry topic. In the replica's thread."""
+        own = self._own(retry_topic(group))
+        passed = -1 if own is None else places.get(own.number, 0)
         for copy in reversed(copies.retries):
-            if copy.offset < 0 or not self._is_final(group, retry_topic(group), copy.offset):
-                return ShareProgress(group, "retrying", copy.history.attempt, copy.time_ms, copy.reason)
+            if copy.offset < 0 or not (
+                copy.offset < passed or self._is_final(group, retry_topic(group), copy.offset)
+            ):
+                attempt = copy.history.attempt
+                leased = None if own is None else self._leased(group, own, copy.offset, attempt, copy.reason)
+                return leased or ShareProgress(group, "retrying", attempt, copy.time_ms, copy.reason)
         for copy in reversed(copies.dead):
             if not self._is_final(group, dead_topic(group), copy.offset):
                 return ShareProgress(group, "dead", copy.history.attempt, None, copy.reason)
@@ -199,6 +217,17 @@ class ShareTraces:
                 group, "dropped", copies.dead[-1].history.attempt, None, copies.dead[-1].reason
             )
         return ShareProgress(group, "done", None if last is None else last.history.attempt)
+
+    def _leased(
+        self, group: str, partition: Partition, offset: int, attempt: int | None = None, reason: str = ""
+    ) -> ShareProgress | None:
+        """What is told of a message that a consumer has; None: none has it. In the replica's thread."""
+        replica = self._running.replica
+        lease = replica.share_desk.leases.lease_of((group, partition.slot), offset)
+        if lease is None:
+            return None
+        until_ms = self._running.now_ms() + lease.until_ms - replica.monotonic_ms()
+        return ShareProgress(group, "leased", attempt, until_ms, reason, lease.member)
 
     def _is_final(self, group: str, topic: str, offset: int) -> bool:
         partition = self._own(topic)

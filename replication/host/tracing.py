@@ -37,7 +37,7 @@ class Messages:
     def __init__(self, running: RunningReplica, reads: Reads) -> None:
         self._running, self._reads = running, reads
         config, in_threads = running.setup.config, running.threads
-        self._finder = Finder(
+        self.finder = Finder(
             running.replica.state,
             reads.fetch,
             lambda: opened(running.find_disk, config.find_cache_bytes),
@@ -47,11 +47,11 @@ class Messages:
             clock=running.setup.monotonic,
             own_thread=in_threads,
         )
-        self.shares = ShareTraces(running, self._finder)
+        self.shares = ShareTraces(running, self.finder)
         if in_threads:
-            running.stops.append(self._finder.stop)
+            running.stops.append(self.finder.stop)
             if (running.setup.data_dir / "find").is_dir():
-                self._finder.begin()
+                self.finder.begin()
 
     def find(
         self,
@@ -65,7 +65,7 @@ class Messages:
         """Messages of a partition ``(topic, number, topic id)`` that have ``(kind, needle, header's name)``;
         from any replica. See ``Finder.find``."""
         self._running.check_open()
-        return self._finder.find(Sought(*place, *what), start, until, limit, wait_s)
+        return self.finder.find(Sought(*place, *what), start, until, limit, wait_s)
 
     def message_at(self, topic: str, number: int, topic_id: int, offset: int, origin: bool) -> Reply:
         """``("ok", MessageAt)``: one message, with its ``origin`` if that is wanted; leader only. Raises

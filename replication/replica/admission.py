@@ -21,11 +21,12 @@ from escrowmq.replication.format.codec import Op, OpType
 from escrowmq.replication.format.share_settings import SHARE
 from escrowmq.replication.format.timer_ops import timer as build_timer
 from escrowmq.replication.model import ResultCode
+from escrowmq.replication.replica.bodies import Bodies, LogBehindBodies, LogReader, NobodyReads
 from escrowmq.replication.replica.carrying import AHEAD_MS, Carrying
 from escrowmq.replication.replica.commit_hold import CommitHold
 from escrowmq.replication.replica.copies import Rows
 from escrowmq.replication.replica.entry_writing import COPY_BYTES_MAX, ComposedEntry, EntryWriter
-from escrowmq.replication.replica.references import LogReader, References
+from escrowmq.replication.replica.references import References
 from escrowmq.replication.replica.releases import Releases, references_of
 from escrowmq.replication.replica.repeated_keys import COPIES_MAX, RepeatedKeys
 from escrowmq.replication.replica.share_admission import ShareAdmission
@@ -63,7 +64,11 @@ class Admission:
         copy_bytes: int,
         timers_max: int,
         carry_ahead_ms: int = AHEAD_MS,
+        bodies: Bodies | None = None,
     ) -> None:
+        """``bodies``: see ``bodies.py``; None: they are read here."""
+        bodies = bodies or NobodyReads()
+        copied_from = LogBehindBodies(log, bodies)
         self._state, self._log = state, log
         self._open_max, self._queue_bytes_max = open_max, queue_bytes_max
         self._queue: deque[Submission] = deque()
@@ -73,12 +78,12 @@ class Admission:
         self._growing: dict[str, Counter[str]] = {}  # app -> parts of an id, in entries not yet applied
         self._opening: dict[tuple[str, str], int] = {}  # (app, topic) -> in entries not yet applied
         self._topics = TopicsUnderWay(state)
-        self._references = References(state, log, self._topics, copy_bytes)
-        self.releases = Releases(state, timers_max)
+        self._references = References(state, copied_from, self._topics, copy_bytes)
+        self.releases = Releases(state, timers_max, bodies)
         self.shares = ShareAdmission(state, Rows(log), self._topics, self.releases)
         self.hold = CommitHold()
         self._repeated = RepeatedKeys(state)
-        self.carrying = Carrying(state, self.releases, log.read_range, carry_ahead_ms)
+        self.carrying = Carrying(state, self.releases, copied_from.read_range, bodies, carry_ahead_ms)
         #: Entries that were given up, in the order of the log: each is applied, or the leadership ends.
         self._unsure: deque[ComposedEntry] = deque()
         self._last_ms = 0

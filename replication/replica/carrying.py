@@ -22,6 +22,7 @@ from escrowmq.replication.format.codec import OpType
 from escrowmq.replication.format.timer_ops import LEVEL_OF_CARRYING
 from escrowmq.replication.format.timer_ops import carry as build_carry
 from escrowmq.replication.log.segment import SegmentInfo
+from escrowmq.replication.replica.bodies import Bodies, is_lacking
 from escrowmq.replication.replica.releases import Releases, Timing
 from escrowmq.replication.replica.submission import Submission
 from escrowmq.replication.state.machine import StateMachine
@@ -46,6 +47,8 @@ BYTES_PER_S, MESSAGES_PER_S = 4 << 20, 16_000
 #: Records that are read at a time, and how long the leader rests after a slice in which nothing was to be
 #: carried: a hundred million are looked through in some 20 minutes, for a tenth of the leader's thread.
 SLICE, REST_MS = 4_096, 50
+#: Who wants bodies, here.
+WHO = "carry"
 #: What can be read sooner goes by itself.
 AHEAD_MS = 60_000
 #: Of times up to the end of one of these, what is in memory is put in order together.
@@ -70,19 +73,23 @@ class Carrying:
         state: StateMachine,
         releases: Releases,
         read: Callable[[int, int, int], bytes],
+        bodies: Bodies,
         ahead_ms: int = AHEAD_MS,
     ) -> None:
-        """``read(log_index, position, size)`` of an entry's bytes."""
+        """``read(log_index, position, size)`` of an entry's bytes, after ``bodies`` has them in memory."""
+        self._bodies = bodies
         self._state, self._releases, self._read, self._ahead_ms = state, releases, read, ahead_ms
         self._pass: _Pass | None = None
         self._under_way: frozenset[bytes] = frozenset()
         self._next_ms = 0
-        #: Messages that were carried: of this process, as leader.
-        self.carried = 0
+        #: Entries that carried messages, these, and their bytes: of this process, as leader.
+        self.entries = self.carried = self.carried_bytes = 0
+        #: Bytes of the log that were kept for waiting messages alone when retention looked last, as leader.
+        self.pinned_bytes = 0
 
     def forget(self) -> None:
         """Leadership is lost."""
-        self._pass, self._under_way, self._next_ms = None, frozenset(), 0
+        self._pass, self._under_way, self._next_ms, self.pinned_bytes = None, frozenset(), 0, 0
 
     # -------------------------------------------------------------- passes
 
@@ -90,6 +97,8 @@ class Carrying:
         """Begin a pass, if it is worth it and none is under way. ``needed``: the first entry that anything
         but waiting messages needs. ``segments``: of the log."""
         counts = self._state.timers.counts
+        waiting = counts.oldest_index()
+        self.pinned_bytes = 0 if waiting is None else pinned(segments, waiting, needed)
         if counts.total and self._pass is None:
             bound = worth_carrying(segments, counts.sizes(), counts.block_entries, needed)
             if bound is not None:
@@ -126,12 +135,17 @@ class Carrying:
         self._next_ms = now_ms + REST_MS
         if not chosen:
             return None
+        if any(is_lacking(record, self._bodies) for record in chosen):
+            self._bodies.want(WHO, chosen)
+            look.place = look.before
+            return None
+        self._bodies.want(WHO, ())
         rows = [self._read(*PLACE.unpack_from(record, KEY_BYTES)) for record in chosen]
         self._under_way = frozenset(map(key_bytes, chosen))
         brings = timing()
         brings.carried = len(chosen)
         self._releases.coming(brings, deliver_ms_of(chosen[0]))
-        size = sum(map(len, rows))
+        size = brings.carried_bytes = sum(map(len, rows))
         self._next_ms = now_ms + max(size * 1000 // BYTES_PER_S, len(chosen) * 1000 // MESSAGES_PER_S)
         return build_carry(b"".join(chosen), rows)
 
@@ -180,12 +194,25 @@ class Carrying:
 
     def count(self, timing: Timing) -> None:
         """The entry is applied, at this leader."""
-        self.carried += timing.carried
+        if timing.carried:
+            self.entries += 1
+            self.carried += timing.carried
+            self.carried_bytes += timing.carried_bytes
 
     def again(self, now_ms: int) -> None:
         """The entry is in no log, and the log takes none now: what it carried is to be read again."""
         if self._pass is not None:
             self._pass.place, self._next_ms = self._pass.before, now_ms + REST_MS
+
+
+def pinned(segments: Sequence[SegmentInfo], waiting: int, needed: int) -> int:
+    """Bytes of the segments that would go if no message waited. ``waiting``: the first entry with one that
+    does; ``needed``: the first one that anything else needs."""
+    return sum(
+        segment.size
+        for segment, following in pairwise(segments)
+        if segment.sealed and waiting < following.first <= needed
+    )
 
 
 def worth_carrying(

@@ -5,22 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import chain
-from typing import Protocol
 
 from escrowmq.replication.format import ops as build
+from escrowmq.replication.replica.bodies import LogReader
 from escrowmq.replication.replica.entry_writing import EntryWriter
 from escrowmq.replication.replica.topics_under_way import TopicsUnderWay
 from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.open_tx import Run
-
-
-class LogReader(Protocol):
-    """What admission needs from the journal."""
-
-    @property
-    def last_index(self) -> int: ...
-    def segment_start(self, index: int) -> int: ...
-    def read_range(self, index: int, pos: int, size: int) -> bytes: ...
 
 
 class References:

@@ -21,6 +21,7 @@ from typing import Any
 from escrowmq.replication.format import timer_ops as build
 from escrowmq.replication.metrics import LATENCY_S, Histogram
 from escrowmq.replication.model import ResultCode
+from escrowmq.replication.replica.bodies import AGAIN_MS, Bodies, is_lacking, needed
 from escrowmq.replication.replica.release_pace import ReleasePace
 from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.open_tx import OpenTx
@@ -39,6 +40,8 @@ from escrowmq.replication.timers.record import (
 PAUSE_MS = 50
 #: After every time.
 NEVER = 1 << 63
+#: Who wants bodies, here.
+WHO = "release"
 
 
 @dataclass(slots=True)
@@ -50,6 +53,7 @@ class Timing:
     released_count: int = 0
     cancelling: list[bytes] = field(default_factory=list)
     carried: int = 0  # messages
+    carried_bytes: int = 0
     #: Answers to CANCELs: the results of their operations are replaced by these.
     answers: list[tuple[Any, int, list[Any]]] = field(default_factory=list)
 
@@ -57,8 +61,9 @@ class Timing:
 class Releases:
     """The delayed messages of one leader. Used in its thread."""
 
-    def __init__(self, state: StateMachine, timers_max: int) -> None:
-        """``timers_max``: so many may wait."""
+    def __init__(self, state: StateMachine, timers_max: int, bodies: Bodies) -> None:
+        """``timers_max``: so many may wait. ``bodies``: whoever reads those that are to be copied."""
+        self._bodies, self._waiting = bodies, False  # whether some are being read for this
         self._state, self._timers, self.timers_max = state, state.timers, timers_max
         self.pace = ReleasePace()
         self._releasing = b""  # the key of the release under way
@@ -77,7 +82,7 @@ class Releases:
     def forget(self) -> None:
         """Leadership is lost."""
         self._releasing = self._cancelled_to = b""
-        self.next_ms = 0
+        self.next_ms, self._waiting = 0, False
         self.pace = ReleasePace()
         self._cancelling.clear()
         self._coming.clear()
@@ -117,7 +122,22 @@ class Releases:
             return []
         if self._cancelling:
             found = [record for record in found if record[:KEY_BYTES] not in self._cancelling]
-        return _fitting(found, copied, segment)
+        return self._in_memory(_fitting(found, copied, segment), copied, segment, now_ms)
+
+    def _in_memory(self, records: list[bytes], copied: int, segment: int, now_ms: int) -> list[bytes]:
+        """As many as can be written without a look at a disk; see ``bodies.py``."""
+        wanted = needed(records, segment, copied)
+        lacking = next((record for record in wanted if is_lacking(record, self._bodies)), None)
+        if lacking is None:
+            self._waiting = False
+            return records
+        self._bodies.want(WHO, wanted)
+        self._full = True
+        begin = before(records, lacking) if self._waiting else 0
+        self._waiting = not begin  # not for every single one that was read meanwhile
+        if not begin:
+            self.next_ms = now_ms + AGAIN_MS
+        return records[:begin]
 
     def _next_after(self, key: bytes) -> int:
         next_ms = self._timers.store.next_ms(key)
@@ -140,6 +160,8 @@ class Releases:
 
     def count(self, timing: Timing) -> None:
         """The entry is applied, at this leader."""
+        if timing.released_count:
+            self._bodies.wake()
         self.released += timing.released_count
         self.cancelled += len(timing.cancelling)
 
@@ -254,6 +276,12 @@ def _fitting(records: list[bytes], copied: int, segment: int) -> list[bytes]:
             return records[:at]
         before = key
     return records
+
+
+def before(records: Sequence[bytes], record: bytes) -> int:
+    """How many come before it, and have other keys: all copies of a key go together."""
+    key = record[:KEY_BYTES]
+    return next(at for at, one in enumerate(records) if one[:KEY_BYTES] == key)
 
 
 def references_of(records: Iterable[bytes]) -> Iterable[tuple[int, int, int, int, int]]:

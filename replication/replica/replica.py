@@ -25,6 +25,7 @@ from escrowmq.replication.raft.replicator import LeadCheck
 from escrowmq.replication.raft.types import Clock
 from escrowmq.replication.replica import fetching, retention
 from escrowmq.replication.replica.admission import Admission
+from escrowmq.replication.replica.bodies import Bodies
 from escrowmq.replication.replica.carrying import AHEAD_MS
 from escrowmq.replication.replica.checkpoints import Checkpoints, Job
 from escrowmq.replication.replica.entry_writing import ComposedEntry
@@ -95,9 +96,11 @@ class Replica:
         on_due: Callable[[], None] = lambda: None,
         number_of: Callable[[str], int] = int,
         monotonic: Clock,
+        bodies: Bodies | None = None,
     ) -> None:
         """``start_job(job, done)`` runs ``job.run()`` anywhere, then ``done()`` in this thread;
-        ``number_of`` turns a Raft id into the replica number that clients know; ``monotonic``: seconds."""
+        ``number_of`` turns a Raft id into the replica number that clients know; ``monotonic``: seconds;
+        ``bodies``: whoever reads what releases copy, None: this thread."""
         self.state, self.journal, self.checkpoints, self.limits = state, journal, checkpoints, limits
         self.admission = Admission(
             state,
@@ -107,6 +110,7 @@ class Replica:
             copy_bytes=limits.copy_bytes,
             timers_max=limits.timers_max,
             carry_ahead_ms=limits.carry_ahead_ms,
+            bodies=bodies,
         )
         self.share_desk = ShareDesk(state, self._submit_own, self.not_leader)
         self.admission.shares.members = self.share_desk.members

@@ -41,6 +41,13 @@ class Doomed(NamedTuple):
     again_ms: int = DOOMED_RETRY_MS
 
 
+class Lease(NamedTuple):
+    """A member has a message until then, unless it extends its lease."""
+
+    member: str
+    until_ms: int
+
+
 class Leases:
     """See the module's text. One thread."""
 
@@ -69,6 +76,15 @@ class Leases:
         """How many messages of a pair are handed out, or have an ack or a nack under way."""
         window = self._windows.get(pair)
         return 0 if window is None else window.messages
+
+    def lease_of(self, pair: Pair, offset: int) -> Lease | None:
+        """Who has a message, and until when; None: no member has it. It may be final."""
+        window = self._windows.get(pair)
+        grant = None if window is None else window.lease_of(offset)
+        if grant is None:
+            return None
+        assert grant.until_ms is not None
+        return Lease(grant.member, grant.until_ms)
 
     def has_some(self, pair: Pair, final: Final, end: int) -> bool:
         """Whether ``acquire`` may find something. Cheap."""

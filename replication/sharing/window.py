@@ -14,7 +14,9 @@ says to whom): if that lease expires, too, it was this message, and not one that
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 from escrowmq.replication.sharing.pieces import NOBODY, UNNUMBERED, Grant, Piece, below, cut, drop, gaps, put
@@ -126,6 +128,15 @@ class Window:
     def holds(self, member: str) -> bool:
         """Whether anything is leased to the member."""
         return any(piece.grant.member == member for piece in self.held)
+
+    def lease_of(self, offset: int) -> Grant | None:
+        """Who has this message, also while an ack or a nack of it is under way; None: no member."""
+        found = bisect_right(self.held, offset, key=attrgetter("first"))
+        if not found or self.held[found - 1].last < offset:
+            return None
+        piece = self.held[found - 1]
+        grant = piece.before if piece.grant is self._settling else piece.grant
+        return None if grant is None or grant.doomed else grant
 
     def _take_free(
         self, final: Final, grant: Grant, wanted: int, stretch: Stretch, taken: list[Taken]

@@ -114,13 +114,19 @@ class TimerCounts:
         self._frozen = set(self._blocks)
         return FrozenCounts(self._blocks.copy(), self.total)
 
+    @property
+    def total_bytes(self) -> int:
+        """Of all that wait."""
+        return sum(list(self._bytes.values()))  # a copy in one step: another thread may ask
+
     def has(self, slot: int, block: int) -> bool:
         """Whether any waits there."""
         return slot in self._blocks.get(block, {})
 
     def oldest_index(self) -> int | None:
         """No timer is in an entry with a lower index; None: none waits."""
-        return max(min(self._blocks) * self.block_entries, 1) if self._blocks else None
+        oldest = min(list(self._blocks), default=None)  # a copy in one step: another thread may ask
+        return None if oldest is None else max(oldest * self.block_entries, 1)
 
     def sizes(self) -> list[tuple[int, int]]:
         """First index of each block in which any wait, and their bytes; oldest first."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import nullcontext
 from datetime import UTC, datetime
@@ -10,7 +11,7 @@ from datetime import UTC, datetime
 import pytest
 from typer.testing import CliRunner, Result
 
-from escrowmq import Message
+from escrowmq import Message, RetryPolicy
 from escrowmq.cluster import reading_client
 from escrowmq.cluster.cli.app import app
 from escrowmq.cluster.cli.failing import FAILED, NOT_FOUND, USAGE
@@ -107,6 +108,40 @@ def test_what_cannot_be_done_has_an_exit_code(mail: Mail, arguments: list[str], 
     done = run("dead", *arguments)
     assert done.exit_code == code, done.output
     assert len(ids()) == 3
+
+
+def test_describe_and_trace_tell_what_a_consumer_has(cluster: InMemoryCluster, mail: Mail) -> None:
+    mail.send(Message("orders", b"new"), Message("orders", b"newer"))  # the second one stays in the buffer
+    with cluster.share_consumer("mail", ["orders"]) as consumer:
+        (record,) = consumer.poll(max_records=1)
+        found = json.loads(run("group", "describe", "mail", "--format", "json").stdout)["share"]
+        (place,) = found["partitions"]
+        assert (place["start"], place["end"], place["lag"], place["leased"]) == (4, 6, 2, 2)
+        assert (found["leased"], found["retrying"], found["retrying_later"], found["dead"]) == (2, 1, 1, 3)
+        table = run("group", "describe", "mail").stdout
+        assert re.search(r"leased +2 *\n", table) and "1 (1 later)" in table, table
+        trace = "message", "trace", "orders", "0"
+        (told,) = json.loads(run(*trace, str(record.offset), "--format", "json").stdout)["groups"]
+        assert (told["group"], told["state"]) == ("mail", "leased") and told["member"]
+        assert re.search(rf"mail .*leased .*{told['member'][:4]}", run(*trace, str(record.offset)).stdout)
+        consumer.release(record)
+    (told,) = json.loads(run(*trace, str(record.offset), "--format", "json").stdout)["groups"]
+    assert (told["state"], told["member"]) == ("waiting", "")
+    assert json.loads(run("group", "describe", "mail", "--format", "json").stdout)["share"]["leased"] == 0
+
+
+def test_describe_shows_the_partition_that_waits_for_a_failed_message(cluster: InMemoryCluster) -> None:
+    Mail(cluster).send(Message("by-hand", b"one"))
+    retry = RetryPolicy(order="ordered")
+    with cluster.consumer("billing", ["by-hand"], auto_offset_reset="earliest", retry=retry) as consumer:
+        (record,) = consumer.poll(timeout_s=5.0)
+        assert not re.search("lag +┃ +attempts", run("group", "describe", "billing").stdout)
+        consumer.nack(record, delay_s=60)
+    told = run("group", "describe", "billing").stdout
+    assert re.search("lag +┃ +attempts", told) and "1 (0 later)" in told and "leased" not in told, told
+    found = json.loads(run("group", "describe", "billing", "--format", "json").stdout)
+    places = {place["topic"]: place["attempts"] for place in found["partitions"]}
+    assert places == {"by-hand": 1, "__retry.billing": 0} and found["share"]["retrying"] == 1
 
 
 def test_group_set_and_describe(mail: Mail) -> None:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from escrowmq import Message, ShareRecord
+from escrowmq import GroupNotEmpty, Message, OutcomeUnknown, ShareRecord, Unavailable, UnknownGroup
+from escrowmq.actors.admin import group_deletion
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -136,3 +140,60 @@ def test_coroutines_handle_what_threads_do(cluster: Cluster, unique: Unique) -> 
     asyncio.run(asyncio.wait_for(main(), 40))
     assert reasons(cluster, group)[b"hangs"] == "the handler did not return within 1 s"
     assert sorted(handled) == sorted(GOOD)
+
+
+@pytest.mark.usefixtures("healthy_again")
+def test_the_leader_is_killed_when_a_group_is_deleted_and_its_topics_are_not(
+    cluster: Cluster, unique: Unique, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, group = unique("orders"), unique("mail")
+    cluster.admin.create_topic(topic)
+    with cluster.producer(app=f"{topic}-shop") as producer:
+        for number, tag in enumerate(["paid", "sent", "paid", None]):
+            producer.send(Message(topic, b"%d" % number, tag=tag)).result(20)
+    with cluster.share_consumer(group, [topic], auto_offset_reset="earliest", tags=["paid"]) as queue:
+        found = _polled(queue, 2)
+        assert [record.value for record in found] == [b"0", b"2"]
+        queue.reject(found[0], reason="hopeless")
+        queue.nack(found[1], delay_s=3600)
+        queue.flush()
+        share = cluster.admin.describe_group(group).share
+        assert share is not None
+        assert (share.lag, share.leased, share.retrying, share.dead) == (0, 0, 1, 1), (
+            "others were passed over"
+        )
+    delete_topics = group_deletion.delete_topics
+
+    def leader_dies(*about: Any) -> bool:
+        (led,) = cluster.admin.status().groups
+        assert led.leader is not None
+        os.kill(led.replicas[led.leader].details["pid"], signal.SIGKILL)
+        return delete_topics(*about)
+
+    def deleted() -> bool:
+        try:
+            cluster.admin.delete_group(group)
+        except GroupNotEmpty:  # its consumer is closed, and may still be waited for
+            return False
+        except (Unavailable, OutcomeUnknown):  # then it says: repeat it
+            pass
+        return True
+
+    with monkeypatch.context() as patched:
+        patched.setattr(group_deletion, "delete_topics", leader_dies)
+        wait_until(deleted, 20.0, "nobody uses the group any more")
+    with suppress(UnknownGroup):  # all was done
+        cluster.admin.delete_group(group)
+    names = {info.name for info in cluster.admin.topics(internal=True)}
+    assert topic in names and not {f"__retry.{group}", f"__dead.{group}"} & names
+    with cluster.share_consumer(group, [topic], auto_offset_reset="earliest") as queue:
+        assert {record.topic for record in _polled(queue, 4)} == {topic}, (
+            "it begins anew, without old retries"
+        )
+        assert cluster.admin.dead_letters(group) == []
+
+
+def _polled(queue: Any, count: int) -> list[ShareRecord]:
+    found: list[ShareRecord] = []
+    wait_until(lambda: found.extend(queue.poll(timeout_s=0.5)) or len(found) >= count, 20.0, "records")
+    return found

@@ -13,6 +13,7 @@ from escrowmq.replication.calling.answers import LevelReport
 from escrowmq.replication.log.disk import Disk, RealDisk
 from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.raft.replicator import LeadCheck
+from escrowmq.replication.replica.bodies import Bodies
 from escrowmq.replication.replica.checkpoints import Checkpoints, Job
 from escrowmq.replication.replica.replica import Limits, Replica
 from escrowmq.replication.replica.validation import parse_request
@@ -64,7 +65,10 @@ class Single(Submitting):
         limits: Limits | None = None,
         gid: int = 0,
         groups: int = 1,
+        bodies: Callable[[StateMachine, SegmentJournal], Bodies] | None = None,
     ) -> None:
+        """``bodies``: makes whoever reads bodies of old messages; None: they are read where they are
+        needed."""
         disk = RealDisk(where) if isinstance(where, Path) else where
         self.checkpoints = Checkpoints(disk, segment_bytes=segment_bytes, delay_bytes=delay_bytes)
         self.journal = SegmentJournal(
@@ -78,6 +82,7 @@ class Single(Submitting):
             limits=limits or Limits(),
             start_job=self._run,
             monotonic=lambda: self.now_ms / 1000,
+            bodies=bodies(state, self.journal) if bodies else None,
         )
         self.node = SingleNode(self.journal, self.replica)
         self.replica.attach(self.node)

@@ -27,6 +27,62 @@ DELAYED_METRICS: tuple[Metric, ...] = (
         ),
     ),
     Metric(
+        name="escrowmq_delayed_bytes",
+        kind=Kind.gauge,
+        labels=GROUP,
+        unit="bytes",
+        help="Bytes of delayed messages that cannot be read yet.",
+        source=THE_LEADER,
+    ),
+    Metric(
+        name="escrowmq_delayed_pinned_bytes",
+        kind=Kind.gauge,
+        labels=GROUP,
+        unit="bytes",
+        help=(
+            "Log that is kept for delayed messages alone. It is freed when they come due, or once they are "
+            "carried (stored anew at the log's end), which begins when they are less than half of it."
+        ),
+        source=f"{THE_LEADER}, each time that it looks for what may be deleted",
+        panel=Panel(
+            title="Delayed messages, and the log that is kept for them alone",
+            row=TOPICS,
+            unit="bytes",
+            lines=(
+                ("escrowmq_delayed_bytes", "messages, group {{group}}"),
+                ("escrowmq_delayed_pinned_bytes", "log, group {{group}}"),
+            ),
+        ),
+    ),
+    Metric(
+        name="escrowmq_delayed_carried_entries_total",
+        kind=Kind.counter,
+        labels=REPLICA,
+        help="Log entries with which this replica, as leader, has carried delayed messages.",
+        source=THE_BROKER,
+    ),
+    Metric(
+        name="escrowmq_delayed_carried_total",
+        kind=Kind.counter,
+        labels=REPLICA,
+        help="Delayed messages that were carried to the log's end, so that older log can go.",
+        source=THE_BROKER,
+    ),
+    Metric(
+        name="escrowmq_delayed_carried_bytes_total",
+        kind=Kind.counter,
+        labels=REPLICA,
+        unit="bytes",
+        help="Bytes of these messages; 4 MiB a second at most.",
+        source=THE_BROKER,
+        panel=Panel(
+            title="Delayed messages carried, per second",
+            row=TOPICS,
+            unit="Bps",
+            lines=(rate_by("escrowmq_delayed_carried_bytes_total", "group", "group {{group}}"),),
+        ),
+    ),
+    Metric(
         name="escrowmq_delayed_released_total",
         kind=Kind.counter,
         labels=REPLICA,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,9 +17,11 @@ from escrowmq.actors.client.consumer_groups import GroupLives, PlacesMoved, coor
 from escrowmq.actors.client.router import result_of
 from escrowmq.actors.consumer.consumer import Consumer
 from escrowmq.actors.consumer.retry_policy import RetryPolicy
-from escrowmq.replication.errors import GroupNotEmpty, InvalidMessage, StaleMember, UnknownGroup
+from escrowmq.replication.errors import GroupNotEmpty, InvalidMessage, StaleMember, Unavailable, UnknownGroup
+from escrowmq.replication.format import ops, share_ops
 from escrowmq.replication.format.internal_topics import dead_topic, retry_topic
 from escrowmq.replication.format.share_settings import SHARE
+from escrowmq.replication.model import NO_ID
 from tests.support.brokers import Brokers
 from tests.support.polling import read
 
@@ -224,3 +227,61 @@ def test_a_plan_from_before_the_deletion_does_not_bring_the_group_back(
     with pytest.raises(InvalidMessage, match="deleted meanwhile"):
         admin.reset_group(group, plan)
     assert group not in admin.groups()
+
+
+def failed_group(running: Brokers, name: str) -> None:
+    """A share group with a retry and a dead letter in each of two broker groups, as its consumers make it."""
+    running.topic("orders", partitions=2)
+    for gid, group in enumerate(running.groups):
+        group.submit(share_ops.group_settings(name, {"kind": "share", "delays_ms": [60_000]}))
+        for internal in (retry_topic(name), dead_topic(name)):
+            group.submit(ops.create_topic(internal, {"partitions": len(running.groups)}, 0, 0))
+        (partition,) = (p for p in range(2) if running.place("orders", p) == gid)
+        running.produce("orders", partition, [b"one", b"two"])
+        group.submit(share_ops.share_create(name, "orders", partition, share_ops.EARLIEST, NO_ID))
+        delays = [share_ops.BY_TABLE, share_ops.REJECT]
+        failed = ["no", "no"]
+        group.submit(share_ops.nack(name, "orders", partition, [0, 1], delays, failed, "", "me", NO_ID))
+
+
+@pytest.mark.parametrize("interrupted", [False, True], ids=["goes on", "is repeated"])
+@pytest.mark.parametrize("lost", [0, 1])
+def test_the_leader_dies_when_the_group_is_deleted_and_its_topics_are_not(
+    tmp_path: Path,
+    admin_of: Callable[[Brokers], Admin],
+    monkeypatch: pytest.MonkeyPatch,
+    lost: int,
+    interrupted: bool,
+) -> None:
+    """The next leader of that broker group deletes the topics: the same call asks it, or the next one."""
+    running = Brokers(tmp_path, groups=2, replicas=3)
+    try:
+        failed_group(running, "mail")
+        admin, delete_topics = admin_of(running), group_deletion.delete_topics
+        share = admin.describe_group("mail").share
+        assert share is not None and (share.retrying, share.dead) == (2, 2)
+
+        def dies(*about: Any) -> bool:
+            assert admin.describe_group("mail").kind == "", "the group is deleted"
+            running.lose(lost, running.leader(lost))
+            if interrupted:
+                raise Unavailable("so is the operator's process", 1.0)
+            return delete_topics(*about)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(group_deletion, "delete_topics", dies)
+            if interrupted:
+                with pytest.raises(Unavailable):
+                    admin.delete_group("mail")
+            else:
+                admin.delete_group("mail")
+        if interrupted:
+            assert {"__dead.mail", "__retry.mail"} <= {topic.name for topic in admin.topics(internal=True)}
+            admin.delete_group("mail")
+        for group in running.groups:
+            topics = group.leader().parts.running.replica.state.topics.topics
+            assert topics.keys() == {"orders"}
+        with pytest.raises(UnknownGroup):
+            admin.delete_group("mail")
+    finally:
+        running.close()

@@ -8,7 +8,14 @@ from escrowmq.cluster.exporter.findings import Found
 from escrowmq.cluster.exporter.names import FORGET_AFTER_S
 from escrowmq.cluster.exporter.series import Series
 from escrowmq.replication.calling.answers import MembersReport, OverdueReport, ReplicaReport
-from escrowmq.replication.calling.metrics_report import LedMetrics, MetricsReport, Named
+from escrowmq.replication.calling.metrics_report import (
+    CarryMetrics,
+    FindMetrics,
+    HistogramReport,
+    LedMetrics,
+    MetricsReport,
+    Named,
+)
 
 
 def opened(at: float, **apps: int) -> Found:
@@ -73,3 +80,36 @@ def test_what_leaders_forwarded_is_told_by_what_became_of_it() -> None:
     assert series["escrowmq_share_forwarded_total", ("0", "0", "dead")] == 1
     assert series["escrowmq_share_partitions", ("0",)] == 3
     assert series["escrowmq_share_ranges", ("0",)] == 40
+
+
+def test_searches_and_carrying_are_told_and_not_invented_for_earlier_versions() -> None:
+    found = opened(0, shop=1)
+    names = {name for name, _ in Series().of(found)}
+    assert not any("find_" in name or "carried" in name or "delayed_bytes" in name for name in names)
+    told = found.metrics[0, 0]
+    assert told.led is not None
+    led = msgspec.structs.replace(told.led, delayed_bytes=500, pinned_bytes=9_000)
+    searches = FindMetrics(bytes=4096, files=2, memory_bytes=80, hits=7, misses=3, damaged=1)
+    report = msgspec.structs.replace(
+        told,
+        led=led,
+        find=searches,
+        carried=CarryMetrics(2, 60, 6_000),
+        histograms={"find_build": HistogramReport([1.0], [2, 1], 3.5)},
+    )
+    found.metrics[0, 0] = report  # type: ignore[index]
+    series, replica = Series().of(found), ("0", "0")
+    assert {name: value for name, value in series.items() if "find" in name[0]} == {
+        ("escrowmq_find_cache_bytes", replica): 4096,
+        ("escrowmq_find_cache_files", replica): 2,
+        ("escrowmq_find_memory_bytes", replica): 80,
+        ("escrowmq_find_lookups_total", (*replica, "hit")): 7,
+        ("escrowmq_find_lookups_total", (*replica, "miss")): 3,
+        ("escrowmq_find_damaged_total", replica): 1,
+        ("escrowmq_find_build_seconds", replica): report.histograms["find_build"],
+    }
+    assert series["escrowmq_delayed_bytes", ("0",)] == 500
+    assert series["escrowmq_delayed_pinned_bytes", ("0",)] == 9_000
+    assert series["escrowmq_delayed_carried_entries_total", replica] == 2
+    assert series["escrowmq_delayed_carried_total", replica] == 60
+    assert series["escrowmq_delayed_carried_bytes_total", replica] == 6_000

@@ -77,6 +77,9 @@ def test_the_list_is_in_order_and_can_be_narrowed(
     for bad in (0, -1, 100_001, 1.5):
         with pytest.raises(ConfigError, match="limit"):
             cluster.admin.dead_letters("mail", limit=bad)  # type: ignore[arg-type]
+    for text in (5, b"address", ["address"]):
+        with pytest.raises(ConfigError, match="reason must be a str"):
+            cluster.admin.dead_letters("mail", reason=text)  # type: ignore[arg-type]
 
 
 def test_a_dead_letter_is_redriven_once_as_at_the_first_attempt(cluster: InMemoryCluster, mail: Mail) -> None:

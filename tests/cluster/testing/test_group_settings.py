@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from escrowmq import ConfigError, GroupKindMismatch, Message
+from escrowmq import ConfigError, GroupKindMismatch, Message, UnknownGroup
 from escrowmq.actors.client import share_groups
 from escrowmq.replication.format.share_ops import share_ack, share_create
 from escrowmq.replication.model import ResultCode
@@ -57,6 +57,36 @@ def test_a_bad_setting_is_refused_by_name(cluster: InMemoryCluster, settings: di
     with pytest.raises(ConfigError, match=name.split("_s")[0]):
         cluster.admin.set_group("mail", **settings)
     assert cluster.admin.groups() == []
+
+
+@pytest.mark.parametrize("by", ["", None, 5, "x" * 101])
+def test_whoever_changes_a_group_has_a_name(cluster: InMemoryCluster, by: Any) -> None:
+    cluster.admin.set_group("mail", max_attempts=3)
+    for change in (
+        lambda: cluster.admin.set_group("mail", max_attempts=4, by=by),
+        lambda: cluster.admin.delete_group("mail", by=by),
+    ):
+        with pytest.raises(ConfigError, match="by must name who does it in 1 to 100 characters"):
+            change()
+    assert cluster.admin.set_group("mail").max_attempts == 3
+
+
+@pytest.mark.parametrize("group", [None, 7, b"mail", "\ud800", ""])
+def test_what_is_no_name_of_a_group_is_refused_everywhere(cluster: InMemoryCluster, group: Any) -> None:
+    admin = cluster.admin
+    for call in (
+        admin.describe_group,
+        admin.delete_group,
+        admin.dead_letters,
+        admin.redrive,
+        lambda name: admin.set_group(name, max_attempts=3),
+        lambda name: admin.drop_dead_letters(name, None),
+        lambda name: admin.dead_letter(name, "0-0"),
+        lambda name: admin.plan_group_reset(name, "earliest", "orders"),
+        lambda name: admin.reset_group(name, "earliest", "orders"),
+    ):
+        with pytest.raises((ConfigError, UnknownGroup), match="group"):
+            call(group)
 
 
 @pytest.mark.parametrize("group", ["", "__retry.mail", "__x", "a b", "x" * 181, "a/b"])

@@ -1,4 +1,5 @@
-"""What the trace of a message says of share groups: waiting, retrying, done, dead; streams that retry."""
+"""What the trace of a message says of share groups: waiting, leased, retrying, done, dead; streams that
+retry."""
 
 from __future__ import annotations
 
@@ -70,6 +71,12 @@ class World:
         return None
 
 
+def desk(world: World) -> Any:
+    """Of the leader of the only broker group."""
+    broker: Any = world.cluster._network._brokers[0]
+    return broker._parts.running.replica.share_desk
+
+
 @pytest.fixture
 def world() -> Iterator[World]:
     with InMemoryCluster(start=START) as cluster:
@@ -93,6 +100,52 @@ def test_a_failed_message_is_retrying_until_it_is_done(world: World) -> None:
     assert world.told(0, RETRY) == ("share", "waiting", None, "")
     world.ack(0, 0, topic=RETRY)
     assert world.told(3) == ("share", "done", 2, "")
+
+
+def test_what_a_consumer_has_is_leased_until_it_is_settled(world: World) -> None:
+    mine = world.cluster.share_consumer("mail", ["orders"], lease_s=20)
+    records = mine.poll(max_records=3)
+    (group,) = world.admin.trace("orders", 0, 2).groups
+    assert (group.kind, group.state, group.attempt, group.place) == ("share", "leased", None, None)
+    assert [group.member] == desk(world).members("mail") and group.due_ms is not None
+    now_ms = round(world.cluster.clock.now().timestamp() * 1000)
+    assert now_ms + 19_000 <= group.due_ms <= now_ms + 20_000
+    mine.nack(records[0], reason="no answer")
+    mine.ack(records[1])
+    mine.release(records[2])
+    mine.flush()
+    assert world.told(0) == ("share", "retrying", 2, "no answer")
+    assert world.told(1) == ("share", "done", None, "")
+    world.cluster.clock.advance(70)
+    again = mine.poll(max_records=1)
+    assert [(record.topic, record.attempt) for record in again] == [(RETRY, 2)]
+    assert world.told(0) == ("share", "leased", 2, "no answer")
+    assert world.told(0, RETRY) == ("share", "leased", None, "")
+    mine.release(again[0])
+    mine.close()
+    assert world.told(0) == ("share", "retrying", 2, "no answer"), "given back"
+    assert [world.told(n) for n in (2, 9)] == [("share", "waiting", None, "")] * 2
+
+
+def test_a_new_leader_has_leased_nothing(world: World) -> None:
+    with world.cluster.share_consumer("mail", ["orders"]) as mine:
+        mine.poll(max_records=1)
+        assert world.told(0) == ("share", "leased", None, "")
+        desk(world).begin()
+        assert world.told(0) == ("share", "waiting", None, "")
+
+
+def test_what_its_group_finishes_meanwhile_does_not_pass_for_waiting(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = share_tracing.ShareTraces._origin
+
+    def acked_meanwhile(self: Any, partition: Any, offset: int) -> bytes:
+        self._state.shares.get("mail", partition).add([offset, offset])
+        return asked(self, partition, offset)
+
+    monkeypatch.setattr(share_tracing.ShareTraces, "_origin", acked_meanwhile)
+    assert world.told(3) == ("share", "finished", None, "")
 
 
 def test_a_dead_letter_is_dead_until_it_is_dropped(world: World) -> None:

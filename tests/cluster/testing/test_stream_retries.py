@@ -123,13 +123,45 @@ def test_the_group_is_described_with_what_it_has_failed(cluster: InMemoryCluster
     consumer.commit()
     found = cluster.admin.describe_group(GROUP)
     assert found.kind == "stream" and found.share is not None and found.share.dead == 1
-    waiting = (1, 1) if order == "concurrent" else (0, 0)
-    assert (found.share.retrying, found.share.retrying_later) == waiting
+    later = 1 if order == "concurrent" else 0  # only the consumer knows how long its partition waits
+    assert (found.share.retrying, found.share.retrying_later) == (1, later)
+    (place,) = [place for place in found.partitions if place.topic == TOPIC]
+    assert (place.committed, place.attempts) == ((2, 0) if order == "concurrent" else (1, 1))
+    (told,) = cluster.admin.trace(TOPIC, 0, 1).groups
+    assert (told.kind, told.state, told.attempt) == ("stream", "retrying", 2)
+    assert (told.due_ms is None) is (order == "ordered")
     cluster.clock.advance(100)
     consumer.poll()
     consumer.commit()
     found = cluster.admin.describe_group(GROUP)
     assert found.share is not None and found.share.retrying == 0
+    assert [place.attempts for place in found.partitions] == [0] * len(found.partitions)
+    (told,) = cluster.admin.trace(TOPIC, 0, 1).groups
+    assert told.state == ("done" if order == "concurrent" else "passed")
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_the_trace_of_a_message_that_has_failed_ends_with_what_became_of_it(
+    cluster: InMemoryCluster, order: str
+) -> None:
+    def told(offset: int) -> tuple[str, int | None]:
+        (progress,) = cluster.admin.trace(TOPIC, 0, offset).groups
+        return progress.state, progress.attempt
+
+    consumer = consumer_of(cluster, order)
+    cluster.admin.set_group(GROUP, max_attempts=2, delays_s=[1])
+    send(cluster, b"bad")
+    for attempt in (1, 2):
+        (record,) = consumer.poll(timeout_s=5.0)
+        consumer.nack(record, reason="no")
+        consumer.commit()
+        assert told(0) == (("retrying", 2) if attempt == 1 else ("dead", 2))
+    (letter,) = cluster.admin.dead_letters(GROUP)
+    cluster.admin.redrive(GROUP, [letter.id])
+    assert told(0) == ("retrying", 1)
+    consumer.poll(timeout_s=5.0)
+    consumer.commit()
+    assert told(0) == ("done", 1)
 
 
 @pytest.mark.parametrize("order", ORDERS)

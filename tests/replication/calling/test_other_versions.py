@@ -175,7 +175,7 @@ SAMPLES: list[Any] = [
     OverdueReport(count=3, app="shop"),
     answers.TimersReport(waiting=2, most=9, next_ms=5),
     finding_answers.FoundRows(0, 9, 7, [5], [1_000], [b"row"]),
-    finding_answers.ShareProgress("mail", "retrying", 2, 5_000, "no answer"),
+    finding_answers.ShareProgress("mail", "leased", 2, 5_000, "no answer", "kim"),
     finding_answers.MessageOrigin(how="committed", index=3, by="producer"),
     finding_answers.MessageAt(
         start=1, end=9, time_ms=5, row=b"r", origin=finding_answers.MessageOrigin(how="sent", index=3)

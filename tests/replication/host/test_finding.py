@@ -149,6 +149,21 @@ def test_blocks_are_read_once_and_grow(cluster: InMemoryCluster, monkeypatch: py
     assert world.finder.built == 0  # the files are still there
 
 
+def test_what_searches_cost_is_counted(cluster: InMemoryCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    small_blocks(monkeypatch)
+    world = SearchWorld(cluster, random.Random(1))
+    world.send(3 * BLOCK)
+    _, end = world.bounds()
+    blocks, whole = -(-end // BLOCK), end // BLOCK
+    assert blocks == whole + 1, "the last block is in memory"
+    for _ in range(2):
+        world.found(KEY, b"no such key", 0, end, 1_000)
+    told = world.finder.report()
+    assert (told.misses, told.hits, told.files, told.damaged) == (blocks, blocks, whole, 0)
+    assert told.bytes > 40 * whole and told.memory_bytes > 0
+    assert world.finder.built == blocks
+
+
 def test_files_go_with_their_messages(cluster: InMemoryCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     small_blocks(monkeypatch)
     world = SearchWorld(cluster, random.Random(1))

@@ -15,8 +15,10 @@ from escrowmq.actors.client.replica_calls import OnAnswer
 from escrowmq.replication.calling.answers import OverdueReport
 from escrowmq.replication.calling.metrics_report import MetricsReport
 from escrowmq.replication.format import ops
+from escrowmq.replication.format.find_table import TX_ID
 from escrowmq.replication.host import instruments
 from escrowmq.replication.host.request_counts import RequestCounts
+from escrowmq.replication.model import NO_ID
 from escrowmq.replication.state import overdue
 from tests.support.broker_group import BrokerGroup, Member
 from tests.support.requests import prepare
@@ -74,6 +76,22 @@ def test_each_transaction_counts_at_one_replica_and_no_restart_counts_it_again(t
     assert isinstance(carried, MetricsReport)
     assert carried.led is not None
     assert carried.led.topics.columns[0] == [1], "messages that ever became readable, as the state has them"
+
+
+def test_searches_are_counted_where_they_are_answered(trio: BrokerGroup) -> None:
+    trio.topic()
+    trio.publish("a")
+    member = trio.follower()[0]
+    everybody_has_applied_all(trio)
+    for _ in range(2):
+        member.parts.messages.find(("t", 0, NO_ID), (TX_ID, b"nobody", ""), 0, 10, 10, 1.0)
+    found = told(member).find
+    assert found is not None and (found.misses, found.hits, found.files) == (1, 1, 0)
+    assert found.memory_bytes > 0 and sum(told(member).histograms["find_build"].counts) == 1
+    led = told(trio.leader())
+    assert led.find is not None and (led.find.misses, led.find.hits) == (0, 0)
+    assert led.carried is not None and led.carried.entries == 0
+    assert led.led is not None and (led.led.delayed_bytes, led.led.pinned_bytes) == (0, 0)
 
 
 def test_what_is_refused_is_counted_by_its_reason(trio: BrokerGroup) -> None:

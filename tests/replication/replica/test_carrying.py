@@ -96,13 +96,45 @@ def test_a_message_that_waits_long_does_not_keep_the_log(
     fill(single, 30)
     retain(single)
     assert (single.journal.first_index > index) is carries
-    assert stored(single) == 2 and single.replica.admission.carrying.carried == (2 if carries else 0)
+    told = single.replica.admission.carrying
+    assert stored(single) == 2 and told.carried == (2 if carries else 0)
+    waiting_bytes = single.state.timers.counts.total_bytes
+    assert (told.entries, told.carried_bytes) == ((1, waiting_bytes) if carries else (0, 0))
     fill(single, 30)
     retain(single)
     if carries:
         assert single.journal.first_index > index + 30, "carried again, when the log has moved on"
     single.send(now_ms=at + 5)
     assert values(single) == [0, 1] and stored(single) == 0
+
+
+def test_the_log_that_is_kept_for_waiting_messages_alone_is_told(single: Single) -> None:
+    told = single.replica.admission.carrying
+    at = single.now_ms + FAR_MS
+    fill(single)
+    retain(single)
+    assert told.pinned_bytes == 0, "nothing waits"
+    schedule(single, *range(at, at + 50), size=900)
+    fill(single, 30)
+    schedule(single, *range(at, at + 50), size=900, first=50)  # too much to be carried
+    retain(single)
+    segments = single.journal.segments()
+    assert told.carried == 0
+    assert 40_000 < told.pinned_bytes < sum(segment.size for segment in segments)
+    single.send(now_ms=at + 60)
+    retain(single)
+    assert stored(single) == 0 and told.pinned_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("waiting", "needed", "pinned"),
+    [(1, 10, 30), (1, 1, 0), (1, 4, 10), (1, 6, 10), (5, 10, 20), (8, 10, 0), (1, 20, 30)],
+)
+def test_pinned_are_whole_segments_between_what_waits_and_what_else_is_needed(
+    waiting: int, needed: int, pinned: int
+) -> None:
+    segments = [SegmentInfo(f"{n}", first, first + 3, n * 10, True) for n, first in ((1, 1), (2, 4), (3, 8))]
+    assert carrying.pinned(segments, waiting, needed) == pinned
 
 
 def test_a_restart_and_a_snapshot_find_what_was_carried(tmp_path: Path) -> None:

@@ -200,6 +200,21 @@ class LeasesAndADict(RuleBasedStateMachine):
         held = {o for o, m in self.known.items() if m.holder is not None and o not in self.final}
         assert self.leases.held(PAIR) == self.leases.messages >= len(held)
 
+    @invariant()
+    def whoever_has_a_message_is_told(self) -> None:
+        for offset in range(END):
+            message = self.known.get(offset)
+            holder = None if message is None else message.holder
+            if message is not None and holder == SETTLING:
+                holder = message.before
+            lease = self.leases.lease_of(PAIR, offset)
+            if offset in self.final:
+                continue  # what was not reported as final may still be held
+            if message is None or holder in (None, DOOMED):
+                assert lease is None
+            else:
+                assert lease == (holder, message.until_ms)
+
     def waiting(self) -> list[int]:
         """What nobody has, in order."""
         return [o for o, m in sorted(self.known.items()) if m.holder is None and o not in self.final]
@@ -243,3 +258,19 @@ def test_a_late_release_frees_nothing_that_a_later_call_has_brought() -> None:
     assert leases.release(PAIR, "a", [(0, 4)], call=3) == [(0, 4)], "extended together with later ones"
     assert leases.release(PAIR, "a", [(0, 6)], call=4) == []
     assert leases.held(PAIR) == 0
+
+
+def test_a_message_that_the_leader_gives_up_itself_is_leased_to_nobody() -> None:
+    leases, final, now = Leases(), FinalSet(0), 0
+    for expiries in range(EXPIRIES_MAX):
+        leases.acquire(PAIR, final, 1, "a", now + 10, 1, lambda first, last, left: last)
+        assert leases.lease_of(PAIR, 0) == ("a", now + 10), expiries
+        now += 10
+        assert leases.expire(now, lambda pair: final) == []
+        assert leases.lease_of(PAIR, 0) is None
+    leases.acquire_alone(PAIR, final, "b", now + 10, lambda first, last, left: first)
+    assert leases.lease_of(PAIR, 0) == ("b", now + 10)
+    (doomed,) = leases.expire(now + 10, lambda pair: final)
+    assert doomed.ranges == [(0, 0)] and leases.held(PAIR) == 1
+    assert leases.lease_of(PAIR, 0) is None
+    assert leases.lease_of(("mail", 8), 0) is None

@@ -1,0 +1,97 @@
+"""Handlers that cannot be right: they get no message, and no message counts as handled."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import threading
+from collections.abc import Awaitable, Iterator
+from typing import Any
+
+import pytest
+
+from escrowmq import ConfigError, Message, RetryPolicy
+from escrowmq.testing import InMemoryCluster
+
+
+@pytest.fixture
+def cluster() -> Iterator[InMemoryCluster]:
+    with InMemoryCluster() as made:
+        made.admin.create_topic("orders")
+        with made.producer("shop") as producer:
+            producer.send(Message("orders", b"1")).result(0)
+        yield made
+
+
+def opened(cluster: InMemoryCluster, kind: str) -> Any:
+    if kind == "share":
+        return cluster.share_consumer("mail", ["orders"], auto_offset_reset="earliest")
+    retry = RetryPolicy(order="concurrent")
+    return cluster.consumer("mail", ["orders"], auto_offset_reset="earliest", retry=retry)
+
+
+async def awaited(record: Any, more: int = 0) -> None:
+    raise AssertionError("nobody runs this")
+
+
+def yielding(record: Any) -> Iterator[None]:
+    yield
+
+
+class Handler:
+    async def __call__(self, record: Any) -> None: ...
+
+    async def method(self, record: Any) -> None: ...
+
+
+KINDS = pytest.mark.parametrize("kind", ["share", "stream"])
+
+
+@KINDS
+@pytest.mark.parametrize(
+    ("handler", "text"),
+    [
+        (None, "must be callable"),
+        (5, "must be callable"),
+        (awaited, "coroutine function.*use consumer.aio.run"),
+        (functools.partial(awaited, more=1), "coroutine function"),
+        (Handler(), "coroutine function"),
+        (Handler().method, "coroutine function"),
+        (yielding, "generator function"),
+    ],
+    ids=str,
+)
+def test_a_wrong_handler_is_refused_and_gets_nothing(
+    cluster: InMemoryCluster, kind: str, handler: Any, text: str
+) -> None:
+    with opened(cluster, kind) as consumer:
+        with pytest.raises(ConfigError, match=text):
+            consumer.run(handler)
+        (record,) = consumer.poll()
+        assert record.attempt == 1, "it is still there"
+
+
+@KINDS
+@pytest.mark.parametrize("handler", [None, 5, yielding], ids=str)
+def test_so_it_is_in_an_event_loop(cluster: InMemoryCluster, kind: str, handler: Any) -> None:
+    async def main() -> None:
+        async with opened(cluster, kind).aio as consumer:
+            with pytest.raises(ConfigError, match="handler"):
+                await consumer.run(handler)
+
+    asyncio.run(main())
+
+
+@KINDS
+def test_a_coroutine_that_a_plain_function_returns_is_a_failure(cluster: InMemoryCluster, kind: str) -> None:
+    cluster.admin.set_group("mail", max_attempts=1)
+    stop = threading.Event()
+
+    def handler(record: Any) -> Awaitable[None]:
+        stop.set()
+        return awaited(record)
+
+    with opened(cluster, kind) as consumer:
+        consumer.run(handler, stop=stop)
+    (letter,) = cluster.admin.dead_letters("mail")
+    assert "the handler returned a coroutine, which nobody awaits" in letter.reason
