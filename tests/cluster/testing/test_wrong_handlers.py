@@ -72,7 +72,7 @@ def test_a_wrong_handler_is_refused_and_gets_nothing(
 
 
 @KINDS
-@pytest.mark.parametrize("handler", [None, 5, yielding], ids=str)
+@pytest.mark.parametrize("handler", [None, 5, yielding], ids=["none", "number", "generator"])
 def test_so_it_is_in_an_event_loop(cluster: InMemoryCluster, kind: str, handler: Any) -> None:
     async def main() -> None:
         async with opened(cluster, kind).aio as consumer:
