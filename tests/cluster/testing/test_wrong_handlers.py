@@ -59,7 +59,7 @@ KINDS = pytest.mark.parametrize("kind", ["share", "stream"])
         (Handler().method, "coroutine function"),
         (yielding, "generator function"),
     ],
-    ids=str,
+    ids=["none", "number", "coroutine", "partial", "called", "method", "generator"],
 )
 def test_a_wrong_handler_is_refused_and_gets_nothing(
     cluster: InMemoryCluster, kind: str, handler: Any, text: str
