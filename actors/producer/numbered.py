@@ -46,7 +46,7 @@ class Numbered(Transaction):
     __slots__ = ("_claimed", "_digest", "_number")
 
     def __init__(self, core: ProducerCore, claimed: Claimed, number: int, digest: bytes) -> None:
-        super().__init__(core, f"{claimed.name}.{number}", None, None, False)
+        super().__init__(core, f"{claimed.name}.{number}", None, None, False, local=False)
         self._claimed, self._number, self._digest = claimed, number, digest
 
     def _made_plan(self, home_group: int | None = None) -> TxPlan:
