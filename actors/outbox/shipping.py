@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from escrowmq.actors.producer.placing import partition_of
+from escrowmq.actors.producer.probing import was_committed
 from escrowmq.actors.producer.producer import Producer
 from escrowmq.feedback.database.relaying import BatchRefused, OutOfStep
 from escrowmq.replication import claim_errors
@@ -92,11 +93,12 @@ class BrokerShipping:
         except claim_errors.OutOfStep as error:
             raise OutOfStep(str(error)) from error
         except REFUSALS as error:
-            self._settle(shard, number, error)
-            raise BatchRefused(str(error)) from error
+            if not self._settled(shard, number, digest, error):
+                raise BatchRefused(str(error)) from error
 
-    def _settle(self, shard: int, number: int, refusal: Exception) -> None:
-        """Make sure that nothing of this number is in the broker, or will be."""
+    def _settled(self, shard: int, number: int, digest: bytes, refusal: Exception) -> bool:
+        """Whether the batch is in after all. If it is not, nothing of this number is in the broker, nor will
+        be."""
         name = claim_name(self._app, shard)
         self._claim(shard)  # what was prepared before and arrives only now is refused
         for tx in self._cluster.admin.list_transactions(app=self._app):
@@ -105,11 +107,13 @@ class BrokerShipping:
                     self._cluster.admin.resolve_transaction(
                         tx.tx_id, TransactionState.ROLLBACK, self._app, "outbox"
                     )
-        last = self.last_batch(shard)
-        if last >= number:
-            raise OutOfStep(
-                f"batch {number} cannot be compared with what is committed under {last}: {refusal}"
-            )
+        producer = self._claim(shard)
+        if producer.last_number < number:
+            return False
+        topics = self._cluster.admin.topics()  # the batch's own may be gone: any will do
+        if topics and was_committed(producer, number, digest, topics[0].name):
+            return True
+        raise OutOfStep(f"batch {number} is not what is committed under {producer.last_number}: {refusal}")
 
     def close(self, shard: int | None = None) -> None:
         """The producer of one shard, or all of them."""

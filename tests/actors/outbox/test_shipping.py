@@ -164,6 +164,35 @@ def test_a_topic_that_is_deleted_while_its_batch_is_under_way_loses_and_repeats_
     assert world.broker.cluster.admin.list_transactions() == []
 
 
+@pytest.mark.parametrize("topics_left", [0, 1])
+def test_a_batch_that_is_in_is_done_although_its_topic_is_gone(
+    world: ClusterWorld, topics_left: int
+) -> None:
+    """The relay dies between the broker's commit and its own, and then the topic is deleted: its successor
+    cannot send the batch again, and need not."""
+    admin = world.broker.cluster.admin
+    admin.create_topic("other")
+    world.send(Message("t", b"1"), Message("other", b"2"))
+
+    def dies(*given: object) -> None:
+        BrokerShipping.ship(shipping, *given)  # type: ignore[arg-type]
+        raise Killed
+
+    old = world.relay()
+    shipping = world.broker.shippings[-1]
+    shipping.ship = dies  # type: ignore[method-assign]
+    with pytest.raises(Killed):
+        old.step()
+    assert values(world) == [b"1"] and len(world.outbox.rows()) == 2
+    admin.delete_topic("other")
+    if not topics_left:
+        admin.delete_topic("t")
+    world.now_ms += LEASE_MS + 1
+    assert world.relay().step() is (Step.SENT if topics_left else Step.STOPPED)
+    assert len(world.outbox.rows()) == (0 if topics_left else 2)
+    assert admin.list_transactions() == []
+
+
 @pytest.mark.parametrize("after", [True, False])
 def test_a_relay_that_is_killed_at_every_step(tmp_path: Path, after: bool) -> None:
     for at in range(1, 16):
