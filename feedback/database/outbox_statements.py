@@ -60,10 +60,11 @@ class OutboxStatements:
             "WHERE shard = :shard AND stopped IS NULL AND (until_ms < :now OR owner = :owner)"
         )
         self.taken = f"SELECT epoch, last_batch FROM {self.shards} WHERE shard = :shard AND owner = :owner"
-        # ``beat`` changes each time: MariaDB does not count rows that an UPDATE leaves as they were.
+        # ``beat`` changes each time: MariaDB does not count rows that an UPDATE leaves as they were. Owner and
+        # last batch: a database that was put back under a relay may have the relay's epoch, and be behind it.
         self.hold = (
-            f"UPDATE {self.shards} SET until_ms = :until, beat = beat + 1 "
-            "WHERE shard = :shard AND epoch = :epoch AND stopped IS NULL"
+            f"UPDATE {self.shards} SET until_ms = :until, beat = beat + 1 WHERE shard = :shard "
+            "AND epoch = :epoch AND owner = :owner AND last_batch = :last AND stopped IS NULL"
         )
         self.give_up = (
             f"UPDATE {self.shards} SET until_ms = 0, beat = beat + 1 WHERE shard = :shard AND epoch = :epoch"

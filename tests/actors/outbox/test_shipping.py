@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,22 @@ def test_a_database_that_was_restored_from_a_backup_stops_its_shard(world: Clust
     assert later.step() is Step.SENT
     assert values(world) == ([b"1", b"2", b"3"] if hold else [b"1", b"1", b"2", b"3"])
     assert len(world.outbox.rows(dead=True)) == hold
+
+
+def test_a_database_that_is_put_back_under_a_relay_stops_its_shard(
+    world: ClusterWorld, tmp_path: Path
+) -> None:
+    """The relay goes on with the lease that it had before, and does not repeat what it sent since."""
+    relay = world.relay()
+    world.send(Message("t", b"0"))
+    assert relay.step() is Step.SENT
+    world.send(Message("t", b"1"))
+    shutil.copy(tmp_path / "shop.db", tmp_path / "backup.db")
+    world.send(Message("t", b"2"))
+    assert relay.step() is Step.SENT
+    shutil.copy(tmp_path / "backup.db", tmp_path / "shop.db")
+    assert relay.step() is Step.NOT_MINE and relay.step() is Step.STOPPED
+    assert values(world) == [b"0", b"1", b"2"] and len(world.outbox.rows()) == 1
 
 
 def test_the_same_batch_after_a_restore_is_recognised(world: ClusterWorld) -> None:
