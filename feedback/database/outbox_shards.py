@@ -4,7 +4,8 @@ The lease is a row with an epoch. A relay that was paused while another took its
 UPDATE changes no row, and it stops before it has done anything. Rows are changed by the ids that were read
 and sent; another count than expected means that somebody else has changed them, and nothing is committed.
 The lease also holds the number of the last batch: if the database is put back to an earlier state under a
-relay, e.g. because another server takes over that lacks the last commits, the relay begins again and finds out.
+relay, e.g. because another server takes over that lacks the last commits, the relay begins again and finds it
+out.
 """
 
 from __future__ import annotations

@@ -60,8 +60,8 @@ class OutboxStatements:
             "WHERE shard = :shard AND stopped IS NULL AND (until_ms < :now OR owner = :owner)"
         )
         self.taken = f"SELECT epoch, last_batch FROM {self.shards} WHERE shard = :shard AND owner = :owner"
-        # ``beat`` changes each time: MariaDB does not count rows that an UPDATE leaves as they were. Owner and
-        # last batch: a database that was put back under a relay may have the relay's epoch, and be behind it.
+        # ``beat`` changes each time: MariaDB does not count rows that an UPDATE leaves as they were.
+        # Owner and last batch: a database that was put back under a relay may have its epoch, and be behind.
         self.hold = (
             f"UPDATE {self.shards} SET until_ms = :until, beat = beat + 1 WHERE shard = :shard "
             "AND epoch = :epoch AND owner = :owner AND last_batch = :last AND stopped IS NULL"

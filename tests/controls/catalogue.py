@@ -16,6 +16,7 @@ from tests.controls import (
     member_faults,
     mending_faults,
     offset_faults,
+    outbox_faults,
     raft_faults,
     round_faults,
     share_faults,
@@ -45,6 +46,7 @@ MODULES = (
     round_faults,
     finding_faults,
     claim_faults,
+    outbox_faults,
 )
 
 __all__ = ["MODULES", "PLANTED", "Planted"]
