@@ -34,17 +34,9 @@ class _SteppedAdmin:
     def __init__(self, cluster: InMemoryCluster, turns: Turns) -> None:
         self._admin, self._turns = cluster.admin, turns
 
-    def list_transactions(self, **given: Any) -> list[Any]:
-        self._turns.pause()
-        return self._admin.list_transactions(**given)
-
     def topics(self) -> list[Any]:
         self._turns.pause()
         return self._admin.topics()
-
-    def resolve_transaction(self, *given: Any) -> Any:
-        self._turns.pause()
-        return self._admin.resolve_transaction(*given)
 
 
 class SteppedCluster:

@@ -28,7 +28,7 @@ def test_a_database_that_goes_back_stops_a_shard_until_a_person_decides(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(schedule, "RESTORES", 1.0)
-    outcomes = [schedule.run(seed) for seed in (0, 1)]
+    outcomes = [schedule.run(seed) for seed in (2, 5)]
     assert [outcome.found for outcome in outcomes] == [[], []]
     assert sum(outcome.did["fail over"] + outcome.did["restore"] for outcome in outcomes) > 3
     assert sum(outcome.did["released"] for outcome in outcomes) > 0

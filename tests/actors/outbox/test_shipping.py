@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from escrowmq import Message
+from escrowmq import Message, TransactionSettled
 from escrowmq.actors.outbox.shipping import BrokerShipping
+from escrowmq.actors.producer.numbered import Numbered
 from escrowmq.feedback.database.outbox import Outbox
 from escrowmq.feedback.database.outbox_errors import OutboxBehind
 from escrowmq.feedback.database.outbox_shards import LEASE_MS
@@ -179,6 +180,35 @@ def test_a_topic_that_is_deleted_while_its_batch_is_under_way_loses_and_repeats_
     (dead,) = world.outbox.rows()
     assert dead.dead and values(world) == [b"1"]
     assert world.broker.cluster.admin.list_transactions() == []
+
+
+def test_an_earlier_sending_is_found_among_any_number_of_open_transactions(world: ClusterWorld) -> None:
+    """More than a list of them shows, all older. Whoever sent the batch is only paused, and commits late."""
+    cluster, messages = world.broker.cluster, [Message("t", b"open")]
+    cluster.admin.create_topic("other", partitions=1)
+    many = cluster.producer("shop")
+    for _ in range(1_001):
+        tx = many.transaction()
+        tx.send(*messages)
+        tx.prepare()
+    world.send(Message("t", b"1"), Message("other", b"2"))
+    paused: list[Numbered] = []
+    commit = Numbered.commit
+
+    def keeps(self: Numbered) -> None:
+        paused.append(self)
+        raise Killed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Numbered, "commit", keeps)
+        with pytest.raises(Killed):
+            world.relay().step()
+    cluster.admin.delete_topic("other")
+    world.now_ms += LEASE_MS + 1
+    assert world.relay().step() is Step.REFUSED
+    with pytest.raises(TransactionSettled):
+        commit(paused[0])
+    assert values(world) == []
 
 
 @pytest.mark.parametrize("topics_left", [0, 1])
