@@ -67,16 +67,13 @@ class Parcels:
         self.relays.append(self._start("relaying"))
 
     def replace_relays(self, step: str) -> Callable[[], None]:
-        """Every relay is told to die before the same step, and others take their places: which of them has
-        the shards is not known. Returns what waits for a death, and ends those that never came to that
-        step."""
-        doomed, self.relays = self.relays, []
+        """Every relay is told to die before the same step: which of them has the shards is not known. Returns
+        what waits until one has died, kills the others wherever they are, and starts new ones."""
+        doomed = list(self.relays)
         for relay in doomed:
             assert relay.stdin is not None
             relay.stdin.write(f"{step}\n".encode())
             relay.stdin.flush()
-        for _ in doomed:
-            self.hire()
 
         def died() -> None:
             wait_until(
@@ -86,6 +83,9 @@ class Parcels:
             for relay in doomed:
                 relay.kill()
                 relay.communicate()
+            self.relays.clear()
+            for _ in doomed:
+                self.hire()
 
         return died
 

@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +20,7 @@ from escrowmq.actors.outbox.shipping import BrokerShipping
 from escrowmq.actors.producer.numbered import Numbered
 from escrowmq.feedback.database.outbox_shards import OutboxShards
 from escrowmq.integrations import Outbox, OutboxRelay
-from tests.fence_trials.sender import Outgoing
+from tests.fence_trials.sender import PAUSE_S, Outgoing
 
 #: In order: before the rows get their number, before the batch is sent, between its PREPARE and its COMMIT,
 #: before and after the rows are removed.
@@ -43,13 +44,21 @@ def main() -> None:
     _watch(OutboxShards, "finish", lambda: before("finish"), lambda: before("finished"))
 
     outbox = Outbox(sa.create_engine(told.url), table=told.table)
-    with (
-        escrowmq.connect(told.address, told.namespace) as cluster,
-        OutboxRelay(outbox, cluster, app=told.app, lease_s=LEASE_S),
-    ):
+    with escrowmq.connect(told.address, told.namespace) as cluster:
+        _started(OutboxRelay(outbox, cluster, app=told.app, lease_s=LEASE_S))
         for line in sys.stdin:
             doomed[0] = line.strip()
-    os._exit(0)
+        os._exit(0)
+
+
+def _started(relay: OutboxRelay) -> None:
+    """Whatever runs a service starts it again if the database is away just then."""
+    while True:
+        try:
+            relay.start()
+            return
+        except sa.exc.SQLAlchemyError:
+            time.sleep(PAUSE_S)
 
 
 def _watch(

@@ -21,9 +21,9 @@ from escrowmq import Message
 from escrowmq.integrations import Outbox
 
 THREADS = 2
-PAUSE_S, HOLD_S = 0.05, 0.2
+PAUSE_S, HOLD_S = 0.1, 0.2
 SLOW, FAILS, MANY_MAX = 0.2, 0.15, 4
-KEYS = ("north", "south", "east", "west")
+KEYS = ("north", "south", "east", "west", "up", "down", "left", "right")
 
 
 class Refused(Exception):
