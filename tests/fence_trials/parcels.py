@@ -110,10 +110,10 @@ class Parcels:
         try:
             wait_until(sent, PATIENCE_S, "the relays to have sent the rows", 0.1)
         except AssertionError:
-            stopped = [f"{STOPPED}: shard {one.shard}: {one.stopped}" for one in self.outbox.status()]
-            if not any(line.rpartition(": ")[2] for line in stopped):
+            stopped = [one for one in self.outbox.status() if one.stopped]
+            if not stopped:
                 raise
-            return stopped
+            return [f"{STOPPED}: shard {one.shard}: {one.stopped}" for one in stopped]
         self._read()
         rows = [
             Row(f"{key}-{number}", key, number, number + 0.5, may_miss=(key, number) not in stored)
