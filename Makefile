@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: pipeline fence-trials timers-million instruments docs test-long spark-trials controls help demo demo-pictures test lint simulate campaign bench bench-database bench-peers stored live bench-spark walk load chaos fuzz spark-nodes
+.PHONY: relays pipeline fence-trials timers-million instruments docs test-long spark-trials controls help demo demo-pictures test lint simulate campaign bench bench-database bench-peers stored live bench-spark walk load chaos fuzz spark-nodes
 
 # The tests start hundreds of processes: byte code that one of them has compiled saves the others that work.
 unexport PYTHONDONTWRITEBYTECODE
@@ -76,7 +76,7 @@ spark-trials: $(STAMP) ## kill at every step of Spark's sink and count every row
 pipeline: ORDERS = 100000
 pipeline: KILLS = 20
 fence-trials: TRIALS = 100
-fence-trials: $(STAMP) ## kill and stop services, handlers with an inbox, leader and database, on PostgreSQL, MariaDB and SQLite: TRIALS=<how many> SEED=<n> (100: 20 minutes; ARGS=--help)
+fence-trials: $(STAMP) ## kill and stop services, handlers with an inbox, relays of an outbox, leader and database, on PostgreSQL, MariaDB and SQLite: TRIALS=<how many> SEED=<n> (100: 20 minutes; ARGS=--help)
 	$(BIN)/python -m tests.fence_trials --trials $(TRIALS) --seed $(SEED) $(ARGS)
 
 timers-million: $(STAMP) ## a million delayed messages; kill everything while they are sent, wait and come: SEED=<n> (4 minutes; ARGS=--help)
@@ -84,6 +84,10 @@ timers-million: $(STAMP) ## a million delayed messages; kill everything while th
 
 fuzz: $(STAMP) ## feed garbage to every decoder: EXAMPLES=<per target> SEED=<n> (20000: half an hour)
 	FUZZ_EXAMPLES=$(EXAMPLES) FUZZ_SEED=$(SEED) $(BIN)/python -m pytest tests/fuzz --timeout=3600 $(ARGS)
+
+relays: SEED = 0
+relays: $(STAMP) ## run drawn schedules of an outbox's relays, over SQLite and a cluster in memory: SEEDS=<how many> SEED=<first> (ARGS=--help)
+	$(BIN)/python -m tests.relays --seeds $(SEEDS) --seed $(SEED) $(ARGS)
 
 pipeline: $(STAMP) ## transform ORDERS messages while members are killed, and count: ORDERS=100000 KILLS=20 (5 minutes)
 	$(BIN)/python examples/pipeline.py --orders $(ORDERS) --kills $(KILLS)

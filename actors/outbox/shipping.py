@@ -1,17 +1,17 @@
 """The broker's side of a relay: a named producer for each shard, which sends batches by number.
 
 A batch is refused for good only if the broker has none of it. So after a refusal, which may come from this
-process alone (the topic is gone), the name is claimed anew and what is open under the number is rolled back:
-then no earlier sending of the batch can be committed any more.
+process alone (the topic is gone), the name is claimed again and what is open under it is rolled back: then no
+earlier sending of the batch can be committed any more.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 from escrowmq.actors.producer.placing import partition_of
+from escrowmq.actors.producer.probing import settle
 from escrowmq.actors.producer.producer import Producer
 from escrowmq.feedback.database.relaying import BatchRefused, OutOfStep
 from escrowmq.replication import claim_errors
@@ -19,11 +19,9 @@ from escrowmq.replication.errors import (
     InvalidMessage,
     MessageTooLarge,
     ProducerFenced,
-    TransactionConflict,
     UnknownTopic,
-    UnknownTransaction,
 )
-from escrowmq.replication.model import Message, TransactionState
+from escrowmq.replication.model import Message
 
 #: For the broker's answer to a batch: less than a lease of a shard lasts.
 DELIVERY_TIMEOUT_S = 10.0
@@ -39,7 +37,7 @@ class RelayCluster(Protocol):
 
     @property
     def admin(self) -> Any:
-        """For what other relays have left open."""
+        """For what other relays have left: any topic will do to ask about it."""
 
 
 def claim_name(app: str, shard: int) -> str:
@@ -92,24 +90,22 @@ class BrokerShipping:
         except claim_errors.OutOfStep as error:
             raise OutOfStep(str(error)) from error
         except REFUSALS as error:
-            self._settle(shard, number, error)
-            raise BatchRefused(str(error)) from error
+            if not self._settled(shard, number, digest, error):
+                raise BatchRefused(str(error)) from error
 
-    def _settle(self, shard: int, number: int, refusal: Exception) -> None:
-        """Make sure that nothing of this number is in the broker, or will be."""
-        name = claim_name(self._app, shard)
-        self._claim(shard)  # what was prepared before and arrives only now is refused
-        for tx in self._cluster.admin.list_transactions(app=self._app):
-            if tx.query_id == f"{name}.{number}":
-                with contextlib.suppress(TransactionConflict, UnknownTransaction):  # decided meanwhile
-                    self._cluster.admin.resolve_transaction(
-                        tx.tx_id, TransactionState.ROLLBACK, self._app, "outbox"
-                    )
-        last = self.last_batch(shard)
-        if last >= number:
-            raise OutOfStep(
-                f"batch {number} cannot be compared with what is committed under {last}: {refusal}"
-            )
+    def _settled(self, shard: int, number: int, digest: bytes, refusal: Exception) -> bool:
+        """Whether the batch is in after all. If it is not, nothing of this number is in the broker, nor will
+        be."""
+        producer = self._claim(shard)  # what an earlier one has prepared and arrives only now is refused
+        topics = self._cluster.admin.topics()  # the batch's own may be gone: any will do
+        if topics:
+            try:
+                return settle(producer, number, digest, topics[0].name)
+            except claim_errors.OutOfStep as error:
+                raise OutOfStep(str(error)) from refusal
+        if producer.last_number >= number:
+            raise OutOfStep(f"batch {number} cannot be compared with {producer.last_number}: {refusal}")
+        return False  # what is open can bring no message: its topics are gone
 
     def close(self, shard: int | None = None) -> None:
         """The producer of one shard, or all of them."""

@@ -46,7 +46,7 @@ class Numbered(Transaction):
     __slots__ = ("_claimed", "_digest", "_number")
 
     def __init__(self, core: ProducerCore, claimed: Claimed, number: int, digest: bytes) -> None:
-        super().__init__(core, f"{claimed.name}.{number}", None, None, False)
+        super().__init__(core, f"{claimed.name}.{number}", None, None, False, local=False)
         self._claimed, self._number, self._digest = claimed, number, digest
 
     def _made_plan(self, home_group: int | None = None) -> TxPlan:
@@ -98,7 +98,7 @@ def send(core: ProducerCore, number: int, messages: Sequence[Message], digest: b
         try:
             is_new = attempt.commits_now()
         except LeftOpen as left:
-            _roll_back(core, claimed, left)
+            roll_back(core, claimed, left)
         except TransactionSettled:
             pass  # somebody rolled it back: if that was the next producer of the name, this one is fenced
         else:
@@ -108,8 +108,9 @@ def send(core: ProducerCore, number: int, messages: Sequence[Message], digest: b
             raise OutcomeUnknown(attempt.query_id)
 
 
-def _roll_back(core: ProducerCore, claimed: Claimed, left: LeftOpen) -> None:
-    """Whatever is answered: the next attempt finds out whether it is still open, or was committed."""
+def roll_back(core: ProducerCore, claimed: Claimed, left: LeftOpen) -> None:
+    """Settle what was left. Whatever is answered: the next attempt finds out whether it is still open, or was
+    committed."""
     timeout_s = core.config.delivery_timeout_s
     home = claim_group(claimed.name, core.info.groups)
     result_of(core.router.submit(home, ops.rollback(left.app, [left.tx_id]), timeout_s), timeout_s)

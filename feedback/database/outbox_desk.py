@@ -131,12 +131,16 @@ class OutboxDesk:
                 raise OutboxBehind(one.shard, one.stopped)
 
     def _change(self, ids: Collection[int], statement: Callable[[Sequence[int]], str]) -> int:
-        groups = {(one.shard, one.group) for one in self.chosen(ids)}
+        asked: dict[tuple[int, str], list[int]] = {}
+        for one in self.chosen(ids):
+            asked.setdefault((one.shard, one.group), []).append(one.id)
         changed = 0
         with self._changing() as link:
-            for shard, group in sorted(groups):
+            for (shard, group), chosen in sorted(asked.items()):
                 values = {"shard": shard, "group": bytes.fromhex(group)}
                 rows = link.rows(self._statements.of_group, values)
+                if not rows:  # a relay has sent them since they were read
+                    raise UnknownOutboxRow(chosen)
                 busy = [int(id) for id, batch in rows if batch is not None]
                 own = [int(id) for id, _ in rows]
                 if busy:

@@ -3,6 +3,9 @@
 The lease is a row with an epoch. A relay that was paused while another took its shard holds nothing: its
 UPDATE changes no row, and it stops before it has done anything. Rows are changed by the ids that were read
 and sent; another count than expected means that somebody else has changed them, and nothing is committed.
+The lease also holds the number of the last batch: if the database is put back to an earlier state under a
+relay, e.g. because another server takes over that lacks the last commits, the relay begins again and finds it
+out.
 """
 
 from __future__ import annotations
@@ -147,7 +150,10 @@ class OutboxShards:
         """A transaction that holds the lease's row until it is committed."""
         with self._database.opening() as (_, link):  # not ``checking``: in SQLite that is in autocommit
             until = self._clock() + self._lease_ms
-            told = {"shard": lease.shard, "epoch": lease.epoch, "until": until}
+            told = {
+                "shard": lease.shard, "epoch": lease.epoch, "owner": self._owner, "last": lease.last,
+                "until": until,
+            }  # fmt: skip
             try:
                 _expect(1, link.changed(self._statements.hold, told))
                 yield link

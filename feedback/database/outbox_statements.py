@@ -61,9 +61,10 @@ class OutboxStatements:
         )
         self.taken = f"SELECT epoch, last_batch FROM {self.shards} WHERE shard = :shard AND owner = :owner"
         # ``beat`` changes each time: MariaDB does not count rows that an UPDATE leaves as they were.
+        # Owner and last batch: a database that was put back under a relay may have its epoch, and be behind.
         self.hold = (
-            f"UPDATE {self.shards} SET until_ms = :until, beat = beat + 1 "
-            "WHERE shard = :shard AND epoch = :epoch AND stopped IS NULL"
+            f"UPDATE {self.shards} SET until_ms = :until, beat = beat + 1 WHERE shard = :shard "
+            "AND epoch = :epoch AND owner = :owner AND last_batch = :last AND stopped IS NULL"
         )
         self.give_up = (
             f"UPDATE {self.shards} SET until_ms = 0, beat = beat + 1 WHERE shard = :shard AND epoch = :epoch"

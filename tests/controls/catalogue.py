@@ -17,6 +17,7 @@ from tests.controls import (
     member_faults,
     mending_faults,
     offset_faults,
+    outbox_faults,
     raft_faults,
     round_faults,
     share_faults,
@@ -47,6 +48,7 @@ MODULES = (
     round_faults,
     finding_faults,
     claim_faults,
+    outbox_faults,
 )
 
 __all__ = ["MODULES", "PLANTED", "Planted"]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tests.controls.planting import Planted, planted
+from tests.controls.planting import RELAYS, Planted, planted
+from tests.relays import schedule as relays
 from tests.sim.across.scene import KEPT
 from tests.sim.runner import WORKLOADS
 from tests.sim.schedules import made
@@ -40,6 +41,8 @@ class Found:
 
 def schedule(fault: Planted, seed: int) -> Outcome:
     """Run one schedule with the fault in it."""
+    if fault.workload == RELAYS:
+        return _of_relays(fault, seed)
     with planted(fault):
         simulation = made(
             seed,
@@ -58,6 +61,17 @@ def schedule(fault: Planted, seed: int) -> Outcome:
         except Exception as error:
             kind, text = type(error).__name__, str(error)
         return Outcome(seed, kind, text, simulation.world.elapsed_s)
+
+
+def _of_relays(fault: Planted, seed: int) -> Outcome:
+    """These have schedules of their own, in the same virtual time."""
+    with planted(fault):
+        try:
+            outcome = relays.run(seed)
+        except Exception as error:
+            return Outcome(seed, type(error).__name__, str(error), 0.0)
+    kind, _, text = outcome.found[0].partition(": ") if outcome.found else (None, "", "")
+    return Outcome(seed, kind, text, outcome.virtual_s)
 
 
 def hunt(fault: Planted, first: int | None = None, most: int | None = None) -> Found | None:

@@ -34,6 +34,8 @@ from tests.sim.sharing import groups as share_groups
 from tests.sim.supervisor import ACTS_AFTER_S
 
 Install = Callable[[pytest.MonkeyPatch], None]
+#: The workload of faults that the simulator does not run: tests/relays does.
+RELAYS = "relays"
 
 
 @dataclass(frozen=True, slots=True)

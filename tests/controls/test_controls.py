@@ -13,7 +13,7 @@ import pytest
 
 from tests.controls.catalogue import PLANTED, Planted
 from tests.controls.hunt import hunt, schedule
-from tests.controls.planting import sound
+from tests.controls.planting import RELAYS, sound
 
 QUICK_S = 12.0  # the longest chaos of worlds of which four schedules run
 
@@ -47,9 +47,10 @@ FAULTS = [pytest.param(p, id=p.name, marks=_marks(p)) for p in PLANTED.values()]
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_found(fault: Planted) -> None:
     found = hunt(fault)
+    module = "tests.relays" if fault.workload == RELAYS else "tests.sim"
     assert found is not None, (
         f"{fault.within} schedules from seed {fault.start} on saw nothing of this: {fault.breaks} "
-        f"Look closer: python -m tests.sim --plant {fault.name} --seed {fault.start} --seeds {fault.within}"
+        f"Look closer: python -m {module} --plant {fault.name} --seed {fault.start} --seeds {fault.within}"
     )
     print(f"{fault.name}: {found.text}")
     assert found.outcome.kind in fault.expected, found.text

@@ -1,4 +1,4 @@
-"""``python -m tests.fence_trials``: kill trials of fence and inbox; exit code 0 if nothing is wrong."""
+"""``python -m tests.fence_trials``: kill trials of fence, inbox, outbox; exit code 0 if nothing is wrong."""
 
 from __future__ import annotations
 
@@ -18,19 +18,24 @@ def main(
     seed: Annotated[int, typer.Option(help="Of everything that is drawn.")] = 1,
     only: Annotated[int, typer.Option(help="Only the trial of this number.")] = -1,
     kind: Annotated[str, typer.Option(help="Only those on postgresql, mariadb or sqlite.")] = "",
+    strike: Annotated[str, typer.Option(help="Only those that strike this, e.g. relay.")] = "",
 ) -> None:
     """Kill services, handlers, leaders and databases; compare orders with messages and bills."""
-    planned = [t for t in plan(seed, trials) if only in (-1, t.number) and kind in ("", t.kind)]
+    planned = [
+        trial
+        for trial in plan(seed, trials)
+        if only in (-1, trial.number) and kind in ("", trial.kind) and strike in "+".join(trial.victims)
+    ]
     with escrowmq.start_local(groups=1, replicas=3, namespace="fence-trials") as cluster:
         run = Run(cluster, planned, lambda line: print(line, flush=True))
         outcome = run.run()
-    strikes, steps = (
+    strikes, steps, relays = (
         ", ".join(f"{name} {count}" for name, count in sorted(counted.items()))
-        for counted in (outcome.strikes, outcome.died_before)
+        for counted in (outcome.strikes, outcome.died_before, outcome.relays_died)
     )
     print(
         f"{outcome.trials} trials, kills: {strikes}; handlers died before: {steps or 'none'}; "
-        f"{outcome.orders} orders, "
+        f"relays: {relays or 'none'}; {outcome.orders} orders, {outcome.parcels} parcels, "
         f"{outcome.checks_first} kept out by a check, {outcome.purged} rows purged; "
         f"{len(outcome.problems)} problems, "
         f"{outcome.seconds:.0f} s"
@@ -41,7 +46,7 @@ def main(
     for problem in outcome.problems:
         print(problem)
     if outcome.problems:
-        again = command("tests.fence_trials", trials=trials, seed=seed)
+        again = command("tests.fence_trials", trials=trials, seed=seed, strike=strike or None)
         print(f"again: {again}   (--only NUMBER for one trial)")
         sys.exit(1)
 

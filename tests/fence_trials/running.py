@@ -1,11 +1,11 @@
-"""Kill trials of fence and inbox: what is killed when, from a seed; then all sides are compared.
+"""Kill trials of fence, inbox and outbox: what is killed when, from a seed; then all sides are compared.
 
 Services, brokers and database go on through all trials of one kind of database, and old rows of fence and
 inbox are purged all the time. Handlers bill every readable order, with an inbox in the same database. A trial
 strikes some of them, brings back what does not come back by itself, and waits until orders are taken again.
 Then, without stopping anybody: what is readable must be in the database, and what was in the database must be
 readable once all that was open by then is settled. Nothing may be there twice, and each order must have one
-bill.
+bill. Parcels go through an outbox, by two relays for each shard, and each must come once and in order.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ import sqlalchemy as sa
 from escrowmq import Cluster, Consumer
 from escrowmq.integrations import Fence
 from tests.fence_trials.billing import Billing
+from tests.fence_trials.parcels import Parcels
 from tests.fence_trials.purging import CLOCKS_DIFFER_S, Purging
+from tests.fence_trials.relaying import STEPS
 from tests.fence_trials.service import SETTINGS, Service
 from tests.support.database_servers import Server, running
 from tests.support.faults.dealing import deal
@@ -41,6 +43,9 @@ from tests.support.waiting import wait_until
 SERVICE, LEADER, DATABASE, SLOW, STOPPED = "service", "leader", "database", "slow database", "stopped service"
 #: A handler kills itself before a drawn step, or stands still until it is no member of its group any more.
 BILLER, STOPPED_BILLER = "biller", "stopped biller"
+#: Relays kill themselves before a drawn step, or one stands still for longer than its lease; a sender is
+#: killed.
+RELAY, STOPPED_RELAY, SENDER = "relay", "stopped relay", "sender"
 #: What is struck together, and the weight of such trials.
 DECK = {
     (SERVICE,): 2,
@@ -65,6 +70,15 @@ DECK = {
     (BILLER, SERVICE, STOPPED_BILLER): 1,
     (STOPPED_BILLER, SLOW): 1,
     (BILLER, STOPPED_BILLER, LEADER, DATABASE): 1,
+    (RELAY,): 2,
+    (STOPPED_RELAY,): 2,
+    (SENDER, RELAY): 1,
+    (RELAY, LEADER): 1,
+    (RELAY, DATABASE): 1,
+    (RELAY, SLOW): 1,
+    (STOPPED_RELAY, LEADER, DATABASE): 1,
+    (SENDER, RELAY, STOPPED_RELAY, LEADER): 1,
+    (RELAY, BILLER, SERVICE, LEADER, DATABASE): 1,
 }
 #: Of the trials, by kind of database.
 SHARES = {"postgresql": 0.4, "mariadb": 0.4, "sqlite": 0.2}
@@ -75,6 +89,8 @@ BEFORE_S, BETWEEN_S = 0.5, 0.2
 AWAY_S = {DATABASE: (0.0, 1.0), SLOW: (5.0, 9.0)}
 #: Up to longer than a check waits, and than the 4 s after which another service is asked.
 STOPPED_S = (1.0, 8.0)
+#: Longer than a relay's lease (``relaying.LEASE_S``).
+STOPPED_RELAY_S = (2.5, 8.0)
 #: Clocks of services: hours ahead, or behind by less than clocks may differ.
 AHEAD_S = (0.0, 7200.0, -CLOCKS_DIFFER_S / 2)
 
@@ -99,6 +115,8 @@ class Outcome:
     checks_first: int = 0  # rows of checks that kept a local transaction out
     purged: int = 0  # rows of fence and inbox that were removed meanwhile
     died_before: Counter[str] = field(default_factory=Counter)  # handlers, by step
+    relays_died: Counter[str] = field(default_factory=Counter)  # by step
+    parcels: int = 0
     problems: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
@@ -138,6 +156,7 @@ class Place:
         self.services: list[subprocess.Popen[bytes]] = []
         self._log_file = folder / "services.log"
         self.billing = Billing(cluster, self.engine, url, self.topic, self._log_file)
+        self.parcels = Parcels(cluster, self.engine, url, f"{name}-shop", self._log_file)
         self._log = self._log_file.open("ab")
         self._started = 0
         self._checks_first: set[bytes] = set()
@@ -162,12 +181,14 @@ class Place:
             service.kill()
             service.communicate()
         self.billing.end()
+        self.parcels.end()
         self._log.close()
         self.engine.dispose()
 
     def said(self) -> str:
         """The end of the services' log, and which of them are alive."""
-        alive = [process.poll() for process in (*self.services, *self.billing.billers)]
+        processes = *self.services, *self.billing.billers, *self.parcels.relays, self.parcels.sender
+        alive = [process.poll() for process in processes]
         return f"exit codes {alive}\n{self._log_file.read_text(errors='replace')[-4000:]}"
 
     def stored(self) -> set[str]:
@@ -256,6 +277,8 @@ class Run:
         self.outcome.orders += len(place.stored())
         self.outcome.checks_first += place.checks_first()
         self.outcome.died_before += place.billing.died
+        self.outcome.relays_died += place.parcels.died
+        self.outcome.parcels += len(place.parcels.stored())
 
     def _strike(self, place: Place, trial: Trial) -> None:
         rng = random.Random(f"fence-trial-{trial.seed}-{trial.number}")
@@ -270,14 +293,15 @@ class Run:
                 service.kill()
                 service.communicate()
                 place.hire()
-            elif victim in (STOPPED, STOPPED_BILLER):
-                stopped = rng.choice(place.services if victim == STOPPED else place.billing.billers)
-                stopped.send_signal(signal.SIGSTOP)
-                go_on = partial(stopped.send_signal, signal.SIGCONT)
-                later.append((time.monotonic() + rng.uniform(*STOPPED_S), go_on))
+            elif victim in (STOPPED, STOPPED_BILLER, STOPPED_RELAY):
+                later.append(self._stop(place, victim, rng))
             elif victim == BILLER:
                 # It dies at its next record, and there are none while the database is away.
                 later.append((math.inf, place.billing.replace(rng)))
+            elif victim == RELAY:
+                later.append((math.inf, place.parcels.replace_relays(rng.choice(STEPS))))
+            elif victim == SENDER:
+                place.parcels.replace_sender()
             elif victim == LEADER:
                 self._kill_leader()
             else:
@@ -292,6 +316,19 @@ class Run:
             undo()
         before = len(place.stored())
         wait_until(lambda: len(place.stored()) > before + 3, PATIENCE_S, "orders after the strike", 0.1)
+
+    @staticmethod
+    def _stop(place: Place, victim: str, rng: random.Random) -> tuple[float, Callable[[], None]]:
+        """One of them stands still. Returns until when, and what lets it go on."""
+        those = {
+            STOPPED: place.services,
+            STOPPED_BILLER: place.billing.billers,
+            STOPPED_RELAY: place.parcels.relays,
+        }[victim]
+        stopped = rng.choice(those)
+        stopped.send_signal(signal.SIGSTOP)
+        seconds = rng.uniform(*(STOPPED_RELAY_S if victim == STOPPED_RELAY else STOPPED_S))
+        return time.monotonic() + seconds, partial(stopped.send_signal, signal.SIGCONT)
 
     def _kill_leader(self) -> None:
         group = self._cluster.status().groups[0]
@@ -312,4 +349,4 @@ class Run:
             f"fence-split: {order} is in the database, and not readable" for order in stored - {*readable}
         ]
         problems += [f"{order} is there {n} times" for order, n in Counter(readable).items() if n > 1]
-        return problems + place.billing.problems(readable, place.ends)
+        return problems + place.billing.problems(readable, place.ends) + place.parcels.problems()

@@ -21,7 +21,7 @@ import typer
 from rich.console import Console
 
 from tests.controls.guards import check_names
-from tests.controls.planting import by_name, planted
+from tests.controls.planting import RELAYS, by_name, planted
 from tests.sim.across.scene import KEPT, REACHES
 from tests.sim.across.workload import AcrossWorkload
 from tests.sim.broker_workload import BrokerWorkload
@@ -198,6 +198,8 @@ def main(
             fault = by_name(plant)
         except KeyError as error:
             raise typer.BadParameter(error.args[0]) from None
+        if fault.workload == RELAYS:
+            raise typer.BadParameter(f"python -m tests.relays --plant {plant} runs this one")
         nodes, net, workload = nodes or fault.size, net or fault.kind, workload or fault.workload
         chaos = fault.chaos_s if chaos is None else chaos
         groups, reached = groups or str(fault.groups), reached | fault.reach

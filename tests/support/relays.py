@@ -1,8 +1,6 @@
 """Relays over a real database and a broker that is only a list, paused and killed at every step.
 
-``outbox-lost``: a committed row's message is not in the log. ``outbox-duplicate``: it is there twice, or
-without a committed row. ``outbox-reordered``: two messages of a key are in the log in another order than
-their rows.
+``tests/history/outbox.py`` compares the rows with the log at the end.
 """
 
 from __future__ import annotations
@@ -16,6 +14,7 @@ from escrowmq.feedback.database.outbox import Outbox
 from escrowmq.feedback.database.outbox_shards import LEASE_MS, OutboxShards
 from escrowmq.feedback.database.relaying import BatchRefused, OutOfStep, Relay, Step
 from escrowmq.replication.errors import ProducerFenced, Unavailable
+from tests.history.outbox import Row, Seen, anomalies
 
 PARTITIONS = 3
 
@@ -127,16 +126,12 @@ class World:
                     break
 
     def anomalies(self) -> list[str]:
-        logged = [message.value for message in self.broker.log]
-        found = [f"outbox-lost: {value!r}" for value in self.committed if value not in logged]
-        found += [f"outbox-duplicate: {value!r}" for value in set(logged) if logged.count(value) > 1]
-        found += [f"outbox-duplicate: {value!r}" for value in logged if value not in self.committed]
-        by_key: dict[bytes | None, list[int]] = {}
-        for message in self.broker.log:
-            if message.key is not None and message.value in self.committed:
-                by_key.setdefault(message.key, []).append(self.committed.index(message.value))
-        found += [f"outbox-reordered: {key!r}" for key, order in by_key.items() if order != sorted(order)]
-        return found
+        log = self.broker.log
+        keys = {message.value: message.key for message in log}
+        rows = [
+            Row(repr(value), keys.get(value), at, at + 0.5) for at, value in enumerate(self.committed)
+        ]  # one transaction after the other
+        return anomalies(rows, [Seen(repr(message.value), "", at) for at, message in enumerate(log)])
 
 
 def drawn(world: World, seed: int, sends: int = 12) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from escrowmq import Message
+from escrowmq import Message, TransactionSettled
 from escrowmq.actors.outbox.shipping import BrokerShipping
+from escrowmq.actors.producer.numbered import Numbered
 from escrowmq.feedback.database.outbox import Outbox
 from escrowmq.feedback.database.outbox_errors import OutboxBehind
 from escrowmq.feedback.database.outbox_shards import LEASE_MS
@@ -118,6 +120,22 @@ def test_a_database_that_was_restored_from_a_backup_stops_its_shard(world: Clust
     assert len(world.outbox.rows(dead=True)) == hold
 
 
+def test_a_database_that_is_put_back_under_a_relay_stops_its_shard(
+    world: ClusterWorld, tmp_path: Path
+) -> None:
+    """The relay goes on with the lease that it had before, and does not repeat what it sent since."""
+    relay = world.relay()
+    world.send(Message("t", b"0"))
+    assert relay.step() is Step.SENT
+    world.send(Message("t", b"1"))
+    shutil.copy(tmp_path / "shop.db", tmp_path / "backup.db")
+    world.send(Message("t", b"2"))
+    assert relay.step() is Step.SENT
+    shutil.copy(tmp_path / "backup.db", tmp_path / "shop.db")
+    assert relay.step() is Step.NOT_MINE and relay.step() is Step.STOPPED
+    assert values(world) == [b"0", b"1", b"2"] and len(world.outbox.rows()) == 1
+
+
 def test_the_same_batch_after_a_restore_is_recognised(world: ClusterWorld) -> None:
     world.send(Message("t", b"1", key=b"k"))
     assert world.relay().step() is Step.SENT
@@ -162,6 +180,64 @@ def test_a_topic_that_is_deleted_while_its_batch_is_under_way_loses_and_repeats_
     (dead,) = world.outbox.rows()
     assert dead.dead and values(world) == [b"1"]
     assert world.broker.cluster.admin.list_transactions() == []
+
+
+def test_an_earlier_sending_is_found_among_any_number_of_open_transactions(world: ClusterWorld) -> None:
+    """More than a list of them shows, all older. Whoever sent the batch is only paused, and commits late."""
+    cluster, messages = world.broker.cluster, [Message("t", b"open")]
+    cluster.admin.create_topic("other", partitions=1)
+    many = cluster.producer("shop")
+    for _ in range(1_001):
+        tx = many.transaction()
+        tx.send(*messages)
+        tx.prepare()
+    world.send(Message("t", b"1"), Message("other", b"2"))
+    paused: list[Numbered] = []
+    commit = Numbered.commit
+
+    def keeps(self: Numbered) -> None:
+        paused.append(self)
+        raise Killed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Numbered, "commit", keeps)
+        with pytest.raises(Killed):
+            world.relay().step()
+    cluster.admin.delete_topic("other")
+    world.now_ms += LEASE_MS + 1
+    assert world.relay().step() is Step.REFUSED
+    with pytest.raises(TransactionSettled):
+        commit(paused[0])
+    assert values(world) == []
+
+
+@pytest.mark.parametrize("topics_left", [0, 1])
+def test_a_batch_that_is_in_is_done_although_its_topic_is_gone(
+    world: ClusterWorld, topics_left: int
+) -> None:
+    """The relay dies between the broker's commit and its own, and then the topic is deleted: its successor
+    cannot send the batch again, and need not."""
+    admin = world.broker.cluster.admin
+    admin.create_topic("other")
+    world.send(Message("t", b"1"), Message("other", b"2"))
+
+    def dies(*given: object) -> None:
+        BrokerShipping.ship(shipping, *given)  # type: ignore[arg-type]
+        raise Killed
+
+    old = world.relay()
+    shipping = world.broker.shippings[-1]
+    shipping.ship = dies  # type: ignore[method-assign]
+    with pytest.raises(Killed):
+        old.step()
+    assert values(world) == [b"1"] and len(world.outbox.rows()) == 2
+    admin.delete_topic("other")
+    if not topics_left:
+        admin.delete_topic("t")
+    world.now_ms += LEASE_MS + 1
+    assert world.relay().step() is (Step.SENT if topics_left else Step.STOPPED)
+    assert len(world.outbox.rows()) == (0 if topics_left else 2)
+    assert admin.list_transactions() == []
 
 
 @pytest.mark.parametrize("after", [True, False])

@@ -17,6 +17,7 @@ from escrowmq import (
     Producer,
     ProducerFenced,
     TransactionSettled,
+    TxStatusQuerier,
     Unavailable,
 )
 from escrowmq.actors.producer.numbered import Numbered
@@ -212,6 +213,25 @@ def test_a_number_that_was_rolled_back_between_two_prepares_is_sent_again(
         assert len(rolled_back) == 1 and texts(cluster) == read("a")
         assert not producer.send_numbered(1, everywhere("a"))
         assert cluster.admin.list_transactions() == []
+
+
+def test_what_is_left_open_under_a_number_is_rolled_back_and_nobody_is_asked() -> None:
+    """Its outcome is no local transaction's: a querier of the same app knows nothing of it."""
+    asked: list[str] = []
+
+    class Querier(TxStatusQuerier):
+        def query_status(self, tx_id: str, query_id: str) -> TransactionState:
+            asked.append(query_id)
+            return TransactionState.UNKNOWN
+
+    with InMemoryCluster() as cluster:
+        cluster.admin.create_topic("orders", partitions=PARTITIONS)
+        cluster.producer("shop", tx_status_querier=Querier())
+        cluster.fail_next("commit", OutcomeUnknown)
+        with pytest.raises(OutcomeUnknown):
+            named(cluster).send_numbered(1, everywhere("a"))
+        cluster.clock.advance(60)
+        assert (cluster.admin.list_transactions(), asked, texts(cluster)) == ([], [], [])
 
 
 def test_messages_without_key_or_digest_are_known_again(cluster: InMemoryCluster) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -72,6 +73,26 @@ def test_rows_that_are_being_sent_are_left_alone(world: World) -> None:
     with pytest.raises(OutboxRowBusy, match="shard 0 has not stopped"):
         outbox.desk.adopt(0, lambda: 1, hold=True)
     assert outbox.rows() == [row]
+
+
+@pytest.mark.parametrize("what", ["retry", "drop"])
+def test_rows_that_are_sent_while_a_person_decides_are_not_said_to_be_changed(
+    world: World, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    desk, relay = world.outbox.desk, world.relay()
+    world.send(Message("t", b"1"), Message("t", b"2"))
+    _, second = world.outbox.rows()
+    chosen = desk.chosen
+
+    def sent_meanwhile(ids: Any) -> Any:
+        found = chosen(ids)
+        assert relay.step() is Step.SENT
+        return found
+
+    monkeypatch.setattr(desk, "chosen", sent_meanwhile)
+    with pytest.raises(UnknownOutboxRow, match=f"no row {second.id}: sent or dropped meanwhile") as caught:
+        getattr(world.outbox, what)([second.id])
+    assert caught.value.ids == (second.id,) and values(world) == [b"1", b"2"]
 
 
 @pytest.mark.parametrize("hold", [True, False])
