@@ -212,9 +212,7 @@ def test_an_earlier_sending_is_found_among_any_number_of_open_transactions(world
 
 
 @pytest.mark.parametrize("topics_left", [0, 1])
-def test_a_batch_that_is_in_is_done_although_its_topic_is_gone(
-    world: ClusterWorld, topics_left: int
-) -> None:
+def test_a_batch_that_is_in_is_done_although_its_topic_is_gone(world: ClusterWorld, topics_left: int) -> None:
     """The relay dies between the broker's commit and its own, and then the topic is deleted: its successor
     cannot send the batch again, and need not."""
     admin = world.broker.cluster.admin
