@@ -12,10 +12,11 @@ from types import ModuleType
 
 import pytest
 
-from escrowmq.actors.admin.transactions import LIST_MAX, OPERATOR_CHARS_MAX
+from escrowmq.actors.admin.transactions import LIST_MAX
 from escrowmq.actors.broker import coordinator
 from escrowmq.actors.broker.config import BrokerConfig
 from escrowmq.actors.broker.group_service import TOPICS_MAX
+from escrowmq.actors.client.call_arguments import OPERATOR_CHARS_MAX
 from escrowmq.actors.client.consumer_groups import GROUP_NAME_BYTES_MAX
 from escrowmq.actors.client.member_names import INSTANCE_ID_MAX
 from escrowmq.actors.client.topic_places import TOPICS_KEPT

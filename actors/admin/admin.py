@@ -39,6 +39,7 @@ from escrowmq.actors.admin.types import (
 from escrowmq.actors.admin.wanted import Wanted
 from escrowmq.actors.client import share_groups
 from escrowmq.actors.client.background import Background
+from escrowmq.actors.client.call_arguments import check_by, check_group_name, unsendable
 from escrowmq.actors.client.closing import Closing
 from escrowmq.actors.client.feedback_processes import FeedbackProcesses
 from escrowmq.actors.client.replica_calls import ReplicaCalls
@@ -51,6 +52,7 @@ from escrowmq.actors.consumer.offsets import OffsetReader
 from escrowmq.replication.errors import (
     ConfigError,
     GroupKindMismatch,
+    InvalidMessage,
     OutcomeUnknown,
     Unavailable,
     UnknownGroup,
@@ -292,7 +294,8 @@ class Admin(MessageAdmin, MemberAdmin, Closing):
 
     def describe_groups(self, groups: Iterable[str]) -> list[GroupDescription]:
         """:meth:`describe_group` of each group, in the order given; asks for many groups at a time."""
-        return describe_groups(self._router, self._offsets, groups, self._timeout_s)
+        names = [check_group_name(group) for group in groups]
+        return describe_groups(self._router, self._offsets, names, self._timeout_s)
 
     def plan_group_reset(
         self, group: str, to: Goal, topic: str | None = None, partition: int | None = None
@@ -342,6 +345,7 @@ class Admin(MessageAdmin, MemberAdmin, Closing):
         """
         if isinstance(to, str | int | datetime):
             to = self.plan_group_reset(group, to, topic, partition)
+        check_group_name(group)
         group_reset.carry_out(self._router, group, to, self._timeout_s)
         return tuple(to)
 
@@ -357,7 +361,8 @@ class Admin(MessageAdmin, MemberAdmin, Closing):
         members), NotSupported while a replica runs older software, OutcomeUnknown. Repeat the call if it was
         interrupted.
         """
-        names = [retry_topic(group), dead_topic(group)] if type(group) is str else []
+        check_by(by)
+        names = [retry_topic(check_group_name(group)), dead_topic(group)]
         topics = {topic.name: topic.topic_id for topic in self._ask(names) if topic.name in names}
         delete_group(self._router, group, self._timeout_s, self._submit, by, topics)
 
@@ -372,6 +377,7 @@ class Admin(MessageAdmin, MemberAdmin, Closing):
         Repeat the call if it was interrupted. Raises ConfigError, NotSupported while a replica runs older
         software.
         """
+        check_by(by)
         values = share_settings.values_of(settings)
         await_level(self._router, self._timeout_s)
         return ShareSettings.of(share_groups.set_group(self._submit, self.info.groups, group, values, by))
@@ -422,6 +428,8 @@ class Admin(MessageAdmin, MemberAdmin, Closing):
         replica runs older software; without arguments Unavailable. Repeat the call if it was interrupted:
         until then groups may differ.
         """
+        if (problem := unsendable(values)) is not None:
+            raise InvalidMessage(problem)
         in_force: dict[str, int] = {}
         for gid in range(self.info.groups):
             try:

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from escrowmq.actors.admin.types import TransactionDescription
+from escrowmq.actors.client.call_arguments import check_by
 from escrowmq.actors.client.router import Router, result_of
 from escrowmq.replication.calling.answers import (
     AuditEntry,
@@ -43,8 +44,6 @@ from escrowmq.replication.state.transactions import BY_HOME
 LIST_MAX = 100_000
 #: Pause between tries while another decision on the same transaction is under way, which takes milliseconds.
 RETRY_S = 0.05
-#: Longest name of an operator in the audit trail.
-OPERATOR_CHARS_MAX = 100
 
 #: If several groups report different states of one transaction, the first of these counts.
 _BY_RANK = (
@@ -146,8 +145,7 @@ class TransactionAdmin:
         """See :meth:`Admin.resolve_transaction`."""
         if state not in (TransactionState.COMMITTED, TransactionState.ROLLBACK):
             raise ConfigError(f"decide COMMITTED or ROLLBACK, not {state}")
-        if type(by) is not str or not 0 < len(by) <= OPERATOR_CHARS_MAX:
-            raise ConfigError(f"by must name who decides in 1 to {OPERATOR_CHARS_MAX} characters, not {by!r}")
+        check_by(by)
         shown = self.show(tx_id, app)
         homes, branches = self._homes(shown)
         fresh = [self._resolve_at(gid, shown.app, tx_id, state, by) for gid in sorted(homes)]

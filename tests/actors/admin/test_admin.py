@@ -266,7 +266,7 @@ class TestTransactions:
             admin.resolve_transaction(unique("x"), COMMITTED)
         with pytest.raises(ConfigError, match="COMMITTED or ROLLBACK"):
             admin.resolve_transaction("x", TransactionState.UNKNOWN)
-        with pytest.raises(ConfigError, match="who decides"):
+        with pytest.raises(ConfigError, match="who does it"):
             admin.resolve_transaction("x", COMMITTED, by="")
 
 
