@@ -45,8 +45,10 @@ class TopicPlaces:
         self._described: WeakSet[Describes] = WeakSet()
         self._lock = threading.Lock()
 
-    def __len__(self) -> int:
-        return sum(map(len, self._kept))
+    @property
+    def count(self) -> int:
+        """How many are kept at present. Not ``len``: places without a topic are no less true."""
+        return len(self._kept[0].keys() | self._kept[1].keys())
 
     def describe(self, described: Describes) -> None:
         """Descriptions must not outlive places, since callers take a place for known if they have one."""

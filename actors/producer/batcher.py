@@ -69,7 +69,8 @@ class GroupBatcher:
     ) -> None:
         """``places``: the ids of topics, which requests name; None: requests name no ids."""
         self._app, self._config, self._instance = app, config, instance
-        self._counted, self._places = counted or Counted(), places or TopicPlaces(1)
+        self._counted = counted or Counted()
+        self._places = TopicPlaces(1) if places is None else places
         self._speech = GroupSpeech()
         self._speech_of_messages = GroupSpeech()
         self._claim: tuple[str, int] | None = None

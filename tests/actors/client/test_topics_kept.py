@@ -39,7 +39,7 @@ def test_places_are_bounded_and_those_in_use_stay() -> None:
     places.hear([info("used"), info("idle")])
     for number in range(1_000):
         places.hear([info(f"topic-{number}")])
-        assert len(places) <= KEPT and places.group_of("used", 0) == 1 and places.id_of("used") == 5
+        assert places.count <= KEPT and places.group_of("used", 0) == 1 and places.id_of("used") == 5
     assert places.unheard(["used", "idle"]) == {"idle"} and places.id_of("idle") == NO_ID
     with pytest.raises(UnknownTopic):
         places.group_of("idle", 0)
