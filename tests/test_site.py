@@ -12,16 +12,19 @@ from types import ModuleType
 
 import pytest
 
-from escrowmq.actors.admin.arguments import OPERATOR_CHARS_MAX
 from escrowmq.actors.admin.transactions import LIST_MAX
 from escrowmq.actors.broker import coordinator
 from escrowmq.actors.broker.config import BrokerConfig
 from escrowmq.actors.broker.group_service import TOPICS_MAX
+from escrowmq.actors.client.call_arguments import OPERATOR_CHARS_MAX
 from escrowmq.actors.client.consumer_groups import GROUP_NAME_BYTES_MAX
 from escrowmq.actors.client.member_names import INSTANCE_ID_MAX
+from escrowmq.actors.client.topic_places import TOPICS_KEPT
 from escrowmq.actors.consumer.arguments import NACK_DELAY_S_MAX, POLL_S_MAX
 from escrowmq.actors.consumer.redelivery import NACKED_MAX
 from escrowmq.actors.producer.config import ProducerConfig
+from escrowmq.actors.producer.core import STICKY_MAX
+from escrowmq.actors.producer.stream_table import STREAMS_MAX
 from escrowmq.replication.format.internal_topics import OWNER_CHARS_MAX
 from escrowmq.replication.format.membership import VOTERS_MAX
 from escrowmq.replication.format.share_ops import REASON_BYTES_MAX
@@ -84,6 +87,9 @@ def test_the_limits_are_those_of_the_code() -> None:
         "broker groups that one transaction writes to": PARTICIPANTS_MAX,
         "a consumer's `instance_id`": INSTANCE_ID_MAX,
         "topics that a member reads, named or by a pattern": TOPICS_MAX,
+        "partitions of a broker group of which a producer knows that it has sent to them": STREAMS_MAX,
+        "topics of which a producer knows where its keyless messages gather": STICKY_MAX,
+        "topics that a client knows": TOPICS_KEPT,
         "members of a consumer group": coordinator.MEMBERS_MAX,
         "consumer groups with live members, of one broker group": coordinator.GROUPS_MAX,
         "replicas of a broker group": VOTERS_MAX,

@@ -12,7 +12,6 @@ from datetime import datetime
 from typing import Any
 
 from escrowmq.actors.admin import group_reset, share_settings
-from escrowmq.actors.admin.arguments import check_group, check_operator
 from escrowmq.actors.admin.dead_letters import DeadLetters
 from escrowmq.actors.admin.group_deletion import delete_group
 from escrowmq.actors.admin.group_places import describe_groups
@@ -40,6 +39,7 @@ from escrowmq.actors.admin.types import (
 from escrowmq.actors.admin.wanted import Wanted
 from escrowmq.actors.client import share_groups
 from escrowmq.actors.client.background import Background
+from escrowmq.actors.client.call_arguments import check_by, check_group_name, unsendable
 from escrowmq.actors.client.closing import Closing
 from escrowmq.actors.client.feedback_processes import FeedbackProcesses
 from escrowmq.actors.client.replica_calls import ReplicaCalls
@@ -52,6 +52,7 @@ from escrowmq.actors.consumer.offsets import OffsetReader
 from escrowmq.replication.errors import (
     ConfigError,
     GroupKindMismatch,
+    InvalidMessage,
     OutcomeUnknown,
     Unavailable,
     UnknownGroup,
@@ -293,7 +294,7 @@ class Admin(MessageAdmin, MemberAdmin, Closing):
 
     def describe_groups(self, groups: Iterable[str]) -> list[GroupDescription]:
         """:meth:`describe_group` of each group, in the order given; asks for many groups at a time."""
-        names = [check_group(group) for group in groups]
+        names = [check_group_name(group) for group in groups]
         return describe_groups(self._router, self._offsets, names, self._timeout_s)
 
     def plan_group_reset(
@@ -344,6 +345,7 @@ class Admin(MessageAdmin, MemberAdmin, Closing):
         """
         if isinstance(to, str | int | datetime):
             to = self.plan_group_reset(group, to, topic, partition)
+        check_group_name(group)
         group_reset.carry_out(self._router, group, to, self._timeout_s)
         return tuple(to)
 
@@ -359,9 +361,8 @@ class Admin(MessageAdmin, MemberAdmin, Closing):
         members), NotSupported while a replica runs older software, OutcomeUnknown. Repeat the call if it was
         interrupted.
         """
-        check_group(group)
-        check_operator(by)
-        names = [retry_topic(group), dead_topic(group)]
+        check_by(by)
+        names = [retry_topic(check_group_name(group)), dead_topic(group)]
         topics = {topic.name: topic.topic_id for topic in self._ask(names) if topic.name in names}
         delete_group(self._router, group, self._timeout_s, self._submit, by, topics)
 
@@ -376,8 +377,8 @@ class Admin(MessageAdmin, MemberAdmin, Closing):
         Repeat the call if it was interrupted. Raises ConfigError, NotSupported while a replica runs older
         software.
         """
-        check_operator(by)
-        check_group(group)
+        check_by(by)
+        check_group_name(group)
         values = share_settings.values_of(settings)
         await_level(self._router, self._timeout_s)
         return ShareSettings.of(share_groups.set_group(self._submit, self.info.groups, group, values, by))
@@ -428,6 +429,8 @@ class Admin(MessageAdmin, MemberAdmin, Closing):
         replica runs older software; without arguments Unavailable. Repeat the call if it was interrupted:
         until then groups may differ.
         """
+        if (problem := unsendable(values)) is not None:
+            raise InvalidMessage(problem)
         in_force: dict[str, int] = {}
         for gid in range(self.info.groups):
             try:

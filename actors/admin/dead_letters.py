@@ -16,9 +16,10 @@ from heapq import merge
 from itertools import islice
 from typing import Any, NamedTuple
 
-from escrowmq.actors.admin.arguments import check_operator, check_reason
 from escrowmq.actors.admin.redirecting import Redirecting
 from escrowmq.actors.admin.share_types import DeadLetter, Redriven
+from escrowmq.actors.client.call_arguments import check_by
+from escrowmq.actors.client.failure_arguments import check_group, check_reason
 from escrowmq.actors.client.router import Router, result_of
 from escrowmq.actors.consumer.records import trim_runs
 from escrowmq.replication.calling.share_reports import FinalRanges
@@ -38,7 +39,7 @@ from escrowmq.replication.format.forwarded import (
     UNDECODABLE,
     history,
 )
-from escrowmq.replication.format.internal_topics import dead_topic, owner_problem
+from escrowmq.replication.format.internal_topics import dead_topic
 from escrowmq.replication.format.packing import PackedRows, UnsoundValue
 from escrowmq.replication.format.share_ops import BY_TABLE, DROPPED, REDRIVEN, nack, share_ack
 from escrowmq.replication.message_headers import REPLY_TO, TAG
@@ -117,8 +118,7 @@ class DeadLetters:
         if it has no such topic."""
         if type(group) is not str:
             raise ConfigError(f"a group's name is a str, not {group!r}")
-        if (problem := owner_problem("group", group)) is not None:
-            raise ConfigError(problem)
+        check_group(group)
         asked = [self._ask_final(group, gid) for gid in range(self._router.info.groups)]
         answers: list[FinalRanges | None] = [result_of(future, self._timeout_s) for future in asked]
         found = {gid: answer for gid, answer in enumerate(answers) if answer is not None}
@@ -316,7 +316,7 @@ def _fetch(asked: Future[Any]) -> tuple[int, int, Any, bytes]:
 
 
 def _signed(by: object) -> str:
-    return f"operator:{check_operator(by)}"
+    return f"operator:{check_by(by)}"
 
 
 def _place(group: str, id: object) -> Place:

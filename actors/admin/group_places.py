@@ -17,15 +17,15 @@ from escrowmq.actors.admin.types import GroupDescription, GroupPartition
 from escrowmq.actors.client.consumer_groups import GroupSnapshot, TopicPartition, coordinator_group
 from escrowmq.actors.client.router import Router, result_of
 from escrowmq.actors.client.share_groups import settings_told
-from escrowmq.actors.consumer.offsets import OffsetReader
-from escrowmq.replication.errors import UnknownTopic
+from escrowmq.actors.consumer.offsets import OffsetReader, Passing
+from escrowmq.replication.errors import EscrowMQError, Overloaded, Unavailable, UnknownTopic
 from escrowmq.replication.format.internal_topics import retry_topic
 from escrowmq.replication.format.share_settings import STREAM
 
 #: Groups asked for at a time. Their calls occupy the sixteen threads of a leader that also serve heartbeats.
 AT_A_TIME = 32
 
-Bounds = Mapping[TopicPartition, tuple[int, int] | UnknownTopic]
+Bounds = Mapping[TopicPartition, tuple[int, int] | EscrowMQError]
 
 
 def describe_groups(
@@ -33,23 +33,50 @@ def describe_groups(
 ) -> list[GroupDescription]:
     """One description for each group, in the order given; ``timeout_s`` is for each call."""
     found: list[GroupDescription] = []
-    for names in _portions(groups):
-        snapshots = _snapshots(router, names, timeout_s)
-        with_settings = [
-            (name, ShareSettings.of(settings_told(snapshot.settings)))
-            for name, snapshot in zip(names, snapshots, strict=True)
-            if snapshot.settings
-        ]
-        shares = describe_shares(router, with_settings, timeout_s)
-        wanted = sorted({tp for snapshot in snapshots for tp in _partitions(snapshot)})
-        bounds = offsets.bounds(wanted, timeout_s)
-        attempts = _attempts(router, names, snapshots, timeout_s)
-        for name, snapshot in zip(names, snapshots, strict=True):
-            gid = coordinator_group(name, router.info.groups)
-            places = _places(snapshot, bounds, attempts.get(name, {}))
-            share = _of_kind(name, shares.get(name), places)
-            found.append(GroupDescription(name, gid, snapshot.members, places, snapshot.generation, share))
+    for each in describe_each(router, offsets, groups, timeout_s):
+        if isinstance(each, EscrowMQError):
+            raise each
+        found.append(each)
     return found
+
+
+def describe_each(
+    router: Router, offsets: OffsetReader, groups: Iterable[str], timeout_s: float
+) -> Iterator[GroupDescription | EscrowMQError]:
+    """As ``describe_groups``, with the error of a broker group in place of the descriptions that need it. One
+    that does not answer is waited for a few times in all, however many groups there are."""
+    away: dict[int, EscrowMQError] = {}
+    for names in _portions(groups):
+        snapshots = _snapshots(router, names, timeout_s, away)
+        shares = _shares(router, snapshots, timeout_s, away)
+        bounds = _bounds(router, offsets, snapshots.values(), timeout_s, away)
+        attempts = _attempts(router, snapshots, timeout_s, away)
+        for name in names:
+            snapshot, share, failed = snapshots[name], shares.get(name), attempts.get(name, {})
+            if isinstance(snapshot, EscrowMQError):
+                yield snapshot
+            elif isinstance(share, EscrowMQError):
+                yield share
+            elif isinstance(failed, EscrowMQError):
+                yield failed
+            else:
+                yield _description(router, name, snapshot, share, bounds, failed)
+
+
+def _description(
+    router: Router,
+    name: str,
+    snapshot: GroupSnapshot,
+    share: ShareDescription | None,
+    bounds: Bounds,
+    attempts: Mapping[TopicPartition, int],
+) -> GroupDescription | EscrowMQError:
+    places = _places(snapshot, bounds, attempts)
+    if isinstance(places, EscrowMQError):
+        return places
+    gid = coordinator_group(name, router.info.groups)
+    share = _of_kind(name, share, places)
+    return GroupDescription(name, gid, snapshot.members, places, snapshot.generation, share)
 
 
 def _of_kind(
@@ -70,36 +97,123 @@ def _portions(groups: Iterable[str]) -> Iterator[list[str]]:
         yield portion
 
 
-def _snapshots(router: Router, names: Sequence[str], timeout_s: float) -> list[GroupSnapshot]:
-    futures = [
-        router.leader_call(
-            coordinator_group(name, router.info.groups), "group_describe", name, timeout_s=timeout_s
-        )
-        for name in names
+def _snapshots(
+    router: Router, names: Sequence[str], timeout_s: float, away: dict[int, EscrowMQError]
+) -> dict[str, GroupSnapshot | EscrowMQError]:
+    homes = {name: coordinator_group(name, router.info.groups) for name in names}
+    asked = {
+        name: router.leader_call(gid, "group_describe", name, timeout_s=timeout_s)
+        for name, gid in homes.items()
+        if gid not in away
+    }
+    found: dict[str, GroupSnapshot | EscrowMQError] = {}
+    for name, gid in homes.items():
+        if name not in asked:
+            found[name] = away[gid]
+            continue
+        try:
+            found[name] = result_of(asked[name], timeout_s)
+        except EscrowMQError as error:
+            found[name] = error
+            if isinstance(error, Passing):
+                away[gid] = error
+    return found
+
+
+def _shares(
+    router: Router,
+    snapshots: Mapping[str, GroupSnapshot | EscrowMQError],
+    timeout_s: float,
+    away: Mapping[int, EscrowMQError],
+) -> dict[str, ShareDescription | EscrowMQError]:
+    """Of the groups with settings. All broker groups have a part of each: without one, none is described."""
+    with_settings = [
+        (name, ShareSettings.of(settings_told(snapshot.settings)))
+        for name, snapshot in snapshots.items()
+        if not isinstance(snapshot, EscrowMQError) and snapshot.settings
     ]
-    return [result_of(future, timeout_s) for future in futures]
+    try:
+        for error in away.values():
+            raise error
+        return dict(describe_shares(router, with_settings, timeout_s))
+    except EscrowMQError as error:
+        return {name: error for name, _ in with_settings}
+
+
+def _bounds(
+    router: Router,
+    offsets: OffsetReader,
+    snapshots: Iterable[GroupSnapshot | EscrowMQError],
+    timeout_s: float,
+    away: dict[int, EscrowMQError],
+) -> dict[TopicPartition, tuple[int, int] | EscrowMQError]:
+    known = [snapshot for snapshot in snapshots if not isinstance(snapshot, EscrowMQError)]
+    wanted = sorted({tp for snapshot in known for tp in _partitions(snapshot)})
+    places, topics = router.places, {topic for topic, _ in wanted}
+    try:  # of group 0, which says where topics are
+        if 0 not in away:
+            offsets.hear(places.unheard(topics), timeout_s)
+    except (Unavailable, Overloaded) as error:
+        away[0] = error
+    unheard = places.unheard(topics) if 0 in away else set[str]()
+    found: dict[TopicPartition, tuple[int, int] | EscrowMQError] = {}
+    for topic, number in wanted:
+        gid = 0 if topic in unheard else _host(router, topic, number)
+        if gid in away:
+            found[topic, number] = away[gid]
+    asked = [tp for tp in wanted if tp not in found]
+    try:
+        found.update(offsets.bounds_each(asked, timeout_s))
+    except EscrowMQError as error:
+        found.update(dict.fromkeys(asked, error))
+        return found
+    for tp in asked:
+        problem = found[tp]
+        if isinstance(problem, Passing):
+            away.setdefault(_host(router, *tp), problem)
+    return found
+
+
+def _host(router: Router, topic: str, number: int) -> int:
+    try:
+        return router.places.group_of(topic, number)
+    except UnknownTopic:
+        return -1  # deleted since it was committed
 
 
 def _attempts(
-    router: Router, names: Sequence[str], snapshots: Sequence[GroupSnapshot], timeout_s: float
-) -> dict[str, dict[TopicPartition, int]]:
+    router: Router,
+    snapshots: Mapping[str, GroupSnapshot | EscrowMQError],
+    timeout_s: float,
+    away: dict[int, EscrowMQError],
+) -> dict[str, dict[TopicPartition, int] | EscrowMQError]:
     """How often the messages at the places of groups with retries have failed."""
+    found: dict[str, dict[TopicPartition, int] | EscrowMQError] = {}
     asked = []
-    for name, snapshot in zip(names, snapshots, strict=True):
-        if not snapshot.settings or settings_told(snapshot.settings).kind != STREAM:
+    for name, snapshot in snapshots.items():
+        if isinstance(snapshot, EscrowMQError) or not snapshot.settings:
+            continue
+        if settings_told(snapshot.settings).kind != STREAM:
+            continue
+        gid = coordinator_group(name, router.info.groups)
+        if gid in away:
+            found[name] = away[gid]
             continue
         committed = snapshot.committed.items()
         places = [(topic, number, at) for topic, by in committed for number, at in by.items()]
-        gid = coordinator_group(name, router.info.groups)
         call = router.leader_call(gid, "failed_attempts", name, places, timeout_s=timeout_s)
-        asked.append((name, places, call))
-    return {
-        name: {
-            (topic, number): count
-            for (topic, number, _), count in zip(places, result_of(call, timeout_s), strict=True)
-        }
-        for name, places, call in asked
-    }
+        asked.append((name, gid, places, call))
+    for name, gid, places, call in asked:
+        try:
+            counts = result_of(call, timeout_s)
+        except EscrowMQError as error:
+            found[name] = error
+            if isinstance(error, Passing):
+                away[gid] = error
+        else:
+            tps = [(topic, number) for topic, number, _ in places]
+            found[name] = dict(zip(tps, counts, strict=True))
+    return found
 
 
 def _partitions(snapshot: GroupSnapshot) -> set[TopicPartition]:
@@ -110,13 +224,15 @@ def _partitions(snapshot: GroupSnapshot) -> set[TopicPartition]:
 
 def _places(
     snapshot: GroupSnapshot, bounds: Bounds, attempts: Mapping[TopicPartition, int]
-) -> tuple[GroupPartition, ...]:
+) -> tuple[GroupPartition, ...] | EscrowMQError:
     readers = {tp: member.member for member in snapshot.members for tp in member.partitions}
     places: list[GroupPartition] = []
     for topic, number in sorted(_partitions(snapshot)):
         known = bounds[topic, number]
         if isinstance(known, UnknownTopic):
             continue  # deleted since it was committed
+        if isinstance(known, EscrowMQError):
+            return known
         start, end = known
         place = snapshot.committed.get(topic, {}).get(number)
         lag = None if place is None else max(end - max(place, start), 0)

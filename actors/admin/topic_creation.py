@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from escrowmq.actors.client.call_arguments import unsendable
 from escrowmq.replication.errors import (
     ConfigError,
     EscrowMQError,
@@ -111,7 +112,7 @@ def create_topic(
     """
     stated = _stated(name, partitions, options)
     settings = topic_settings(**stated)  # type: ignore[arg-type]
-    problem = settings_problem(name, settings)
+    problem = unsendable(settings) or settings_problem(name, settings)
     if problem is not None:
         raise ConfigError(problem)
     first = BY_NAME if groups == 1 else spread_over(name, groups)

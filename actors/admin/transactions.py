@@ -14,8 +14,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from escrowmq.actors.admin.arguments import check_operator
 from escrowmq.actors.admin.types import TransactionDescription
+from escrowmq.actors.client.call_arguments import check_by
 from escrowmq.actors.client.router import Router, result_of
 from escrowmq.replication.calling.answers import (
     AuditEntry,
@@ -145,7 +145,7 @@ class TransactionAdmin:
         """See :meth:`Admin.resolve_transaction`."""
         if state not in (TransactionState.COMMITTED, TransactionState.ROLLBACK):
             raise ConfigError(f"decide COMMITTED or ROLLBACK, not {state}")
-        check_operator(by)
+        check_by(by)
         shown = self.show(tx_id, app)
         homes, branches = self._homes(shown)
         fresh = [self._resolve_at(gid, shown.app, tx_id, state, by) for gid in sorted(homes)]

@@ -324,6 +324,8 @@ class GroupService:
         if term is not None:
             with self._lock:
                 self._under_way.ended(term, group, _pairs(offsets), known=answer != ("unknown",))
+            if answer == ("unknown",):
+                self._look_after_unknown()  # also after the earlier ones: nobody else may look in this term
         if answer[0] != "ok" or isinstance(answer[1], _REFUSALS):
             return answer
         for topic, (code, *info) in zip(topics, answer[1], strict=True):

@@ -51,14 +51,16 @@ class PlacesUnderWay:
 
     def look(self, noted: Sequence[_Unknown], log_end: int | None, applied: int) -> None:
         """See ``GroupService``. ``log_end`` and ``applied`` were read after these were noted."""
+        kept = set(self.unknown)
         for one in noted:
-            if one not in self.unknown:
+            if one not in kept:
                 continue  # of an earlier term, or somebody else has looked
             if one.until is None:
                 one.until = log_end
             if one.until is not None and applied >= one.until:
-                self.unknown.remove(one)
+                kept.discard(one)
                 self._discard(one.group, one.places)
+        self.unknown = [one for one in self.unknown if one in kept]
 
     def _discard(self, group: str, places: Iterable[TopicPartition]) -> None:
         queued = self._queued.get(group)

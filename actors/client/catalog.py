@@ -48,13 +48,14 @@ class _Heard:
 
 
 class TopicCatalog:
-    """Topics by name. Thread-safe: the one dict is replaced or changed by single operations only."""
+    """Topics by name. Thread-safe: the one dict is changed by single operations only."""
 
     def __init__(
         self, router: Turns, timeout_s: float = 30.0, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._router, self._timeout_s, self._clock = router, timeout_s, clock
         self._topics: dict[str, _Heard] = {}
+        router.places.describe(self)
         self._lock = threading.Lock()
         self._questions, self._counted_from = 0, clock()
         self._asking: list[Waiting] = []  # callers that wait for the answer under way
@@ -176,3 +177,7 @@ class TopicCatalog:
     def forget(self, topic: str) -> None:
         """The broker does not know the topic as we do: ask again next time."""
         self._topics.pop(topic, None)
+
+    def forget_all(self) -> None:
+        """See :class:`~escrowmq.actors.client.topic_places.Describes`."""
+        self._topics.clear()

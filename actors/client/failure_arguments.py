@@ -53,3 +53,10 @@ def reason_text(reason: object) -> str:
 def reason_of(failure: BaseException) -> str:
     """What a handler's exception is stored as."""
     return reason_text(f"{type(failure).__name__}: {failure}")
+
+
+def check_reason(reason: object) -> str | None:
+    """A part of the reasons that are asked for; None: any. Raises ConfigError."""
+    if reason is not None and type(reason) is not str:
+        raise ConfigError(f"reason must be a str that the reasons contain, not {reason!r}")
+    return reason

@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from escrowmq.actors.client.consumer_groups import GROUP_NAME_BYTES_MAX, TopicPartition, coordinator_group
+from escrowmq.actors.client.call_arguments import group_problem
+from escrowmq.actors.client.consumer_groups import TopicPartition, coordinator_group
 from escrowmq.replication.errors import InvalidMessage, UnknownTopic
 from escrowmq.replication.format.offset_ops import NONE_YET, pre_offsets
 from escrowmq.replication.replica.offset_validation import NUMBER_MAX, PLACES_MAX
@@ -77,10 +78,8 @@ def _given_work(
     id_of: Callable[[str], int],
     partitions: Callable[[str], int],
 ) -> GroupWork:
-    if not isinstance(group, str) or not 0 < len(group.encode()) <= GROUP_NAME_BYTES_MAX:
-        raise InvalidMessage(
-            f"a group's name is text of 1 to {GROUP_NAME_BYTES_MAX} bytes, not {group!r:.80}"
-        )
+    if (problem := group_problem(group)) is not None:
+        raise InvalidMessage(problem)
     if not isinstance(places, Mapping) or not 0 < len(places) <= PLACES_MAX:
         raise InvalidMessage(f"offsets are a dict of 1 to {PLACES_MAX} (topic, partition): (from, to)")
     for place, span in places.items():
@@ -88,7 +87,7 @@ def _given_work(
         topic, partition = place
         if partition >= (count := partitions(topic)):
             raise UnknownTopic(topic, partition, count)
-    return GroupWork(group, dict(places), {topic: id_of(topic) for topic, _ in places})
+    return GroupWork(str(group), dict(places), {topic: id_of(topic) for topic, _ in places})
 
 
 def _check(place: object, span: object) -> None:

@@ -12,11 +12,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from escrowmq.actors.client.consumer_groups import coordinator_group
+from escrowmq.actors.client.failure_arguments import check_group
 from escrowmq.actors.client.router import result_of
 from escrowmq.actors.client.turns import Turns
-from escrowmq.replication.errors import ConfigError, EscrowMQError, GroupKindMismatch, Overloaded
+from escrowmq.replication.errors import EscrowMQError, GroupKindMismatch, Overloaded
 from escrowmq.replication.format import ops
-from escrowmq.replication.format.internal_topics import dead_topic, owner_problem, retry_topic
+from escrowmq.replication.format.internal_topics import dead_topic, retry_topic
 from escrowmq.replication.format.share_ops import group_settings
 from escrowmq.replication.format.share_settings import NAMES, GroupSettings, Value
 from escrowmq.replication.model import NO_ID, ResultCode
@@ -38,8 +39,7 @@ def set_group(
     Raises ConfigError, GroupKindMismatch, NotSupported below format level 9, or Overloaded when others
     keep changing them.
     """
-    if (problem := owner_problem("group", group)) is not None:
-        raise ConfigError(problem)
+    check_group(group)
     found, number = _told(group, *submit(0, group_settings(group, {})))
     if values:
         if "kind" in values:

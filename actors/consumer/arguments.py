@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any
 
-from escrowmq.actors.client.consumer_groups import GROUP_NAME_BYTES_MAX, TopicPartition
+from escrowmq.actors.client.call_arguments import check_group_name
+from escrowmq.actors.client.consumer_groups import TopicPartition
 from escrowmq.actors.client.member_names import INSTANCE_ID_MAX
 from escrowmq.replication.errors import ConfigError, InvalidMessage
 from escrowmq.replication.model import ConsumerRecord
@@ -25,10 +26,8 @@ NACK_DELAY_S = 5.0
 
 def check_group(group: object) -> None:
     """Checks a group's name: a non-empty str of at most 255 bytes, or None. Raises ConfigError."""
-    if group is None:
-        return
-    if type(group) is not str or not group or len(group.encode()) > GROUP_NAME_BYTES_MAX:
-        raise ConfigError(f"group must be a str of 1 to {GROUP_NAME_BYTES_MAX} bytes, not {group!r}")
+    if group is not None:
+        check_group_name(group)
 
 
 def check_needs_group(group: object, subscribes: bool, handles: bool) -> None:

@@ -147,14 +147,26 @@ class OffsetReader:
         self, partitions: Iterable[TopicPartition], timeout_s: float, ids: Mapping[str, int] = NO_IDS
     ) -> dict[TopicPartition, tuple[int, int] | UnknownTopic]:
         """``(start, end)`` of each partition. ``ids``: see ``offsets``."""
-        wanted = list(partitions)
-        found = self.offsets(_both_ends(wanted), timeout_s, ids)
         answer: dict[TopicPartition, tuple[int, int] | UnknownTopic] = {}
+        for tp, found in self.bounds_each(partitions, timeout_s, ids).items():
+            if isinstance(found, Passing):
+                raise type(found)(*found.args)
+            answer[tp] = found
+        return answer
+
+    def bounds_each(
+        self, partitions: Iterable[TopicPartition], timeout_s: float, ids: Mapping[str, int] = NO_IDS
+    ) -> dict[TopicPartition, tuple[int, int] | UnknownTopic | Passing]:
+        """As ``bounds``, with the error of a broker group in place of the bounds that it did not give."""
+        wanted = list(partitions)
+        found = self._found(_both_ends(wanted), timeout_s, ids)
+        answer: dict[TopicPartition, tuple[int, int] | UnknownTopic | Passing] = {}
         for tp, start, end in zip(wanted, found[::2], found[1::2], strict=True):
-            if isinstance(start, UnknownTopic):
+            if not isinstance(start, int):
                 answer[tp] = start
+            elif not isinstance(end, int):
+                answer[tp] = end
             else:
-                assert not isinstance(end, UnknownTopic)
                 answer[tp] = start, end
         return answer
 

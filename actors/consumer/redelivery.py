@@ -20,6 +20,8 @@ from escrowmq.replication.model import ConsumerRecord
 
 #: Nacked records that one consumer keeps: a handler that fails for all of them should stop, not queue them.
 NACKED_MAX = 10_000
+#: Times that no longer count and are kept, beside as many as records wait.
+STALE_MAX = 100
 
 
 class Redelivery:
@@ -45,6 +47,7 @@ class Redelivery:
         waiting[record.offset] = due, record
         if due < float("inf"):
             heapq.heappush(self._due, (due, record.topic, record.partition, record.offset))
+            self._tidy()
 
     def discard(self, record: ConsumerRecord) -> bool:
         """Forgets a record. False: it was forgotten before, with its partition."""
@@ -53,6 +56,8 @@ class Redelivery:
             return False
         del waiting[record.offset]
         self._count -= 1
+        if not self._count:
+            self._due.clear()
         return True
 
     def take(self, now: float, limit: int, skip: Collection[TopicPartition] = ()) -> list[ConsumerRecord]:
@@ -88,3 +93,16 @@ class Redelivery:
         self._count -= len(self._records.pop(tp, ()))
         if not self._count:
             self._due.clear()
+
+    def _tidy(self) -> None:
+        """Removes what no longer counts from the heap once it is most of it: a record may be nacked again and
+        again, or sought away from, long before its time, which can be years ahead."""
+        if len(self._due) <= 2 * self._count + STALE_MAX:
+            return
+        self._due = [
+            (due, topic, partition, offset)
+            for (topic, partition), waiting in self._records.items()
+            for offset, (due, _) in waiting.items()
+            if due < float("inf")
+        ]
+        heapq.heapify(self._due)

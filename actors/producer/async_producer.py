@@ -18,6 +18,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from escrowmq.actors.client.call_arguments import check_wait
 from escrowmq.actors.client.cancelling import TOPICS_MAX, Cancellation
 from escrowmq.actors.client.closing import AsyncClosing
 from escrowmq.actors.client.consumer_groups import TopicPartition
@@ -275,6 +276,7 @@ class AsyncProducer(AsyncClosing):
     async def flush(self, timeout_s: float | None = None) -> bool:
         """See ``Producer.flush``."""
         self._core.check_open()
+        check_wait(timeout_s)
         limit_s = self._core.config.delivery_timeout_s if timeout_s is None else timeout_s
         return await asyncio.to_thread(self._core.flush, limit_s)
 

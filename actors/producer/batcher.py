@@ -42,6 +42,7 @@ from escrowmq.actors.producer.config import ProducerConfig
 from escrowmq.actors.producer.group_speech import GroupSpeech
 from escrowmq.actors.producer.partition_stream import Batch, PartitionStream
 from escrowmq.actors.producer.statistics import Counted
+from escrowmq.actors.producer.stream_table import StreamTable
 from escrowmq.replication.format import ops
 from escrowmq.replication.model import ResultCode
 
@@ -68,7 +69,8 @@ class GroupBatcher:
     ) -> None:
         """``places``: the ids of topics, which requests name; None: requests name no ids."""
         self._app, self._config, self._instance = app, config, instance
-        self._counted, self._places = counted or Counted(), places or TopicPlaces(1)
+        self._counted = counted or Counted()
+        self._places = TopicPlaces(1) if places is None else places
         self._speech = GroupSpeech()
         self._speech_of_messages = GroupSpeech()
         self._claim: tuple[str, int] | None = None
@@ -78,7 +80,7 @@ class GroupBatcher:
         self._inquiries: deque[InquireBlock] = deque()
         self._dones: deque[DoneBlock] = deque()
         self._dones_since = float("inf")
-        self._streams: dict[tuple[str, int, bool], PartitionStream] = {}  # by topic, partition, ``later``
+        self._streams = StreamTable()
         self._active: dict[tuple[str, int, bool], PartitionStream] = {}  # the streams that are not idle
         self._messages_first = False
         self._tx_bytes = 0
@@ -132,7 +134,7 @@ class GroupBatcher:
         self._dones_since = min(self._dones_since, now)
 
     def stream(self, topic: str, partition: int, later: bool = False) -> PartitionStream | None:
-        """The queue of a partition's plain messages, to add something to; None: it does not exist yet.
+        """The queue of a partition's plain messages, to add something to; None: there is none.
         ``later``: that of the delayed ones."""
         key = (topic, partition, later)
         stream = self._streams.get(key)
@@ -141,9 +143,10 @@ class GroupBatcher:
         return stream
 
     def add_stream(self, stream: PartitionStream) -> None:
-        """Adds the queue of a partition that had none so far."""
+        """Adds the queue of a partition that has none, or none any longer."""
         key = (stream.topic, stream.partition, stream.later)
-        self._streams[key] = self._active[key] = stream
+        self._streams.add(key, stream)
+        self._active[key] = stream
 
     def idle(self) -> bool:
         """Whether nothing waits here and no plain message is under way."""

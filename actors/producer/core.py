@@ -46,6 +46,8 @@ from escrowmq.replication.errors import Closed, Overloaded
 from escrowmq.replication.format.timer_ops import owner_of
 
 _CLOSED = "this producer was closed; create a new one"
+#: Topics of which a producer keeps where their keyless messages gather.
+STICKY_MAX = 20_000
 
 
 class ProducerCore:
@@ -146,8 +148,8 @@ class ProducerCore:
         with self._lock:
             if not self._has_room(size):
                 return None
-            if partition is None:
-                partition = self._sticky.setdefault(topic, 0)
+            if partition is None and (partition := self._sticky.get(topic)) is None:
+                partition = self.gathers(topic)
             of_topic = self._open.get(topic)
             parcel = None if of_topic is None else of_topic.get(partition)
             if parcel is None or parcel.size >= self.config.request_bytes or len(parcel.rows) >= ROWS_MAX:
@@ -206,6 +208,8 @@ class ProducerCore:
 
     def gathers(self, topic: str) -> int:
         """The partition in which messages without a key gather at present."""
+        if len(self._sticky) >= STICKY_MAX and topic not in self._sticky:
+            self._sticky.clear()  # all topics begin again at their first partition
         return self._sticky.setdefault(topic, 0)
 
     def _parcel_of(self, topic: str, run: Run) -> Parcel:

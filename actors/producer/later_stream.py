@@ -15,7 +15,7 @@ from escrowmq.actors.client.schedule_ids import ScheduleId
 from escrowmq.actors.producer.parcel import Ending, Parcel
 from escrowmq.actors.producer.partition_stream import Batch, PartitionStream
 from escrowmq.replication.delivery_times import AT_ONCE, effective_time
-from escrowmq.replication.format.timer_ops import OF_DELAYED, ORDINALS, scheduled
+from escrowmq.replication.format.timer_ops import OF_DELAYED, ORDINALS, owner_of, scheduled
 from escrowmq.replication.model import NO_ID, RecordMetadata
 
 #: In place of the offset of a message that cannot be read yet.
@@ -96,6 +96,12 @@ class LaterStream(PartitionStream):
         # Of the only batch that is under way, or to be sent again.
         self._times: list[int] = []
         self._first_ordinal = 0
+
+    def begin_at(self, epoch: int) -> None:
+        """See ``PartitionStream``. Ordinals begin again as well, so they are counted for another owner."""
+        if epoch > self.epoch:
+            self._owner = owner_of(str(self._owner), str(epoch))
+        super().begin_at(epoch)
 
     def take(self, bytes_max: int, heard_ms: int | None = None, topic_id: int = NO_ID) -> tuple[bytes, Batch]:
         """See ``PartitionStream``. Every batch names its topic's id: the last one that ``topic_id`` gave."""

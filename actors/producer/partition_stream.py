@@ -138,6 +138,10 @@ class PartitionStream:
         self._under_way: Batch | None = None
         self._again: Batch | None = None  # to be sent before anything else
 
+    def begin_at(self, epoch: int) -> None:
+        """Before anything is sent: an earlier stream of this place may have used all epochs below."""
+        self.epoch = max(self.epoch, epoch)
+
     def add(self, parcel: Parcel, now: float) -> None:
         """Queues messages, and takes their rows out of the parcel; their linger and their deadline start at
         ``now``."""

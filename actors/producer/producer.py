@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from escrowmq.actors.client.background import Background
+from escrowmq.actors.client.call_arguments import check_wait
 from escrowmq.actors.client.cancelling import TOPICS_MAX, Cancellation
 from escrowmq.actors.client.closing import Closing
 from escrowmq.actors.client.replica_calls import ReplicaCalls
@@ -440,10 +441,12 @@ class Producer(Closing):
     def flush(self, timeout_s: float | None = None) -> bool:
         """Sends what waits now and waits for the answers; False if ``timeout_s`` passed first."""
         self._core.check_open()
+        check_wait(timeout_s)
         return self._core.flush(self._config.delivery_timeout_s if timeout_s is None else timeout_s)
 
     def close(self, timeout_s: float | None = None) -> None:
         """Flushes and closes. Later calls raise Closed; what is still undecided is left to the check."""
+        check_wait(timeout_s)
         self._core.close(self._config.delivery_timeout_s if timeout_s is None else timeout_s)
         if self._answerer is not None:
             self._answerer.close()

@@ -21,7 +21,8 @@ class Found:
     ``metrics`` lack replicas that did not answer in time; a broker of an earlier version has no metrics.
     ``lag``: messages by consumer group and topic. ``shares``: for consumer groups with retries, the messages
     that are leased, that come again, and that are dead. ``lag_limited``: there are more consumer groups than
-    were asked for. ``supervisor``: whether it answered.
+    were asked for. ``supervisor``: whether it answered. ``lag_at``: when the lag of all consumer groups that
+    a broker group coordinates was last found, in seconds since the epoch.
     """
 
     at: float
@@ -34,6 +35,7 @@ class Found:
     lag_limited: bool = False
     shares: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
     supervisor: bool = False
+    lag_at: Mapping[int, float] = field(default_factory=dict)
 
     def leader(self, gid: int) -> ReplicaReport | None:
         """The report of the replica that acts as the group's leader; of several, the one of highest term."""

@@ -15,13 +15,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any, Generic, TypeVar
 
-from escrowmq.actors.admin.group_places import describe_groups
 from escrowmq.actors.client.feedback_processes import FeedbackProcesses
-from escrowmq.actors.client.router import Router, result_of
-from escrowmq.actors.consumer.offsets import OffsetReader
+from escrowmq.actors.client.router import Router
 from escrowmq.cluster.exporter.findings import Found, ReplicaKey
+from escrowmq.cluster.exporter.lags import FoundLags, Lags
 from escrowmq.replication.calling.answers import MembersReport, ReplicaReport
-from escrowmq.replication.errors import EscrowMQError
 
 log = logging.getLogger(__name__)
 
@@ -31,13 +29,8 @@ T = TypeVar("T")
 WAIT_S = 1.0
 #: A request without an answer is given up after this time: a process that died may never answer.
 GIVEN_UP_S = 30.0
-#: Number of consumer groups whose lag is asked for, and how often: each costs its coordinator a call.
-CONSUMER_GROUPS_MAX = 200
+#: How often the lag of consumer groups is asked for.
 LAG_EVERY_S = 15.0
-LAG_TIMEOUT_S = 10.0
-
-#: Lag by consumer group and topic, whether there are more groups, and what ``Found.shares`` has.
-Lag = tuple[dict[tuple[str, str], int], bool, dict[str, tuple[int, int, int]]]
 
 
 class OneAtATime(Generic[T]):
@@ -72,13 +65,13 @@ class Looks:
         """``supervisor()``: whether the supervisor answers; it may block for seconds, or raise."""
         self._router, self._feedback, self._wait_s = router, feedback, wait_s
         self._clock, self._wall_clock = clock, wall_clock
-        self._offsets = OffsetReader(router)
+        lags = Lags(router, wall_clock)
         self._questions: dict[tuple[ReplicaKey, str], OneAtATime[Any]] = {}
         # One thread for each, so that a supervisor that hangs does not delay the lag.
         self._slow = [ThreadPoolExecutor(1, thread_name_prefix=f"look-{what}") for what in ("head", "lag")]
         self._supervisor = OneAtATime(lambda: self._slow[0].submit(supervisor), clock)
-        self._lags = OneAtATime(lambda: self._slow[1].submit(self._look_at_lag), clock)
-        self._lag: Lag = ({}, False, {})
+        self._lags = OneAtATime(lambda: self._slow[1].submit(lags.look), clock)
+        self._lag = FoundLags()
         self._lag_at = float("-inf")
         info = router.info
         self._members = {
@@ -109,9 +102,11 @@ class Looks:
             reports,
             metrics,
             [] if shards is None else shards,
-            *self._lag[:2],
-            supervisor=bool(there),
-            shares=self._lag[2],
+            self._lag.lag,
+            self._lag.lag_limited,
+            self._lag.shares,
+            bool(there),
+            self._lag.lag_at,
         )
 
     def close(self) -> None:
@@ -161,30 +156,3 @@ class Looks:
                 self._members[report.gid] = members
         known = set(self._known())
         self._questions = {place: asked for place, asked in self._questions.items() if place[0] in known}
-
-    def _look_at_lag(self) -> Lag:
-        """See ``Lag``; for at most CONSUMER_GROUPS_MAX groups."""
-        router = self._router
-        asked = [
-            router.leader_call(gid, "group_list", timeout_s=LAG_TIMEOUT_S)
-            for gid in range(router.info.groups)
-        ]
-        names: set[str] = set()
-        for future in asked:
-            try:
-                names.update(result_of(future, LAG_TIMEOUT_S))
-            except EscrowMQError as error:  # a group without a leader must not hide the others
-                log.debug("consumer groups of a broker group are not known: %s", error)
-        chosen, found = sorted(names)[:CONSUMER_GROUPS_MAX], dict[tuple[str, str], int]()
-        shares: dict[str, tuple[int, int, int]] = {}
-        for group in describe_groups(router, self._offsets, chosen, LAG_TIMEOUT_S):
-            for place in group.partitions:
-                if place.lag is not None:
-                    key = group.group, place.topic
-                    found[key] = found.get(key, 0) + place.lag
-            if (share := group.share) is not None:
-                shares[group.group] = share.leased, share.retrying, share.dead
-                for part in share.partitions:
-                    key = group.group, part.topic
-                    found[key] = found.get(key, 0) + part.lag
-        return found, len(names) > CONSUMER_GROUPS_MAX, shares

@@ -169,6 +169,8 @@ class Series:
         for (group, topic), lag in found.lag.items():
             shown = self._consumers.place(f"{group}/{topic}", found.at) != OTHER
             yield ("escrowmq_consumer_lag", (group, topic) if shown else (OTHER, OTHER)), lag
+        for gid, at in found.lag_at.items():
+            yield ("escrowmq_exporter_lag_timestamp_seconds", (str(gid),)), at
         for group, counts in found.shares.items():
             label = (self._consumers.place(group, found.at),)
             for name, count in zip(("share_leased", "share_retrying", "dead_letters"), counts, strict=True):

@@ -97,14 +97,15 @@ def decode_row(row: bytes) -> StoredRow | None:
         return None
 
 
-def with_headers(row: bytes, found: StoredRow | None, added: Mapping[str, str]) -> bytes:
+def with_headers(row: bytes, found: StoredRow | None, added: Mapping[str, str], *, of_leader: bool) -> bytes:
     """A row (``found``: as it was decoded) with these reserved headers, and of others those that its sender
-    has set: the reply address and the tag."""
+    has set: the reply address and the tag. ``of_leader``: a leader has written it, so it has the mark of what
+    is no row if that is true."""
     ours = {name: text.encode() for name, text in added.items()}
     if found is None:
         return encode_fields((None, row, {UNDECODABLE: b"1", **ours}, None))
     theirs = {k: v for k, v in (found.headers or {}).items() if not k.startswith(_PREFIX) or k in _SENDERS}
-    if UNDECODABLE in (found.headers or ()):
+    if of_leader and UNDECODABLE in (found.headers or ()):
         ours[UNDECODABLE] = b"1"
     fields: tuple[Any, ...] = (found.key, found.value, {**theirs, **ours}, found.tx_id)
     if found.packing is not msgspec.UNSET:

@@ -7,6 +7,7 @@ were handed out together often fail together.
 from __future__ import annotations
 
 from collections import OrderedDict
+from functools import partial
 from typing import Final, NamedTuple, Protocol
 
 from google_crc32c import value as crc32c
@@ -120,20 +121,21 @@ class Failures:
         past = past._replace(attempt=max(past.attempt, attempt))
         assert past.origin is not None
         headers = {forwarded.ORIGIN: forwarded.origin_text(past.origin), forwarded.GROUP: group}
+        made = partial(with_headers, row, found, of_leader=is_internal(partition.topic))
         if redrives:
             headers |= {forwarded.ATTEMPT: "1", forwarded.BY: by}
-            return [Copy(retry_topic(group), 0, with_headers(row, found, headers), "redriven")]
+            return [Copy(retry_topic(group), 0, made(headers), "redriven")]
         settings = self._state.shares.settings(group)
         failed_ms = past.first_failed_ms if past.first_failed_ms >= 0 else now_ms
         headers |= {forwarded.FIRST_FAILED: str(failed_ms), forwarded.REASON: _cut(reason), forwarded.BY: by}
         if self._comes_back(settings, past, delay_ms, now_ms - failed_ms):
             headers[forwarded.ATTEMPT] = str(past.attempt + 1)
             time_ms = _time_ms(settings, past, delay_ms, now_ms)
-            return [Copy(retry_topic(group), time_ms, with_headers(row, found, headers), "retried")]
+            return [Copy(retry_topic(group), time_ms, made(headers), "retried")]
         headers[forwarded.ATTEMPT] = str(past.attempt)
         copies = self._failed_reply(found, headers)
         if settings.dead_letters == KEEP:
-            copies.append(Copy(dead_topic(group), 0, with_headers(row, found, headers), "dead"))
+            copies.append(Copy(dead_topic(group), 0, made(headers), "dead"))
         return copies
 
     @staticmethod

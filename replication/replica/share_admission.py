@@ -143,7 +143,7 @@ class ShareAdmission:
                 row = bytes(submission.view[pos : pos + size])
                 headers = self._failures.headers_of_reply(group, partition, offset, DONE)
                 newly.append(offset)
-                rows.append(with_headers(row, decode_row(row), headers))
+                rows.append(with_headers(row, decode_row(row), headers, of_leader=False))
             pos += size
         self._forward(writer, {target: [(0, row) for row in rows]})
         self._finish(writer, submission, number, partition, newly, _OK)

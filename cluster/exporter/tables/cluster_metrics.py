@@ -116,6 +116,17 @@ CLUSTER_METRICS: tuple[Metric, ...] = (
         ),
     ),
     Metric(
+        name="escrowmq_exporter_lag_timestamp_seconds",
+        kind=Kind.gauge,
+        labels=("group",),
+        unit="seconds",
+        help=(
+            "When the exporter last found the lag of all consumer groups that the broker group coordinates, "
+            "in seconds since the epoch. Those that it cannot find keep their last values."
+        ),
+        source=THE_EXPORTER,
+    ),
+    Metric(
         name="escrowmq_exporter_look_seconds",
         kind=Kind.gauge,
         unit="seconds",

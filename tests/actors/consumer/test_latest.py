@@ -219,6 +219,30 @@ def test_or_until_it_is_applied_so_that_a_leader_that_stays_deletes_the_group() 
     assert log.service.delete("g", log.applied["g"]) == ("ok", None)
 
 
+def test_outcomes_that_are_not_known_do_not_add_up_while_the_log_goes_on() -> None:
+    """A leader stays for months, and nobody deletes a group or begins one meanwhile."""
+    log = Log()
+    log.answer = ("unknown",)
+    for number in range(500):
+        log.end = number if number % 3 else None  # None: requests wait to be written
+        log.applied_index = number
+        log.service.commit(f"group-{number}", "", 0, {"t": {0: 3}})
+        assert len(log.service._under_way.unknown) <= 3
+        assert len(log.service._under_way._queued) <= 3
+
+
+def test_but_those_that_may_still_be_written_are_all_kept() -> None:
+    log = Log()
+    log.answer = ("unknown",)
+    log.end, log.applied_index = 7, 6
+    for number in range(50):
+        log.service.commit(f"group-{number}", "", 0, {"t": {0: 3}})
+    assert len(log.service._under_way.unknown) == 50
+    log.applied_index = 7
+    log.service.commit("group-50", "", 0, {"t": {0: 3}})
+    assert not log.service._under_way.unknown and not log.service._under_way._queued
+
+
 def test_planted_an_outcome_that_stays_unknown_holds_up_the_deletion_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -79,6 +79,17 @@ def test_the_first_batch_tells_the_topics_id_and_later_ones_need_not() -> None:
     assert producing.build()[0] == [(0, 1, NO_ID)]
 
 
+def test_what_is_heard_after_the_producer_began_is_told() -> None:
+    """It begins with places that have no topic yet."""
+    places = TopicPlaces(1)
+    producing = Producing()
+    producing.batcher = GroupBatcher("shop", ProducerConfig(), "p", places=places)
+    producing.batcher.add_stream(producing.stream)
+    places.hear([info(NEW)])
+    producing.send()
+    assert producing.build()[0] == [(0, 0, NEW)]
+
+
 def test_a_topic_without_an_id_is_told_as_before() -> None:
     producing = Producing(NO_ID)
     producing.send()

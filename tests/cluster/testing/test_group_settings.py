@@ -66,7 +66,7 @@ def test_whoever_changes_a_group_has_a_name(cluster: InMemoryCluster, by: Any) -
         lambda: cluster.admin.set_group("mail", max_attempts=4, by=by),
         lambda: cluster.admin.delete_group("mail", by=by),
     ):
-        with pytest.raises(ConfigError, match="by must name who does it in 1 to 100 characters"):
+        with pytest.raises(ConfigError, match="by must name who does it, in 1 to 100 characters"):
             change()
     assert cluster.admin.set_group("mail").max_attempts == 3
 

@@ -25,8 +25,8 @@ from escrowmq.replication.format.packing import pack_row
 ORIGINAL = Origin("orders", 3, 17, 1_700_000_000_123)
 
 
-def forwarded(row: bytes, **added: str) -> bytes:
-    return with_headers(row, decode_row(row), added)
+def forwarded(row: bytes, *, of_leader: bool = True, **added: str) -> bytes:
+    return with_headers(row, decode_row(row), added, of_leader=of_leader)
 
 
 def test_rows_are_cut_apart_where_they_end() -> None:
@@ -40,7 +40,7 @@ def test_rows_are_cut_apart_where_they_end() -> None:
 
 def test_a_copy_keeps_what_its_sender_wrote() -> None:
     row = encode_row(b"k", b"v", {"mine": b"1", REPLY_TO: b"shop", ATTEMPT: b"9"}, "tx")
-    (found,) = decode_rows(with_headers(row, decode_row(row), {ORIGIN: origin_text(ORIGINAL)}), 1)
+    (found,) = decode_rows(forwarded(row, **{ORIGIN: origin_text(ORIGINAL)}), 1)
     headers = {"mine": b"1", REPLY_TO: b"shop", ORIGIN: b"orders/3/17/1700000000123"}
     assert found == (b"k", b"v", headers, "tx")
 
@@ -58,6 +58,12 @@ def test_what_is_no_row_becomes_a_value(row: bytes) -> None:
     assert decode_rows(copy, 1) == [(None, row, {UNDECODABLE: b"1"}, None)]
     again = forwarded(copy)
     assert again == copy, "it is a row now, and keeps the mark"
+
+
+def test_the_mark_of_what_is_no_row_counts_only_if_a_leader_has_set_it() -> None:
+    row = encode_row(b"k", b"v", {UNDECODABLE: b"1", "mine": b"1"}, None)
+    assert decode_rows(forwarded(row, of_leader=False), 1) == [(b"k", b"v", {"mine": b"1"}, None)]
+    assert decode_rows(forwarded(row), 1) == [(b"k", b"v", {UNDECODABLE: b"1", "mine": b"1"}, None)]
 
 
 def test_what_headers_say_is_read_back() -> None:

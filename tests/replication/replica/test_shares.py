@@ -132,7 +132,7 @@ def test_a_senders_reserved_headers_mean_nothing(single: Shared) -> None:
     single.nack(0, delay_ms=0)
     (headers,) = single.headers(RETRY)
     assert headers["escrowmq-attempt"] == "2" and headers["escrowmq-origin"].startswith("t/0/0/")
-    assert headers["mine"] == "1"
+    assert headers["mine"] == "1" and "escrowmq-undecodable" not in headers
 
 
 def test_repeated_and_late_requests_copy_nothing_again(single: Shared) -> None:
