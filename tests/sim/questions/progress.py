@@ -94,11 +94,14 @@ class _Model:
         return _Model(pair is not None and pair.has(offset), *found)
 
     def allows(self, told: ShareProgress) -> bool:
-        """Whether this is what the rows say. A copy that waits for its time is in none of them."""
+        """Whether this is what the rows say. A copy that waits for its time is in none of them; and who has a
+        message, or a copy, only the leader knows."""
+        if (told.state == "leased") != (told.member != ""):
+            return False
         if not self.final:
-            return told.state == "waiting"
+            return told.state in ("waiting", "leased")
         if self.retries:
-            return told.state == "retrying"
+            return told.state in ("retrying", "leased")
         if told.state == "retrying":
             return True
         return told.state in ("dead",) if self.dead else told.state in ("done", "dropped")
