@@ -18,7 +18,8 @@ def test_only_the_newest_instance_of_a_name_writes(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(named.SHARE, "worlds", 1.0)
     monkeypatch.setattr(scene, "draw_level", lambda rng, lowest: (LEVEL_MAX, None))
     done = Counter[str]()
-    for seed, groups in ((0, 1), (2, 1), (0, 2), (1, 2), (6, 2), (1, 3)):
+    worlds = ((1, 1), (2, 1), (6, 1), (0, 2), (2, 2), (6, 2), (0, 3), (4, 3))
+    for seed, groups in worlds:
         simulation = ManyGroups(seed, Scene.of(seed, groups), chaos_s=8.0)
         try:
             simulation.run()
