@@ -92,22 +92,27 @@ class FindFiles:
         """Bytes in all files."""
         return self._bytes
 
-    def candidates(self, place: Place, low: int) -> list[int] | None:
+    def candidates(self, place: Place, low: int, since: int) -> list[int] | None:
         """The places within the block that have the hash whose lowest entry is ``low``, in order. None: there
-        is no usable file for this block."""
+        is no usable file for this block, or one that begins behind the offset ``since``. (A replica that has
+        lost its memory has to repeat retention, and until then it has messages that it had not when it wrote
+        the file.)"""
         with self._lock:
             known = self._known.pop(place, None)
             if known is None:
                 return None
             self._known[place] = known  # now it is the most recently used
             try:
-                return self._candidates(place, known, low)
+                found = self._candidates(place, known, low, since)
             except _UNUSABLE:
                 self._drop(place)
                 self.dropped += 1
                 return None
+            if found is None:
+                self._drop(place)
+            return found
 
-    def _candidates(self, place: Place, known: _Known, low: int) -> list[int]:
+    def _candidates(self, place: Place, known: _Known, low: int, since: int) -> list[int] | None:
         file = self._disk.open(_name(place))
         try:
             head = known.head
@@ -117,6 +122,8 @@ class FindFiles:
                     file.read(0, min(find_table.head_bytes(entries), known.size)), known.size
                 )
                 self._known[place] = _Known(known.size, head)
+            if head.first > since:
+                return None
             found: list[int] = []
             for number in head.pages_with(low):
                 page = find_table.decode_page(file.read(*head.page(number)), head.sums[number])

@@ -169,7 +169,8 @@ class Finder:
         in time."""
         place, first = (partition.slot, block), True
         while True:
-            found = self._opened().candidates(place, low)
+            since = max(block * BLOCK_OFFSETS, partition.index.start)
+            found = self._opened().candidates(place, low, since)
             with self._lock:
                 young = self._young.pop(place, None) if found is None else None
                 if young is not None:

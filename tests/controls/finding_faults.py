@@ -41,7 +41,7 @@ def find_files_of_any_partition(patch: pytest.MonkeyPatch) -> None:
     """A file of one partition, or of a topic that was deleted, answers for the same block of another."""
     put, candidates = FindFiles.put, FindFiles.candidates
     patch.setattr(FindFiles, "put", lambda self, place, *rest: put(self, (0, place[1]), *rest))
-    patch.setattr(FindFiles, "candidates", lambda self, place, low: candidates(self, (0, place[1]), low))
+    patch.setattr(FindFiles, "candidates", lambda self, place, *rest: candidates(self, (0, place[1]), *rest))
 
 
 def asked(patch: pytest.MonkeyPatch) -> None:

@@ -71,7 +71,7 @@ class _Job:
     """One message of one group."""
 
     at: dict[Place, int] = field(default_factory=dict)  # where it was handed out -> the attempt
-    highest: int = 0  # attempt since the last redrive
+    places: int = 0  # how many of these since the last redrive
     acked: bool = False  # somebody may have said that it is done
     rejected: bool = False
     redriven: set[Place] = field(default_factory=set)  # dead letters that may have been redriven
@@ -127,7 +127,7 @@ class _Group:
         """Another life may begin now. A failure of the one before may still take effect."""
         self.final.clear()
         for job in self.jobs.values():
-            job.highest = 0
+            job.places = 0
 
     def delay_ms(self, attempt: int) -> int:
         """The shortest pause after this attempt, by any of the tables."""
@@ -183,7 +183,7 @@ class Sharing:
             for place, id in zip(_places(event), event.fields["ids"], strict=True):
                 job = group.jobs.setdefault(id, _Job())
                 job.redriven.add(place)
-                job.highest, job.comes_ms = 0, {}
+                job.places, job.comes_ms = 0, {}
         elif kind == "share-handle":
             ((topic, partition, offset),) = _places(event)
             wanted = group.handled.setdefault((topic, partition), offset)
@@ -270,13 +270,15 @@ class Sharing:
         if not group.is_alive(asked.at):
             job.at.setdefault(place, attempt)
         if place not in job.at:
-            if attempt <= job.highest and not job.redriven:
-                text = f"{id} comes back at {place} as attempt {attempt}, after attempt {job.highest}"
+            # Leases that ran out count, too, but only as long as their leader leads: after a fail-over an
+            # attempt that was seen may come again. At each further place it is a later one all the same.
+            if attempt <= job.places and not job.redriven:
+                text = f"{id} comes back at {place} as attempt {attempt}, after {job.places} other places"
                 self._report.add("over-attempts", text, told)
             if attempt > 1 and time_ms < (comes_ms := job.comes_ms.get(attempt, 0)):
                 text = f"{id}, attempt {attempt}, is readable at {time_ms}, before {comes_ms}"
                 self._report.add("retry-early", text, told)
-            job.at[place], job.highest = attempt, max(job.highest, attempt)
+            job.at[place], job.places = attempt, job.places + 1
         # Its leases may run out unnoticed: after the third the leader lets it come back by the table.
         fails_ms = time_ms + int(LEASES * told.fields["lease_ms"] * SLOWEST)
         self._fails(group, job, attempt, BY_TABLE, fails_ms)

@@ -194,6 +194,16 @@ BAD = {
 }
 
 GOOD = {
+    "an attempt that counts a lease that has run out comes again after a fail-over": (
+        Shared()
+        .handed(attempt=2, topic=TOPIC)
+        .wait(4_000)
+        .handed(by="r1")
+        .nack()
+        .wait(4_000)
+        .handed(attempt=2)
+        .ack(2)
+    ),
     "handed out, acknowledged": Shared().handed().ack().ends(),
     "again after the lease is over": Shared().handed().wait(200).handed().ack().ends(),
     "again after the lease that was extended": Shared().handed().wait(90).extend().wait(110).handed(),

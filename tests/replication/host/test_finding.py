@@ -59,7 +59,7 @@ def a_young_block_that_never_grows(patch: pytest.MonkeyPatch) -> None:
 def files_of_another_slot(patch: pytest.MonkeyPatch) -> None:
     put, candidates = FindFiles.put, FindFiles.candidates
     patch.setattr(FindFiles, "put", lambda self, place, *rest: put(self, (0, place[1]), *rest))
-    patch.setattr(FindFiles, "candidates", lambda self, place, low: candidates(self, (0, place[1]), low))
+    patch.setattr(FindFiles, "candidates", lambda self, place, *rest: candidates(self, (0, place[1]), *rest))
 
 
 def one_page_of_a_hash(patch: pytest.MonkeyPatch) -> None:
@@ -206,10 +206,20 @@ def test_the_cache_is_bounded_and_what_is_used_stays() -> None:
     files = FindFiles(disk, 5_000)
     for block in range(20):
         assert files.put((1, block), 0, 9, [find_table.entry_of(KEY, b"k", 1)] * 100)
-        assert files.candidates((1, 0), find_table.entry_of(KEY, b"k", 0)) == [1] * 100
+        assert files.candidates((1, 0), find_table.entry_of(KEY, b"k", 0), 1 << 40) == [1] * 100
         assert files.bytes <= 5_000
     assert (1, 0) in files and (1, 19) in files and (1, 5) not in files
     assert not files.put((1, 30), 0, 9, list(range(1_000)))
+
+
+def test_a_file_that_begins_behind_what_is_there_is_not_used() -> None:
+    """Retention had removed offsets 0 to 4 when it was written; then a power cut took that away again."""
+    disk, low = MemoryDisk(), find_table.entry_of(KEY, b"k", 0)
+    files = FindFiles(disk, 5_000)
+    assert files.put((1, 0), 5, 9, [low | 6])
+    assert files.candidates((1, 0), low, 5) == [6]
+    assert files.candidates((1, 0), low, 4) is None
+    assert (1, 0) not in files and not disk.names() and files.dropped == 0
 
 
 def test_heads_of_other_files_are_refused() -> None:
