@@ -22,7 +22,7 @@ from escrowmq.actors.producer.encoder import check_app
 from escrowmq.feedback.database.outbox import SHARDS_MAX, Outbox
 from escrowmq.feedback.database.outbox_desk import OutboxShard
 from escrowmq.feedback.database.outbox_errors import OutboxBehind
-from escrowmq.feedback.database.outbox_shards import LEASE_MS, OutboxShards
+from escrowmq.feedback.database.outbox_shards import LEASE_MS, LEASE_MS_MAX, OutboxShards
 from escrowmq.feedback.database.relaying import Relay, Step
 from escrowmq.replication.errors import Closed, ConfigError, Unavailable
 
@@ -104,7 +104,7 @@ class OutboxRelay:
     ) -> None:
         """``poll_s``: the longest pause between two looks, from 0.001 to 60. ``lease_s``: another relay takes
         a shard over when this one has been silent for so long, from 1 to 600."""
-        if not 1 <= lease_s <= 600:
+        if not 1 <= lease_s <= LEASE_MS_MAX / 1000:
             raise ConfigError(f"lease_s must be from 1 to 600, not {lease_s!r:.80}")
         if not PAUSE_MIN_S <= poll_s <= 60:
             raise ConfigError(f"poll_s must be from {PAUSE_MIN_S} to 60, not {poll_s!r:.80}")

@@ -22,6 +22,10 @@ from escrowmq.feedback.database.relay_plan import ROWS_MAX, pick, refused
 
 #: A relay that says nothing for so long has lost its shard to any other that asks.
 LEASE_MS = 15_000
+#: The longest lease that a relay may be given. One that ends later than any can was taken by a clock that
+#: was ahead: it would keep others away for years, also when its relay is dead. To take it over is as safe as
+#: after its end, since the epoch rises.
+LEASE_MS_MAX = 600_000
 #: Rows that are read at a time, and at most for one batch: rows that wait must not hide those behind them.
 WINDOW, READ_MAX = 2 * ROWS_MAX, 40 * ROWS_MAX
 
@@ -60,6 +64,7 @@ class OutboxShards:
         with self._database.opening() as (_, link):
             link.run(statements.add_shard, {"shard": shard, "nobody": b""})
             told = {"shard": shard, "owner": self._owner, "now": now, "until": now + self._lease_ms}
+            told["beyond"] = now + 2 * LEASE_MS_MAX  # twice: clocks that differ by minutes are left alone
             lease = None
             if link.changed(statements.take, told) == 1:
                 ((epoch, last),) = link.rows(statements.taken, {"shard": shard, "owner": self._owner})

@@ -57,7 +57,8 @@ class OutboxStatements:
         )
         self.take = (
             f"UPDATE {self.shards} SET owner = :owner, until_ms = :until, epoch = epoch + 1, beat = beat + 1 "
-            "WHERE shard = :shard AND stopped IS NULL AND (until_ms < :now OR owner = :owner)"
+            "WHERE shard = :shard AND stopped IS NULL "
+            "AND (until_ms < :now OR until_ms > :beyond OR owner = :owner)"
         )
         self.taken = f"SELECT epoch, last_batch FROM {self.shards} WHERE shard = :shard AND owner = :owner"
         # ``beat`` changes each time: MariaDB does not count rows that an UPDATE leaves as they were.

@@ -118,6 +118,20 @@ def test_the_database_of_yesterday_stops_the_shard_and_removes_nothing(world: Wo
     assert relay.step() is Step.NOT_MINE and world.relay().step() is Step.NOT_MINE
 
 
+def test_a_lease_that_a_wrong_clock_took_does_not_last_for_years(world: World) -> None:
+    now, year = world.now_ms, 365 * 86_400_000
+
+    def shards(owner: str, clock_ms: int) -> OutboxShards:
+        return OutboxShards(world.outbox.database, world.outbox.statements, owner, lambda: clock_ms)
+
+    first = shards("ahead", now + year).take(0)
+    assert first is not None
+    second = shards("right", now).take(0)
+    assert second is not None and second.epoch == first.epoch + 1
+    assert shards("minutes ahead", now + 600_000).take(1) is not None
+    assert shards("right", now).take(1) is None, "it may live, and its clock is only minutes ahead"
+
+
 def test_rows_that_somebody_has_changed_are_left_alone(world: World) -> None:
     world.send(Message("t", b"1"), Message("t", b"2"))
     shards = OutboxShards(world.outbox.database, world.outbox.statements, "me", lambda: world.now_ms)
