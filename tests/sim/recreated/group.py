@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from escrowmq.actors.client.consumer_groups import coordinator_group
 from tests.sim.group_service import service_of
-from tests.sim.recreated.members import GROUP, SESSION_S, Member
+from tests.sim.recreated.members import SESSION_S, Member
+from tests.sim.recreated.model import GROUP
 
 if TYPE_CHECKING:
     from tests.sim.recreated.topic import RecreatedTopic

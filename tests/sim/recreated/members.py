@@ -26,13 +26,12 @@ from escrowmq.replication.calling.answers import Reply
 from escrowmq.replication.model import NO_ID, ResultCode
 from tests.sim.broker_app import BrokerApplication, ids_of
 from tests.sim.group_service import SimGroupService, service_of
-from tests.sim.recreated.model import TOPIC, Era
+from tests.sim.recreated.model import GROUP, TOPIC, Era
 from tests.sim.world import Violation
 
 if TYPE_CHECKING:
     from tests.sim.recreated.topic import RecreatedTopic
 
-GROUP = "recreated"
 PAUSE_S = 0.06  # approximate time between two actions of a member
 SESSION_S = 1.0
 ANSWER_S = 0.1

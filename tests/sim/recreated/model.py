@@ -20,6 +20,8 @@ from tests.sim.world import Violation
 
 #: The topic, and the app whose transactions use no other topic.
 TOPIC, APP = "d", "recreated"
+#: The consumer group that is deleted meanwhile.
+GROUP = "recreated"
 #: A consumer group whose places are not compared with ``stood``: see ``tests/sim/streams``.
 STREAMED = "streamed"
 #: The life of the topic, and how often the consumer group had been deleted.
@@ -93,7 +95,8 @@ class Model:
             elif op.type == OpType.GROUP_OFFSETS and op.meta[1] == TOPIC and self.life is not None:
                 self._place(index, op)
             elif op.type == OpType.DELETE_GROUP:
-                self._deletions.append(index)
+                if op.meta[0] == GROUP:  # share groups are deleted as well
+                    self._deletions.append(index)
                 if self.life is not None:
                     self.life.places.pop(op.meta[0], None)
             elif op.type in (OpType.MESSAGE, OpType.TRIM) and op.meta[0] == TOPIC and self.life is not None:
