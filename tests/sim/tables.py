@@ -179,8 +179,8 @@ BOUNDS: dict[str, int | Most] = {
     "AboutTopics.units": REQUESTS,
     "Submission.left_out": REQUESTS,
     "Submission.results": REQUESTS,
-    # Answers to CANCELs that are under way.
-    **{"Submission.results" + "[]" * depth: REQUESTS for depth in range(1, 4)},
+    # Answers to CANCELs that are under way; to INQUIREs, down to the groups of each transaction.
+    **{"Submission.results" + "[]" * depth: REQUESTS for depth in range(1, 5)},
     **{"Timing.answers" + "[]" * depth: REQUESTS for depth in range(1, 5)},
     "Submission.units": REQUESTS,
     "Unit.ops": REQUESTS,
