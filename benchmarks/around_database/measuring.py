@@ -21,13 +21,17 @@ from benchmarks.measure import Latencies
 
 #: For the relay's rest, and the consumer's.
 CATCH_UP_S = 120.0
+#: A reader waits while the other ways are measured. If it left its group, it would read again what it read.
+IDLE_MAX_S = 86_400.0
 
 
 class Reader:
     """One consumer of a way's topic. Notes when it got the message of each order."""
 
     def __init__(self, cluster: Any, topic: str) -> None:
-        self._consumer = cluster.consumer(f"bench-{topic}", [topic], auto_offset_reset="earliest")
+        self._consumer = cluster.consumer(
+            f"bench-{topic}", [topic], auto_offset_reset="earliest", poll_interval_max_s=IDLE_MAX_S
+        )
         self._topic = topic
         self.read: dict[int, float] = {}
         self.failed: BaseException | None = None

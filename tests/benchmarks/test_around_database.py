@@ -82,3 +82,17 @@ def test_a_message_that_is_lost_ends_the_measurement(
         measuring.rate(way, reader, measuring.Counted(), 1, 0.1)
     reader.close()
     way.close()
+
+
+def test_a_reader_that_waits_for_its_turn_stays_in_its_group(
+    engine: sa.Engine, cluster: InMemoryCluster
+) -> None:
+    """Each way is measured while the others' readers wait. In memory a poll that finds nothing moves the
+    clock, so that they wait for hours by it."""
+    way, reader = by_hand_in(engine, cluster)
+    counted = measuring.Counted()
+    measuring.rate(way, reader, counted, 1, 0.05)
+    cluster.clock.advance(3600.0)
+    measuring.rate(way, reader, counted, 1, 0.05)
+    reader.close()
+    way.close()
