@@ -7,8 +7,9 @@ unless the answer to the cancellation was lost; none before its time.
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,7 +70,12 @@ def judge(sent: dict[str, Scheduled], read: Sequence[tuple[str, int]]) -> list[s
             wrong.setdefault(kind, []).append(identity)
     if strangers := sorted(times.keys() - sent.keys()):
         wrong["never sent"] = strangers
-    return [f"{kind}: {len(ids)} messages: {ids[:NAMED]}" for kind, ids in sorted(wrong.items())]
+    return [text for kind, ids in sorted(wrong.items()) for text in named(kind, ids)]
+
+
+def named(kind: str, ids: Collection[str]) -> list[str]:
+    """An anomaly with some of its messages; nothing if there are none."""
+    return [f"{kind}: {len(ids)} messages: {sorted(ids)[:NAMED]}"] if ids else []
 
 
 def settle(deployment: Deployment) -> None:
@@ -86,14 +92,29 @@ def settle(deployment: Deployment) -> None:
 
 def audit(deployment: Deployment, directory: Path) -> tuple[list[str], Counter[str]]:
     """What is wrong with the round's delayed messages, and figures."""
+    sent, read = _sent(directory), _read(deployment)
+    figures = Counter({"delayed messages": len(sent), "delayed messages read": len(read)})
+    figures["delayed messages cancelled"] = sum(one.state == CANCELLED for one in sent.values())
+    return judge(sent, read), figures
+
+
+def early(deployment: Deployment, directory: Path) -> set[str]:
+    """Messages that can be read although, by this process's clock, their time is still to come. Raises
+    EscrowMQError if no replica answers."""
+    read = {identity for identity, _ in _read(deployment)}
+    now_ms = time.time() * 1000
+    # Their times were written before they were sent, so they are known of all that was read.
+    return {
+        identity for identity, one in _sent(directory).items() if identity in read and one.due_ms > now_ms
+    }
+
+
+def _sent(directory: Path) -> dict[str, Scheduled]:
     sent: dict[str, Scheduled] = {}
     for path in sorted(directory.glob("*.delays")):
         with path.open() as lines:
             sent |= written(lines)
-    read = _read(deployment)
-    figures = Counter({"delayed messages": len(sent), "delayed messages read": len(read)})
-    figures["delayed messages cancelled"] = sum(one.state == CANCELLED for one in sent.values())
-    return judge(sent, read), figures
+    return sent
 
 
 def _read(deployment: Deployment) -> list[tuple[str, int]]:
@@ -107,7 +128,8 @@ def _read(deployment: Deployment) -> list[tuple[str, int]]:
     read = []
     for place in places:
         where = bounds[place]
-        assert not isinstance(where, Exception), where
+        if isinstance(where, Exception):
+            raise where
         reading = PartitionReader(deployment.info, *place, *where, group=groups[place], timeout_s=15.0)
         with reading as blocks:
             for block in blocks:

@@ -1,7 +1,7 @@
 """Inflicts faults. Each heals at its end: stopped processes run, cut links are joined, full disks have room.
 
 This module has the faults on processes (brokers, other processes of the cluster, clients) and on a topic. The
-others are in ``node_faults``, ``disk_faults`` and ``member_faults``.
+others are in ``node_faults``, ``disk_faults``, ``member_faults`` and ``clock_faults``.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import ray
 
 from escrowmq.actors.client.topology import SUPERVISOR, broker_name
 from escrowmq.cluster.placement import ReplicaKey
+from tests.chaos.clock_faults import ClockFaults
 from tests.chaos.deployment import gone, until
 from tests.chaos.kinds import Kind
-from tests.chaos.member_faults import MemberFaults
 from tests.chaos.plan import Fault
 from tests.chaos.striking import BACK_S, Blow, dice, in_thread, send, timed
 
@@ -28,7 +28,7 @@ from tests.chaos.striking import BACK_S, Blow, dice, in_thread, send, timed
 RECREATED_MIN = 2
 
 
-class Faults(MemberFaults):
+class Faults(ClockFaults):
     """Inflicts faults on one cluster and its clients."""
 
     @contextlib.contextmanager

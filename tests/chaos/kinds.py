@@ -22,6 +22,7 @@ class Kind(enum.Enum):
     CONTAINER_STOP = "container-stop"
     TWO_DAMAGES = "two-damages"
     RECREATED_TOPIC = "recreated-topic"
+    CLOCK_JUMP = "clock-jump"
     NODE_KILL = "node-kill"
     NODE_REPLACED = "node-replaced"
     GHOST = "ghost"
@@ -76,6 +77,11 @@ KINDS: dict[Kind, About] = {
         "a topic is deleted and created again, two or more times, while clients use it",
         3,
         seconds=(2.0, 5.0),
+    ),
+    Kind.CLOCK_JUMP: About(
+        "the wall clock of a leader or follower jumps, to and fro, by moments or by days",
+        2,
+        seconds=(2.0, 6.0),
     ),
     Kind.NODE_KILL: About(
         "SIGKILL of the raylet, or of all processes, of the leader's node", 2, True, (2.0, 5.0)
@@ -149,11 +155,12 @@ LASTING = (
     Kind.DISK_FULL_JOINING,
 )
 #: Kinds that may strike during another fault: all that need no machines, except those that wait for a healthy
-#: cluster.
+#: cluster, and clocks that jump: of a group that has only one replica for a while, it may be that one's.
 MEANWHILE = tuple(
     kind
     for kind, about in KINDS.items()
-    if not about.machines and kind not in (Kind.ROLLING_RESTART, Kind.TWO_DAMAGES, Kind.SET_REPLICAS)
+    if not about.machines
+    and kind not in (Kind.ROLLING_RESTART, Kind.TWO_DAMAGES, Kind.SET_REPLICAS, Kind.CLOCK_JUMP)
 )
 
 #: Kinds after which another replica has to lead before anything can be committed.

@@ -26,7 +26,7 @@ from tests.chaos.deployment import Deployment, Stuck, until
 from tests.chaos.faults import Faults
 from tests.chaos.fleet import Fleet
 from tests.chaos.kinds import kind_of
-from tests.chaos.machines import Machines, data_dir, embedded, on_machines
+from tests.chaos.machines import Machines, embedded, on_machines
 from tests.chaos.messages import RECREATED
 from tests.chaos.plan import Fault, Round, only, plan_round
 from tests.chaos.probe import TOPIC, Operator, Probe
@@ -103,8 +103,7 @@ class Trials:
         self.fleet = Fleet()
         options = {"transaction_timeout_ms": TRANSACTION_TIMEOUT_MS}
         self.recreated = RecreatedTopic(self.deployment, self.recorder, options)
-        directory = data_dir(self.directory)
-        self.faults = Faults(self.deployment, self.fleet, machines, directory, self.recreated)
+        self.faults = Faults(self.deployment, self.fleet, machines, self.directory, self.recreated)
         self.machines = machines
         self.well = True
         self.problems: list[str] = []
@@ -145,6 +144,8 @@ class Trials:
             found, counted = delays.audit(self.deployment, self.directory)
             self.problems += found
             figures += counted
+            self.problems += delays.named("early, while a clock was wrong", self.faults.early)
+            figures["looks at delayed messages while a clock was wrong"] = self.faults.looks
             asked = audit.ask_outcomes(cluster.admin, self.recorder, sorted(self.directory.glob("*.jsonl")))
             figures["transactions asked for in the end"] = asked
             if self.faults.damaged:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from tests.chaos import cleanup
+from tests.chaos import cleanup, clocks
 from tests.chaos.drawn import absent, planned, possible
 from tests.chaos.kinds import Kind
 from tests.chaos.machines import ENVIRONMENT, remove_leftovers
@@ -245,6 +245,7 @@ class Run:
                 env={
                     **os.environ,
                     **(ENVIRONMENT if settings.plan().machines else {}),
+                    **clocks.environment(directory),
                     cleanup.MARK: self.mark,
                 },
                 start_new_session=True,

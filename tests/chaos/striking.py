@@ -20,7 +20,7 @@ from escrowmq.actors.client.topology import broker_name
 from escrowmq.cluster.placement import ReplicaKey
 from tests.chaos.deployment import Deployment, gone, until
 from tests.chaos.fleet import Fleet
-from tests.chaos.machines import Machines
+from tests.chaos.machines import Machines, data_dir
 from tests.chaos.plan import Fault
 from tests.chaos.recreated import RecreatedTopic
 
@@ -38,18 +38,18 @@ class Blow:
 
 
 class Striking:
-    """The base of faults on one cluster. ``data_dir``: data directory of a cluster without machines."""
+    """The base of faults on one cluster. ``directory``: the round's."""
 
     def __init__(
         self,
         deployment: Deployment,
         fleet: Fleet,
         machines: Machines | None,
-        data_dir: Path,
+        directory: Path,
         topic: RecreatedTopic,
     ) -> None:
         self.deployment, self.fleet, self.machines, self.topic = deployment, fleet, machines, topic
-        self._data_dir = data_dir
+        self._directory = directory
 
     # -------------------------------------------------------------- victims
 
@@ -79,7 +79,7 @@ class Striking:
     def log_directory(self, replica: ReplicaKey) -> Path:
         """The current log directory of a replica, as this process reaches it."""
         seat = self.deployment.seat(*replica)
-        data = self._data_dir if self.machines is None else self.machines.data_path(seat.node)
+        data = data_dir(self._directory) if self.machines is None else self.machines.data_path(seat.node)
         return data / seat.directory / "log"
 
     # -------------------------------------------------------------- processes

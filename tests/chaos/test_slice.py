@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(500)]
 #: So has the change of a group to five replicas and back to three.
 LONG = (Kind.ROLLING_RESTART, Kind.SET_REPLICAS)
 ON_PROCESSES = tuple(kind for kind in Kind if not KINDS[kind].machines and kind not in LONG)
-PROCESSES_SEED, PROCESSES_ROUND = 883, 2
+PROCESSES_SEED, PROCESSES_ROUND = 17541, 2
 ON_MACHINES = (Kind.LEADER_CUT, Kind.DISK_FULL_RESTART, Kind.LEADER_KILL)
 MACHINES_SEED, MACHINES_ROUND = 5645, 1
 #: Limit for a commit after a fail-over, on a machine that may be busy; figures are measured elsewhere.
