@@ -11,6 +11,7 @@ from escrowmq.actors.share_consumer import acquired
 from escrowmq.actors.share_consumer.acquired import Acquired
 from escrowmq.replication.format import forwarded
 from escrowmq.replication.message_headers import TAG
+from escrowmq.replication.replica.share_admission import ShareAdmission
 from escrowmq.replication.replica.share_desk import ShareDesk
 from escrowmq.replication.state.machine import LEVEL_MAX
 from tests.controls.planting import plant
@@ -74,3 +75,22 @@ def topics_outlive_their_group(patch: pytest.MonkeyPatch) -> None:
 def deleted_while_members_hold(patch: pytest.MonkeyPatch) -> None:
     """A leader deletes a share group although members hold messages of it."""
     patch.setattr(ShareDesk, "members", lambda self, group: [])
+
+
+def deleted_slowly(patch: pytest.MonkeyPatch) -> None:
+    """One of the groups is deleted again and again, and its members wake up at about the same time."""
+    deleted_often(patch)
+    patch.setattr(deletions, "SLEEP_S", (0.5, 0.7, 0.9))
+
+
+@plant(
+    "handed-out-while-deleted",
+    "double-lease",
+    conditions=deleted_slowly,
+    often={"slow-fsync": 60, "storm": 60},
+    start=20,
+    within=60,
+)
+def handed_out_while_deleted(patch: pytest.MonkeyPatch) -> None:
+    """A leader goes on handing out messages of a share group whose deletion is in its log."""
+    patch.setattr(ShareAdmission, "is_deleting", lambda self, group: False)
