@@ -16,6 +16,8 @@ from escrowmq.replication.errors import InvalidMessage
 
 #: A message may wait for ten years, as a transaction may.
 DELAY_MS_MAX = 10 * 366 * 86_400_000
+_DELAY_S_MAX = DELAY_MS_MAX // 1000
+_NUMBERS = frozenset((int, float))
 #: The number for a message that is not delayed, where others are.
 AT_ONCE = 0
 #: A smaller number of ms is before March 1973: it is a number of seconds.
@@ -56,16 +58,24 @@ def effective_time(time_ms: int, since_ms: int) -> int:
     return time_ms if time_ms > 0 else since_ms - time_ms
 
 
-def _delay_ms(delay_s: object) -> int:
+def _delay_ms(delay_s: Any) -> int:
+    # The usual case in few steps: a producer has some microseconds for a message.
+    if type(delay_s) not in _NUMBERS or not 0 <= delay_s <= _DELAY_S_MAX:
+        _check_delay(delay_s)
+    exact: float = delay_s * 1000
+    whole = int(exact)
+    if whole == exact:
+        return whole
+    return math.ceil(round(exact, 6))  # rounded first: 0.029 * 1000 is a little more than 29
+
+
+def _check_delay(delay_s: object) -> None:
     if isinstance(delay_s, bool) or not isinstance(delay_s, int | float):
         raise InvalidMessage(f"delay_s must be a number of seconds, not {delay_s!r:.80}")
     if not 0 <= delay_s < math.inf:  # NaN too
         raise InvalidMessage(f"delay_s must be a number of seconds from 0 on, not {delay_s!r}")
-    if delay_s * 1000 > DELAY_MS_MAX:
-        raise InvalidMessage(
-            f"delay_s must be at most {DELAY_MS_MAX // 1000} (ten years), not {delay_s!r:.40}"
-        )
-    return math.ceil(round(delay_s * 1000, 6))  # rounded first: 0.029 * 1000 is a little more than 29
+    if delay_s > _DELAY_S_MAX:
+        raise InvalidMessage(f"delay_s must be at most {_DELAY_S_MAX} (ten years), not {delay_s!r:.40}")
 
 
 def _time_ms(deliver_at: object) -> int:

@@ -73,8 +73,10 @@ class DelayGate:
 
     def time(self, delay_s: object, deliver_at: object) -> int:
         """The same for what a caller gives; one of the two is not None."""
-        self.check()
-        return check_not_too_far(delivery_time(delay_s, deliver_at), self._wall_clock() * 1000)
+        if not self.ready:
+            self.check()
+        time_ms = delivery_time(delay_s, deliver_at)
+        return time_ms if time_ms <= 0 else check_not_too_far(time_ms, self._wall_clock() * 1000)
 
 
 def level_9(router: Turns, timeout_s: float) -> DelayGate:

@@ -192,9 +192,12 @@ class Producer(Closing):
     def _send_later(self, message: Message, partition: int | None, row: bytes) -> Future[RecordMetadata]:
         core, topic = self._core, message.topic
         time_ms = core.delays.time_of(message)
-        deadline = core.clock() + self._config.buffer_wait_s
-        while (future := core.send_later(topic, partition, row, time_ms)) is None:
-            core.wait_for_room(len(row), deadline)
+        future = core.send_later(topic, partition, row, time_ms)
+        if future is None:
+            deadline = core.clock() + self._config.buffer_wait_s
+            while future is None:
+                core.wait_for_room(len(row), deadline)
+                future = core.send_later(topic, partition, row, time_ms)
         return future  # type: ignore[return-value]  # see SendFuture
 
     def cancel(self, schedule_id: str) -> bool:
