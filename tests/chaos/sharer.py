@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from zlib import crc32
 
 from escrowmq import Cluster, EscrowMQError, LeaseLost, ShareConsumer, ShareRecord
+from escrowmq.actors.consumer.stream_record import attempt_of
 from escrowmq.replication.format.share_ops import BY_TABLE
 from tests.chaos.client import ClientSettings, Parent, connected, crash, say_ready
 from tests.history.events import Recorder, identify
@@ -69,13 +70,16 @@ class Sharer:
 
     def _taken(self, records: Sequence[ShareRecord]) -> None:
         op = self._asked.popleft()
+        # ``record.attempt`` counts leases that ran out, too: the last attempt may come three times, each time
+        # with a higher number, and is still the last.
         # Which leader it was is not told; leases of several are not held against each other then.
         self.recorder.ok(
             op,
             leader=f"{self.settings.name}/{op}",
             lease_ms=int(1000 * LEASE_S),
             records=[
-                [r.topic, r.partition, r.offset, identify(r.value), r.attempt, r.timestamp] for r in records
+                [r.topic, r.partition, r.offset, identify(r.value), attempt_of(r), r.timestamp]
+                for r in records
             ],
         )
 
@@ -84,7 +88,7 @@ class Sharer:
         for record in records:
             if self.rng.random() < self.settings.crashes and not self.parent.resting.is_set():
                 crash()
-            if fails(identify(record.value), record.attempt):
+            if fails(identify(record.value), attempt_of(record)):
                 self._nack(queue, record)
             else:
                 place = [record.topic, record.partition, record.offset]

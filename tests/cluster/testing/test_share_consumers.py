@@ -149,6 +149,23 @@ def test_leases_of_what_is_handled_are_extended_until_the_limit(cluster: InMemor
     assert everything(slow) == []
 
 
+def test_leases_that_run_out_at_the_last_attempt_count_in_the_number_and_not_as_failures(
+    cluster: InMemoryCluster,
+) -> None:
+    cluster.admin.set_group("mail", max_attempts=2, delays_s=[1])
+    queue = queue_of(cluster, lease_s=10, lease_extend_max_s=10)
+    send(cluster, b"deadly")
+    (record,) = queue.poll()
+    queue.nack(record, reason="first")
+    numbers = []
+    for _ in range(200):
+        numbers += [record.attempt for record in everything(queue)]
+        cluster.clock.advance(1)
+    assert numbers == [2, 3, 4], "its last attempt: three leases, of which each ran out"
+    (dead,) = cluster.admin.dead_letters("mail")
+    assert (dead.attempts, dead.by) == (2, "lease")
+
+
 def test_what_lies_in_the_buffer_of_a_consumer_that_does_not_poll_goes_to_others(
     cluster: InMemoryCluster,
 ) -> None:
