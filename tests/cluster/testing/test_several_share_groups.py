@@ -10,6 +10,7 @@ import pytest
 from escrowmq import Message, ShareConsumer, ShareRecord, Unavailable, UnknownGroup
 from escrowmq.actors.client.consumer_groups import coordinator_group
 from escrowmq.replication.format.codec import OpType, decode_ops
+from escrowmq.replication.format.internal_topics import dead_topic
 from escrowmq.testing import InMemoryCluster
 
 TOPIC, GROUP, PARTITIONS = "orders", "mail", 6
@@ -206,3 +207,18 @@ def test_a_deletion_that_is_cut_short_at_any_request_is_finished_by_the_next_one
                 found = everything(queue)
                 assert len(found) == 3 * PARTITIONS and {record.topic for record in found} == {TOPIC}, cut
     pytest.fail(f"a deletion has {requests} requests")
+
+
+def test_a_dead_letter_is_found_by_its_key(cluster: InMemoryCluster) -> None:
+    keys = [b"k%d" % n for n in range(9)]
+    with cluster.producer("shop") as producer:
+        for key in keys:
+            producer.send(Message(TOPIC, b"", key)).result(0)
+    with queue_of(cluster) as queue:
+        for record in everything(queue):
+            queue.reject(record, "no")
+    found = {key: cluster.admin.find(dead_topic(GROUP), key=key).messages for key in keys}
+    assert {key: [message.key for message in messages] for key, messages in found.items()} == {
+        key: [key] for key in keys
+    }
+    assert {message.partition for (message,) in found.values()} == {0, 1, 2}
