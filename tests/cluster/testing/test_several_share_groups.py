@@ -209,6 +209,46 @@ def test_a_deletion_that_is_cut_short_at_any_request_is_finished_by_the_next_one
     pytest.fail(f"a deletion has {requests} requests")
 
 
+def in_time(queue: ShareConsumer) -> list[bytes]:
+    """All that comes within some seconds, acked."""
+    found: list[bytes] = []
+    while records := queue.poll(timeout_s=6):
+        for record in records:
+            queue.ack(record)
+            found.append(record.value)
+    return sorted(found)
+
+
+def test_retries_come_where_the_topics_have_no_partition_any_more(cluster: InMemoryCluster) -> None:
+    send(cluster, "later", "dead")
+    with queue_of(cluster) as queue:
+        for record in everything(queue):
+            if record.value.endswith(b"0"):
+                queue.nack(record, 60)
+            else:
+                queue.reject(record)
+    cluster.admin.delete_topic(TOPIC)
+    cluster.admin.create_topic("parcels")
+    with cluster.share_consumer(GROUP, ["parcels"]) as queue:
+        assert in_time(queue) == []
+        cluster.clock.advance(60)
+        assert in_time(queue) == [b"%d-0" % partition for partition in range(PARTITIONS)]
+        assert cluster.admin.redrive(GROUP).redriven == PARTITIONS
+        assert in_time(queue) == [b"%d-1" % partition for partition in range(PARTITIONS)]
+
+
+def test_a_topic_that_is_created_again_with_more_partitions_is_read(cluster: InMemoryCluster) -> None:
+    cluster.admin.create_topic("parcels")
+    with cluster.share_consumer(GROUP, ["parcels"]) as queue:
+        assert in_time(queue) == []
+        cluster.admin.delete_topic("parcels")
+        cluster.admin.create_topic("parcels", partitions=3)
+        with cluster.producer("shop") as producer:
+            for partition in range(3):
+                producer.send(Message("parcels", b"%d" % partition, partition=partition)).result(0)
+        assert in_time(queue) + in_time(queue) == [b"0", b"1", b"2"]
+
+
 def test_a_dead_letter_is_found_by_its_key(cluster: InMemoryCluster) -> None:
     keys = [b"k%d" % n for n in range(9)]
     with cluster.producer("shop") as producer:
