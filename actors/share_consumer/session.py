@@ -20,6 +20,7 @@ from escrowmq.actors.client.router import Router
 from escrowmq.actors.client.settling_calls import why_not
 from escrowmq.actors.share_consumer.acquired import Acquired
 from escrowmq.actors.share_consumer.asking import FAILED_PAUSE_S, OTHERS_PAUSE_S, AskedGroup, Asking
+from escrowmq.actors.share_consumer.beginning import not_begun
 from escrowmq.actors.share_consumer.config import ShareConsumerConfig
 from escrowmq.actors.share_consumer.gathering import Gathering, Ranges
 from escrowmq.actors.share_consumer.in_hand import Batch, InHand, PlaceOfBatch
@@ -96,6 +97,8 @@ class ShareSession:
         #: A broker does not know that the group reads what it has read: it was deleted meanwhile. An
         #: application's thread begins again, since that takes calls which block.
         self.forgotten = False
+        #: Why the group cannot begin to read a partition that is younger than this consumer.
+        self.not_begun: EscrowMQError | None = None
         #: A bug that ended the work. Kept to be raised: otherwise the topics would just look empty.
         self.failure: Exception | None = None
         #: Nothing more is asked for; and nothing at all is sent any more.
@@ -222,8 +225,14 @@ class ShareSession:
             self._call(gid, "submit", (begin,), partial(self._begun_with, place))
 
     def _begun_with(self, place: PlaceOfBatch, answer: Any, asked_at: float) -> None:
-        if not isinstance(answer, EscrowMQError) and outcome(answer[1][0])[0] in _BEGUN:
+        if isinstance(answer, EscrowMQError):
+            return
+        code, info = outcome(answer[1][0])
+        self.not_begun = None
+        if code in _BEGUN:
             self._begun.add(place)
+        elif code in (ResultCode.TOO_MANY_SHARES, ResultCode.GROUP_KIND):
+            self.not_begun = not_begun(self._group, place[0], code, info)
 
     def begun_again(self, places: Set[PlaceOfBatch]) -> None:
         """The group exists again, and reads these partitions."""
