@@ -32,6 +32,13 @@ def test_a_long_table_looks_as_a_short_one(monkeypatch: pytest.MonkeyPatch, titl
     assert shown(ROWS, title).splitlines() == [line.rstrip() for line in by_rich.splitlines()]
 
 
+@pytest.mark.parametrize("text", [r"\[/x]", "[bold]", r"\\[red]", ":smile:", "a\\", "[link=x]"])
+def test_a_short_table_shows_a_text_as_it_is(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    output.show_rows(Format.table, [{"reason": text}], ["reason"])
+    output.show_pairs(Format.table, text, {"reason": text})
+    assert capsys.readouterr().out.count(text) == 2
+
+
 def test_ten_thousand_rows_take_a_fraction_of_a_second() -> None:
     rows = [{**ROWS[0], "name": f"topic-{number}"} for number in range(10_000)]
     began = time.process_time()
