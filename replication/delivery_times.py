@@ -20,6 +20,8 @@ DELAY_MS_MAX = 10 * 366 * 86_400_000
 AT_ONCE = 0
 #: A smaller number of ms is before March 1973: it is a number of seconds.
 _SECONDS_BELOW_MS = 100_000_000_000
+#: A higher number is shown as this one: Python writes none of thousands of digits.
+_SHOWN_MAX = 10**20
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MS = timedelta(milliseconds=1)
 
@@ -43,9 +45,9 @@ def given_by(time_ms: int) -> dict[str, Any]:
 def check_not_too_far(time_ms: int, now_ms: float) -> int:
     """Returns a number of :func:`delivery_time`; raises InvalidMessage if it is more than ten years after
     ``now_ms``."""
-    if time_ms - now_ms > DELAY_MS_MAX:
+    if time_ms > now_ms + DELAY_MS_MAX:  # in this form also for a number that fits into no float
         raise InvalidMessage(
-            f"deliver_at {time_ms} is more than ten years ahead; give an earlier time, in ms"
+            f"deliver_at {min(time_ms, _SHOWN_MAX)} is more than ten years ahead; give an earlier time, in ms"
         )
     return time_ms
 
@@ -63,7 +65,7 @@ def _delay_ms(delay_s: object) -> int:
         raise InvalidMessage(f"delay_s must be a number of seconds from 0 on, not {delay_s!r}")
     if delay_s * 1000 > DELAY_MS_MAX:
         raise InvalidMessage(
-            f"delay_s must be at most {DELAY_MS_MAX // 1000} (ten years), not {delay_s!r:.40}"
+            f"delay_s must be at most {DELAY_MS_MAX // 1000} (ten years), not {min(delay_s, _SHOWN_MAX)!r}"
         )
     return math.ceil(round(delay_s * 1000, 6))  # rounded first: 0.029 * 1000 is a little more than 29
 

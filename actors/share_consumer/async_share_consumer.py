@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from typing import Self
 
+from escrowmq.actors.client.call_arguments import check_wait
 from escrowmq.actors.client.closing import AsyncClosing
 from escrowmq.actors.client.handling_once import HandlesOnce, once
 from escrowmq.actors.client.loop_news import LoopNews
@@ -136,6 +137,7 @@ class AsyncShareConsumer(AsyncClosing):
 
     async def flush(self, timeout_s: float | None = None) -> None:
         """As :meth:`ShareConsumer.flush`."""
+        check_wait(timeout_s)
         wait_s = self._core.config.call_timeout_s if timeout_s is None else timeout_s
         await asyncio.to_thread(self._core.flush, wait_s)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import math
 from collections.abc import Iterator
@@ -264,3 +265,11 @@ def test_a_topic_that_a_group_cannot_begin_with_is_told(
         cluster.clock.advance(1)
         assert [record.value for record in queue.poll(timeout_s=1)] == [b"1"]
         assert queue.poll(timeout_s=1) == []
+
+
+@pytest.mark.parametrize("wait_s", [math.nan, math.inf, -1, 10**400, "1"])
+def test_a_flush_that_waits_for_no_time_is_refused(queue: ShareConsumer, wait_s: Any) -> None:
+    with pytest.raises(InvalidMessage, match="timeout_s must be seconds"):
+        queue.flush(wait_s)
+    with pytest.raises(InvalidMessage, match="timeout_s must be seconds"):
+        asyncio.run(queue.aio.flush(wait_s))
