@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from escrowmq import Message, ShareConsumer, ShareRecord, Unavailable, UnknownGroup
+from escrowmq import GroupNotEmpty, Message, ShareConsumer, ShareRecord, Unavailable, UnknownGroup
 from escrowmq.actors.client.consumer_groups import coordinator_group
 from escrowmq.replication.format.codec import OpType, decode_ops
 from escrowmq.replication.format.internal_topics import dead_topic
@@ -262,3 +262,22 @@ def test_a_dead_letter_is_found_by_its_key(cluster: InMemoryCluster) -> None:
         key: [key] for key in keys
     }
     assert {message.partition for (message,) in found.values()} == {0, 1, 2}
+
+
+def test_a_deletion_that_one_broker_group_refuses_deletes_nothing_in_the_others(
+    cluster: InMemoryCluster,
+) -> None:
+    send(cluster, None)
+    cluster.admin.set_group(GROUP, max_attempts=3)
+    with queue_of(cluster, prefetch_records=0) as queue:
+        records = everything(queue)
+        for record in records[:-1]:
+            queue.ack(record)
+        queue.flush()
+        cluster.clock.advance(10)
+        with pytest.raises(GroupNotEmpty):
+            cluster.admin.delete_group(GROUP)
+        assert known(cluster) == [0, 1, 2]
+        queue.ack(records[-1])
+        assert everything(queue) == [], "what was acked does not come again"
+    assert cluster.admin.describe_group(GROUP).share.settings.max_attempts == 3
