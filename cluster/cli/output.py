@@ -90,7 +90,15 @@ def cell(value: Any) -> Text:
 
 
 def shown_text(value: Any) -> str:
-    """A value as text for people."""
+    """A value as text for people. Control characters, which terminals obey, are shown as Python writes
+    them: a table has what came in messages."""
+    text = _text(value)
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
+
+
+def _text(value: Any) -> str:
     if value is None:
         return "-"
     if isinstance(value, bool):
