@@ -22,6 +22,8 @@ _NUMBERS = frozenset((int, float))
 AT_ONCE = 0
 #: A smaller number of ms is before March 1973: it is a number of seconds.
 _SECONDS_BELOW_MS = 100_000_000_000
+#: A higher number is shown as this one: Python writes none of thousands of digits.
+_SHOWN_MAX = 10**20
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MS = timedelta(milliseconds=1)
 
@@ -45,9 +47,9 @@ def given_by(time_ms: int) -> dict[str, Any]:
 def check_not_too_far(time_ms: int, now_ms: float) -> int:
     """Returns a number of :func:`delivery_time`; raises InvalidMessage if it is more than ten years after
     ``now_ms``."""
-    if time_ms - now_ms > DELAY_MS_MAX:
+    if time_ms > now_ms + DELAY_MS_MAX:  # in this form also for a number that fits into no float
         raise InvalidMessage(
-            f"deliver_at {time_ms} is more than ten years ahead; give an earlier time, in ms"
+            f"deliver_at {min(time_ms, _SHOWN_MAX)} is more than ten years ahead; give an earlier time, in ms"
         )
     return time_ms
 
@@ -75,7 +77,8 @@ def _check_delay(delay_s: object) -> None:
     if not 0 <= delay_s < math.inf:  # NaN too
         raise InvalidMessage(f"delay_s must be a number of seconds from 0 on, not {delay_s!r}")
     if delay_s > _DELAY_S_MAX:
-        raise InvalidMessage(f"delay_s must be at most {_DELAY_S_MAX} (ten years), not {delay_s!r:.40}")
+        shown = min(delay_s, _SHOWN_MAX)
+        raise InvalidMessage(f"delay_s must be at most {_DELAY_S_MAX} (ten years), not {shown!r}")
 
 
 def _time_ms(deliver_at: object) -> int:

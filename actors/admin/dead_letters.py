@@ -194,13 +194,13 @@ class DeadLetters:
         progress(0, total)
         done, unreadable, looked_at, begun = 0, 0, 0, self._router.clock()
         for partition, offsets in _portions(wanted, rate):
-            topic_id, sent, settled = left[partition].topic_id, len(offsets), 0
-            if to is None:
-                self._nacked(group, partition, offsets, signed, topic_id)
-            else:
-                waiting = self._still_left(group, partition, offsets, topic_id)
-                settled = len(offsets) - len(waiting)
+            topic_id = left[partition].topic_id
+            waiting = self._still_left(group, partition, offsets, topic_id)
+            sent, settled = len(waiting), len(offsets) - len(waiting)
+            if to is not None:
                 sent = self._sent(group, partition, waiting, to, topic_id, f"{REDRIVEN} {signed}")
+            elif waiting:
+                self._nacked(group, partition, waiting, signed, topic_id)
             done, already = done + sent, already + settled
             unreadable += len(offsets) - sent - settled
             looked_at += len(offsets)
@@ -242,9 +242,13 @@ class DeadLetters:
         signed = _signed(by)
         left = self._left(group)
         wanted, _ = self._wanted(group, ids, left)
+        dropped = 0
         for partition, offsets in _portions(wanted, None):
-            self._acked(group, partition, offsets, left[partition].topic_id, f"{DROPPED} {signed}")
-        return sum(map(len, wanted.values()))
+            topic_id = left[partition].topic_id
+            if waiting := self._still_left(group, partition, offsets, topic_id):
+                self._acked(group, partition, waiting, topic_id, f"{DROPPED} {signed}")
+            dropped += len(waiting)
+        return dropped
 
     def _wanted(
         self, group: str, ids: Sequence[str] | None, left: Mapping[int, FinalRanges]

@@ -83,6 +83,7 @@ def _delete(router: Router, group: str, timeout_s: float, submit: Submit, by: st
         if seen.members:
             raise GroupNotEmpty(group, [member.member for member in seen.members])
         if seen.settings.get("kind") == SHARE:
+            _check_unused(router, group, timeout_s)
             delete_share_group(submit, router.info.groups, group, by)
             return True
         if not seen.committed and not seen.settings:
@@ -109,6 +110,17 @@ def _delete(router: Router, group: str, timeout_s: float, submit: Submit, by: st
             refused = InvalidMessage(f"deleting group {group!r} was refused: {answer.reason}")
             raise answer.error(group, refused)
     raise Overloaded(f"the places of group {group!r} keep changing", 1.0)
+
+
+def _check_unused(router: Router, group: str, timeout_s: float) -> None:
+    """Asks all broker groups before anything is deleted in any: a member that holds a message of one keeps
+    only that one from forgetting what the group has finished. Raises GroupNotEmpty, and NotSupported."""
+    asked = [
+        router.leader_call(gid, "share_members", group, timeout_s=timeout_s)
+        for gid in range(router.info.groups)
+    ]
+    if members := sorted({member for future in asked for member in result_of(future, timeout_s)}):
+        raise GroupNotEmpty(group, members)
 
 
 def _has_settings(submit: Submit, gid: int, group: str) -> bool:

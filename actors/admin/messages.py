@@ -29,7 +29,7 @@ from escrowmq.replication.errors import (
 from escrowmq.replication.format.codec import decode_rows
 from escrowmq.replication.format.find_rows import IN_HEADER
 from escrowmq.replication.format.find_table import BUSINESS_KEY, KEY, TX_ID
-from escrowmq.replication.format.internal_topics import retry_topic
+from escrowmq.replication.format.internal_topics import is_internal, retry_topic
 from escrowmq.replication.format.packing import UnsoundValue
 from escrowmq.replication.model import ResultCode, TopicInfo
 
@@ -98,8 +98,9 @@ class MessageAdmin:
 
         Exactly one of the four is given. A message's key names its partition, as the producer chooses it, so
         only that one is searched; for messages that were sent with ``partition=``, name ``partitions``. All
-        others are searched for in all partitions. ``since``, ``until``: only messages that became readable
-        from then on, and before then: a datetime (UTC if it has no time zone), or ms since the epoch.
+        others are searched for in all partitions, and so are keys in retries and dead letters. ``since``,
+        ``until``: only messages that became readable from then on, and before then: a datetime (UTC if it has
+        no time zone), or ms since the epoch.
 
         The first search reads what nobody has searched before, which can take minutes, and later ones do not.
         A call ends after the time-out, ``limit`` messages, or a million messages looked through for a header;
@@ -335,7 +336,8 @@ def _bytes(what: str, value: Any) -> bytes:
 
 def _partitions(info: TopicInfo, needle: Needle, wanted: Sequence[int] | None) -> tuple[int, ...]:
     if wanted is None:
-        if needle.kind == KEY:  # as the producer's encoder chooses
+        # As the producer's encoder chooses. Into internal topics brokers write, each into its own partition.
+        if needle.kind == KEY and not is_internal(info.name):
             return (google_crc32c.value(needle.needle) % info.partitions,)
         return tuple(range(info.partitions))
     if isinstance(wanted, str | bytes) or not all(type(number) is int for number in wanted):

@@ -253,6 +253,10 @@ class BrokerCalls:
         return self._led(lambda parts: parts.share_reports.places(group))
 
     @concurrency("control")
+    def share_members(self, group: str) -> Reply:
+        return self._led(lambda parts: parts.share_reports.members(group))
+
+    @concurrency("control")
     def share_final(self, group: str, topic: str, partition: int) -> Reply:
         return self._led(lambda parts: parts.share_reports.final(group, topic, partition))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from escrowmq.replication.errors import ConfigError, InvalidMessage
 from escrowmq.replication.format.internal_topics import is_reserved, owner_problem
 from escrowmq.replication.format.share_ops import BY_TABLE, REASON_BYTES_MAX
@@ -52,7 +54,20 @@ def reason_text(reason: object) -> str:
 
 def reason_of(failure: BaseException) -> str:
     """What a handler's exception is stored as."""
-    return reason_text(f"{type(failure).__name__}: {failure}")
+    return reason_text(_told(lambda: f"{type(failure).__name__}: {failure}", failure))
+
+
+def shown(failure: Exception) -> str:
+    """``repr`` of what the application's code has raised."""
+    return _told(lambda: repr(failure), failure)
+
+
+def _told(text: Callable[[], str], failure: BaseException) -> str:
+    """The class alone if the exception's own code fails, too: its message must come again all the same."""
+    try:
+        return text()
+    except Exception:
+        return f"{type(failure).__name__} (it cannot be shown: its own code raises)"
 
 
 def check_reason(reason: object) -> str | None:

@@ -18,6 +18,7 @@ from escrowmq.actors.client.consumer_groups import TopicPartition
 from escrowmq.actors.client.group_work import GroupWork
 from escrowmq.actors.client.handling_once import HandlesOnce, once
 from escrowmq.actors.client.loop_news import LoopNews
+from escrowmq.actors.client.surely import surely
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.client.values import Deserializer
 from escrowmq.actors.consumer import arguments as args
@@ -197,13 +198,13 @@ class AsyncConsumer(AsyncClosing):
         this returns."""
         retries = self._core.retries
         if isinstance(retries, Retries):
-            return asyncio.ensure_future(asyncio.to_thread(retries.nack, record, delay_s, reason))
+            return surely(retries.nack, record, delay_s, reason)
         retries.nack(record, delay_s, reason)
         return _Done()
 
     async def reject(self, record: ConsumerRecord, reason: str = "") -> None:
         """As :meth:`Consumer.reject`."""
-        await asyncio.to_thread(self._core.retries.reject, record, reason)
+        await surely(self._core.retries.reject, record, reason)
 
     async def run(
         self,

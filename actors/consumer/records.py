@@ -16,6 +16,7 @@ from typing import Any
 
 import msgpack  # type: ignore[import-untyped]
 
+from escrowmq.actors.client.failure_arguments import shown
 from escrowmq.actors.client.values import Deserialize
 from escrowmq.replication.errors import CorruptLog, DamagedValue, NotDeserializable
 from escrowmq.replication.format.codec import Row, decode_lazily
@@ -134,7 +135,7 @@ class Chunk:
             except Exception as error:
                 if found:
                     break
-                raise NotDeserializable(topic, partition, self.next, repr(error)) from error
+                raise NotDeserializable(topic, partition, self.next, shown(error)) from error
         return found
 
     def content(self) -> tuple[Sequence[FetchedRun], bytes | list[Row] | PackedRows]:

@@ -15,6 +15,7 @@ from typing import Protocol
 
 from escrowmq.actors.client.failure_arguments import reason_of
 from escrowmq.actors.client.handler_check import check_returned
+from escrowmq.actors.client.surely import surely
 from escrowmq.actors.consumer.core import ConsumerCore
 from escrowmq.actors.consumer.ordered_retries import OrderedRetries
 from escrowmq.actors.consumer.retries import NEEDS_RETRY, Retries
@@ -160,7 +161,7 @@ async def run_async(
                         _go_back_to(core, record)
                     raise
                 except Exception as failure:
-                    await asyncio.to_thread(work.failed, record, failure)
+                    await surely(work.failed, record, failure)
             if work.commit_due(len(records)):
                 await asyncio.to_thread(work.commit)
         await asyncio.to_thread(core.commit, None)

@@ -208,9 +208,9 @@ class Producer(Closing):
         committed, or it was never sent. A message is cancelled or becomes readable, never both.
 
         ``schedule_id``: from the metadata of ``send``, from ``schedule_ids`` of other results, or from
-        ``Admin.scheduled``. Raises InvalidMessage for what is no id of this cluster, UnknownTopic if the
-        topic was deleted (and the message with it), NotSupported below format level 8, OutcomeUnknown if the
-        answer was lost: call again, which is harmless.
+        ``Admin.scheduled``. Raises InvalidMessage for what is no id of this cluster, or of a message that
+        waits for a retry; UnknownTopic if the topic was deleted (and the message with it), NotSupported below
+        format level 8, OutcomeUnknown if the answer was lost: call again, which is harmless.
         """
         core = self._core
         core.check_open()

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
+from escrowmq.actors.client.failure_arguments import shown
 from escrowmq.actors.client.values import Deserialize
 from escrowmq.actors.share_consumer.record import ShareRecord
 from escrowmq.replication.calling.share_answers import AcquiredRow
@@ -133,7 +134,7 @@ class Acquired:
             try:
                 made = deserialize(value)
             except Exception as error:
-                raise NotDeserializable(self.topic, self.partition, piece.first, repr(error)) from error
+                raise NotDeserializable(self.topic, self.partition, piece.first, shown(error)) from error
         return ShareRecord(
             self.topic,
             self.partition,

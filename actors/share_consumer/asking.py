@@ -18,13 +18,18 @@ from escrowmq.replication.errors import EscrowMQError
 
 #: After a failed call. The channel has repeated it for its whole time by then.
 FAILED_PAUSE_S = 0.5
+#: After an answer without messages of a broker group that has no partition of the consumer's topics.
+OTHERS_PAUSE_S = 5.0
 
 
 @dataclass(slots=True, eq=False)
 class AskedGroup:
-    """A broker group with partitions of the consumer's topics."""
+    """A broker group. ``other``: it had no partition of the consumer's topics. It may still have retries of
+    the group, from topics that were deleted or that others read, and partitions of a topic that was created
+    again: so it is asked now and then, and nobody waits for it."""
 
     gid: int
+    other: bool = False
     #: Messages asked for in the call under way; 0: there is none.
     asked: int = 0
     #: The number of this call, and that of the last answer that brought messages: see ``share_answers``.
@@ -38,11 +43,15 @@ class AskedGroup:
 class Asking:
     """See the module's text. Every method runs under the consumer's lock."""
 
-    def __init__(self, gids: Iterable[int], at_a_time: int, wait_s: float) -> None:
+    def __init__(
+        self, gids: Iterable[int], at_a_time: int, wait_s: float, others: Iterable[int] = ()
+    ) -> None:
+        """``others``: see ``AskedGroup.other``."""
         self._groups = deque(AskedGroup(gid) for gid in gids)
         self._at_a_time = at_a_time
         #: How long a leader may wait for messages. Shorter if groups wait for their turn meanwhile.
         self.wait_s = wait_s / -(-max(len(self._groups), 1) // at_a_time)
+        self._groups.extend(AskedGroup(gid, other=True) for gid in others)
 
     def next(self, now: float, buffered: int, target: int) -> list[AskedGroup]:
         """Groups to ask now, each for ``asked`` messages, if ``target`` are wanted in the buffer. The caller
@@ -82,8 +91,8 @@ class Asking:
     def failed(self, group: AskedGroup, error: EscrowMQError, now: float, asked_at: float) -> None:
         """There was no answer, or one that says why there are no messages."""
         group.asked, group.error = 0, error
-        group.not_before = now + FAILED_PAUSE_S
-        if group.troubled_since is None:
+        group.not_before = now + (OTHERS_PAUSE_S if group.other else FAILED_PAUSE_S)
+        if group.troubled_since is None and not group.other:
             group.troubled_since = asked_at
 
     def next_ask(self, now: float) -> float:

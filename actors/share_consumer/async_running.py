@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from escrowmq.actors.client.failure_arguments import reason_of
+from escrowmq.actors.client.surely import surely
 from escrowmq.actors.share_consumer.core import ShareConsumerCore
 from escrowmq.actors.share_consumer.record import ShareRecord
 from escrowmq.replication.errors import Closed, EscrowMQError, RecordNotHeld
@@ -46,14 +47,29 @@ class AsyncRunner:
         try:
             await self._dispatch()
         except asyncio.CancelledError:
-            for task in self._running:
-                task.cancel()
+            self._cancel_handlers()
             raise
         finally:
-            if self._running:
-                await asyncio.wait(self._running)
+            await self._all_ended()
         if not self._core.closed:
             await asyncio.to_thread(self._core.flush, self._core.config.call_timeout_s)
+
+    async def _all_ended(self) -> None:
+        """Waits for handlers under way. If that is cancelled, so are they."""
+        try:
+            await self._wait()
+        except asyncio.CancelledError:
+            self._cancel_handlers()
+            await self._wait()
+            raise
+
+    async def _wait(self) -> None:
+        if self._running:
+            await asyncio.wait(self._running)
+
+    def _cancel_handlers(self) -> None:
+        for task in self._running:
+            task.cancel()
 
     async def _dispatch(self) -> None:
         while not self._stop.is_set():
@@ -99,7 +115,7 @@ class AsyncRunner:
 
     async def _say(self, record: ShareRecord, what: Callable[..., None], *about: object) -> None:
         try:
-            await asyncio.to_thread(what, record, *about)
+            await surely(what, record, *about)
         except (RecordNotHeld, Closed):
             pass
         except EscrowMQError as error:  # the lease ends, and the message comes again

@@ -11,9 +11,11 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from typing import Self
 
+from escrowmq.actors.client.call_arguments import check_wait
 from escrowmq.actors.client.closing import AsyncClosing
 from escrowmq.actors.client.handling_once import HandlesOnce, once
 from escrowmq.actors.client.loop_news import LoopNews
+from escrowmq.actors.client.surely import surely
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.client.values import Deserializer
 from escrowmq.actors.consumer.arguments import check_poll
@@ -115,26 +117,27 @@ class AsyncShareConsumer(AsyncClosing):
 
     async def ack_with(self, record: ShareRecord, result: bytes) -> None:
         """As :meth:`ShareConsumer.ack` with a ``result``."""
-        await asyncio.to_thread(self._core.ack, record, result)
+        await surely(self._core.ack, record, result)
 
     async def nack(self, record: ShareRecord, delay_s: float | None = None, reason: str = "") -> None:
         """As :meth:`ShareConsumer.nack`."""
-        await asyncio.to_thread(self._core.nack, record, delay_s, reason)
+        await surely(self._core.nack, record, delay_s, reason)
 
     async def reject(self, record: ShareRecord, reason: str = "") -> None:
         """As :meth:`ShareConsumer.reject`."""
-        await asyncio.to_thread(self._core.reject, record, reason)
+        await surely(self._core.reject, record, reason)
 
     async def release(self, record: ShareRecord) -> None:
         """As :meth:`ShareConsumer.release`."""
-        await asyncio.to_thread(self._core.release, record)
+        await surely(self._core.release, record)
 
     async def extend(self, record: ShareRecord, lease_s: float) -> None:
         """As :meth:`ShareConsumer.extend`."""
-        await asyncio.to_thread(self._core.extend, record, lease_s)
+        await surely(self._core.extend, record, lease_s)
 
     async def flush(self, timeout_s: float | None = None) -> None:
         """As :meth:`ShareConsumer.flush`."""
+        check_wait(timeout_s)
         wait_s = self._core.config.call_timeout_s if timeout_s is None else timeout_s
         await asyncio.to_thread(self._core.flush, wait_s)
 

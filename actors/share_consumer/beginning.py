@@ -65,20 +65,21 @@ def begin(router: Router, group: str, topics: Sequence[str], create: str, timeou
         request = b"".join(share_create(group, *place, create, ids(place[0])) for place in places)
         results = result_of(router.submit(gid, request, timeout_s), timeout_s)
         for (topic, _), result in zip(places, results, strict=True):
-            _check_begun(group, topic, *outcome(result))
+            code, info = outcome(result)
+            if code not in (ResultCode.OK, ResultCode.DUPLICATE):
+                raise not_begun(group, topic, code, info)
     # A broker group without partitions of the topics has no retries of them either.
     return Begun(settings, {gid: sorted(found) for gid, found in by_group.items()}, every)
 
 
-def _check_begun(group: str, topic: str, code: int, info: Any) -> None:
-    if code in (ResultCode.OK, ResultCode.DUPLICATE):
-        return
+def not_begun(group: str, topic: str, code: int, info: Any) -> EscrowMQError:
+    """Why a group cannot read a partition."""
     if code == ResultCode.GROUP_KIND:
-        raise GroupKindMismatch(group, str(info))
+        return GroupKindMismatch(group, str(info))
     if code == ResultCode.OTHER_TOPIC:
-        raise TopicRecreated(topic)
+        return TopicRecreated(topic)
     if code in (ResultCode.UNKNOWN_TOPIC, ResultCode.BAD_PARTITION):
-        raise UnknownTopic(topic)
+        return UnknownTopic(topic)
     if code == ResultCode.TOO_MANY_SHARES:
-        raise Overloaded(f"share groups already read {info} partitions of a broker group, its limit", 1.0)
-    raise EscrowMQError(f"group {group!r} cannot read {topic!r}: {ResultCode(code).name} {info!r}")
+        return Overloaded(f"share groups already read {info} partitions of a broker group, its limit", 1.0)
+    return EscrowMQError(f"group {group!r} cannot read {topic!r}: {ResultCode(code).name} {info!r}")

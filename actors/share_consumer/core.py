@@ -220,7 +220,9 @@ class ShareConsumerCore:
         with self.condition:
             for topic in sorted(self._session.gone):
                 raise UnknownTopic(topic, gone=True)
-            trouble = self._session.asking.trouble(self.clock(), self.config.call_timeout_s)
+            trouble = self._session.not_begun or self._session.asking.trouble(
+                self.clock(), self.config.call_timeout_s
+            )
         if trouble is not None:
             raise type(trouble)(*trouble.args)
 

@@ -55,8 +55,9 @@ class Batch:
         #: At half of the lease, so that more attempts fit into the rest.
         self.extend_at = now + lease_s / 2
         self.extending = self.lost = False
-        #: Messages whose lease is not extended with the batch: the application does that, or it is gone.
-        self.own: set[int] = set()
+        #: Messages whose lease is not extended with the batch, and when it ends: the application extends it,
+        #: or it is gone.
+        self.own: dict[int, float] = {}
 
     @property
     def place(self) -> PlaceOfBatch:
@@ -70,7 +71,12 @@ class Batch:
     @property
     def tended(self) -> set[int]:
         """Those whose lease is extended unasked."""
-        return self.open - self.own
+        return self.open - self.own.keys()
+
+    @property
+    def over_at(self) -> float:
+        """When the last lease of its messages ends."""
+        return max(self.own.values(), default=0.0) if self.own.keys() >= self.open else self.expires
 
 
 class Unreadable(NamedTuple):
@@ -182,7 +188,7 @@ class InHand:
             self.buffered -= offset not in batch.handed
             batch.open.discard(offset)
             batch.handed.discard(offset)
-            batch.own.discard(offset)
+            batch.own.pop(offset, None)
         if not batch.open:
             self._batches.pop(batch.number, None)
 
@@ -192,10 +198,10 @@ class InHand:
         batch.handed.add(offset)
         self._batches[batch.number] = batch
 
-    def extended_alone(self, batch: Batch, offset: int) -> None:
+    def extended_alone(self, batch: Batch, offset: int, until: float) -> None:
         """The application has extended the lease of this one, and will do so from now on."""
         if offset in batch.open:
-            batch.own.add(offset)
+            batch.own[offset] = until
 
     # ------------------------------------------------------------ leases
 
@@ -205,8 +211,8 @@ class InHand:
         for batch in list(self._batches.values()):
             if batch.lost:
                 continue
-            if batch.expires <= now:
-                self._lose(batch)
+            if batch.over_at <= now:
+                self._lose(batch, now)
             elif not batch.extending and self._may_extend(batch) and batch.extend_at <= now:
                 batch.extending = True
                 due.append(batch)
@@ -217,7 +223,7 @@ class InHand:
         times = [float("inf")]
         for batch in self._batches.values():
             if not batch.lost:
-                times.append(batch.expires)
+                times.append(batch.over_at)
                 if not batch.extending and self._may_extend(batch):
                     times.append(batch.extend_at)
         return min(times)
@@ -233,7 +239,7 @@ class InHand:
         batch.extend_at = asked_at + batch.lease_s / 2
         for offset in refused:
             if offset in batch.handed:
-                batch.own.add(offset)
+                batch.own[offset] = 0.0
                 self.leases_lost += 1
             else:
                 self.settled(batch, offset)
@@ -243,11 +249,11 @@ class InHand:
         batch.extending = False
         batch.extend_at = now + max((batch.expires - now) / 2, EXTEND_PAUSE_S)
 
-    def _lose(self, batch: Batch) -> None:
+    def _lose(self, batch: Batch, now: float) -> None:
         batch.lost = True
         self._drop_buffered(batch)
         if batch.open:
-            self.leases_lost += len(batch.open)
+            self.leases_lost += sum(0 < batch.own.get(offset, now) <= now for offset in batch.open)
             self._lost.append(batch.number)
             while len(self._lost) > LOST_MAX:
                 self._batches.pop(self._lost.popleft(), None)

@@ -91,6 +91,12 @@ class Runner:
     # ------------------------------------------------------------ one thread
 
     def _work(self, me: _Worker) -> None:
+        try:
+            self._take_turns(me)
+        except BaseException as error:  # ``run`` raises it: nobody would see that the thread is gone
+            self._fatal = error
+
+    def _take_turns(self, me: _Worker) -> None:
         while not (self._ending or self._stop.is_set() or me.abandoned):
             try:
                 records = self._core.poll(1, LOOK_S)
@@ -98,8 +104,7 @@ class Runner:
                 return
             except Exception as error:
                 if not hasattr(error, "retry_after_s"):
-                    self._fatal = error
-                    return
+                    raise
                 log.warning("no messages: %s", error)
                 self._core.pause(LOOK_S)
                 continue

@@ -19,7 +19,8 @@ from escrowmq.actors.client.outcomes import outcome
 from escrowmq.actors.client.router import Router
 from escrowmq.actors.client.settling_calls import why_not
 from escrowmq.actors.share_consumer.acquired import Acquired
-from escrowmq.actors.share_consumer.asking import FAILED_PAUSE_S, AskedGroup, Asking
+from escrowmq.actors.share_consumer.asking import FAILED_PAUSE_S, OTHERS_PAUSE_S, AskedGroup, Asking
+from escrowmq.actors.share_consumer.beginning import not_begun
 from escrowmq.actors.share_consumer.config import ShareConsumerConfig
 from escrowmq.actors.share_consumer.gathering import Gathering, Ranges
 from escrowmq.actors.share_consumer.in_hand import Batch, InHand, PlaceOfBatch
@@ -76,14 +77,17 @@ class ShareSession:
     ) -> None:
         """``topics``: broker group -> the topics that it has partitions of; ``begun``: the partitions that
         the group reads. ``idle_s``: an application that did not poll for so long gets nothing in advance."""
-        self._group, self._member, self._topics, self._idle_s = group, member, topics, idle_s
+        self._group, self._member, self._idle_s = group, member, idle_s
+        others = [gid for gid in range(router.info.groups) if gid not in topics]
+        every = sorted({topic for some in topics.values() for topic in some})
+        self._topics = {**topics, **dict.fromkeys(others, every)}
         self._config, self._router, self._condition = config, router, condition
         self._in_hand, self._counted = in_hand, counted
         self.gathering = Gathering(config.ack_linger_ms / 1000, config.ack_records)
-        self.asking = Asking(topics, config.groups_at_a_time, config.acquire_wait_s)
+        self.asking = Asking(topics, config.groups_at_a_time, config.acquire_wait_s, others)
         #: Messages that the application waits for, and those to have ahead. 0: it does not poll.
         self.target, self.polled_at = 0, router.clock()
-        self._acks_under_way = dict.fromkeys(topics, 0)
+        self._acks_under_way = dict.fromkeys(self._topics, 0)
         #: Why acks were put back, and why acks were given up, the last time, since the application asked.
         self.ack_delayed: EscrowMQError | None = None
         self.ack_given_up: EscrowMQError | None = None
@@ -93,6 +97,8 @@ class ShareSession:
         #: A broker does not know that the group reads what it has read: it was deleted meanwhile. An
         #: application's thread begins again, since that takes calls which block.
         self.forgotten = False
+        #: Why the group cannot begin to read a partition that is younger than this consumer.
+        self.not_begun: EscrowMQError | None = None
         #: A bug that ended the work. Kept to be raised: otherwise the topics would just look empty.
         self.failure: Exception | None = None
         #: Nothing more is asked for; and nothing at all is sent any more.
@@ -170,7 +176,8 @@ class ShareSession:
     # ------------------------------------------------------------ messages
 
     def _ask(self, asked: AskedGroup) -> None:
-        wait_s, bytes_max = self.asking.wait_s, self._config.acquire_bytes
+        wait_s = 0.0 if asked.other else self.asking.wait_s
+        bytes_max = self._config.acquire_bytes
         about = self._topics[asked.gid], min(asked.asked, ASKED_MAX), bytes_max, self._config.lease_s, wait_s
         args = self._group, self._member, *about, asked.call, asked.received
         self._call(asked.gid, "share_acquire", args, partial(self._acquired, asked), wait_s)
@@ -185,7 +192,9 @@ class ShareSession:
         self._in_hand.answered[asked.gid] = asked.call
         if number >= 0:
             asked.received = number
-        self.gone.difference_update(self._topics[asked.gid])
+        if not asked.other:
+            self.gone.difference_update(self._topics[asked.gid])
+        found = False
         for row in map(AcquiredRow._make, rows):
             if row.code == ResultCode.OK:
                 try:
@@ -195,9 +204,12 @@ class ShareSession:
                     return
                 self._counted.bytes += content.size
                 self._in_hand.add(asked.gid, content, now, lease_s)
-            else:
+                found = True
+            elif not (asked.other and row.code != ResultCode.UNKNOWN_SHARE):
                 again_s = max(again_s, FAILED_PAUSE_S)
                 self._not_there(asked.gid, row)
+        if asked.other and not found:
+            again_s = max(again_s, OTHERS_PAUSE_S)
         self.asking.answered(asked, again_s, now)
         if self.stopping or self._is_idle(now):
             self.give_back()
@@ -213,8 +225,14 @@ class ShareSession:
             self._call(gid, "submit", (begin,), partial(self._begun_with, place))
 
     def _begun_with(self, place: PlaceOfBatch, answer: Any, asked_at: float) -> None:
-        if not isinstance(answer, EscrowMQError) and outcome(answer[1][0])[0] in _BEGUN:
+        if isinstance(answer, EscrowMQError):
+            return
+        code, info = outcome(answer[1][0])
+        self.not_begun = None
+        if code in _BEGUN:
             self._begun.add(place)
+        elif code in (ResultCode.TOO_MANY_SHARES, ResultCode.GROUP_KIND):
+            self.not_begun = not_begun(self._group, place[0], code, info)
 
     def begun_again(self, places: Set[PlaceOfBatch]) -> None:
         """The group exists again, and reads these partitions."""

@@ -106,9 +106,10 @@ class Settling:
         OutcomeUnknown."""
         with self._condition:
             batch = self._in_hand.find(record)
+        until = self._router.clock() + lease_s
         self._call(batch, record, "share_extend", lease_s)
         with self._condition:
-            self._in_hand.extended_alone(batch, record.offset)
+            self._in_hand.extended_alone(batch, record.offset, until)
 
     def _call(self, batch: Batch, record: ConsumerRecord, method: str, *args: Any) -> None:
         places = [(record.topic, record.partition, [record.offset, record.offset])]

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cached_property
 
 from escrowmq.actors.client.background import Background
+from escrowmq.actors.client.call_arguments import check_wait
 from escrowmq.actors.client.closing import Closing
 from escrowmq.actors.client.handling_once import HandlesOnce, once
 from escrowmq.actors.client.replica_calls import ReplicaCalls
@@ -168,6 +169,7 @@ class ShareConsumer(Closing):
     def flush(self, timeout_s: float | None = None) -> None:
         """Waits until all acks are durable, for ``call_timeout_s`` at most. Raises Unavailable if some are
         not by then; UnknownTopic if the topic of some was deleted."""
+        check_wait(timeout_s)
         self.core.flush(self.core.config.call_timeout_s if timeout_s is None else timeout_s)
 
     def statistics(self) -> ShareConsumerStatistics:

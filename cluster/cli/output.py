@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from escrowmq.cluster.cli.long_tables import LONG, long_table
 from escrowmq.cluster.cli.shown import Format
@@ -83,13 +84,21 @@ def show_pairs(shown: Format, value: Any, pairs: Mapping[str, Any]) -> None:
     console().print(table)
 
 
-def cell(value: Any) -> str:
-    """A value as text for a rich table, with rich's markup escaped."""
-    return shown_text(value).replace("[", "\\[")
+def cell(value: Any) -> Text:
+    """A value as text for a rich table, which finds neither markup nor emoji in it."""
+    return Text(shown_text(value))
 
 
 def shown_text(value: Any) -> str:
-    """A value as text for people."""
+    """A value as text for people. Control characters, which terminals obey, are shown as Python writes
+    them: a table has what came in messages."""
+    text = _text(value)
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
+
+
+def _text(value: Any) -> str:
     if value is None:
         return "-"
     if isinstance(value, bool):

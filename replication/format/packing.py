@@ -103,9 +103,8 @@ def pack_row(row: bytes, method: str, level: int | None, least: int) -> bytes:
     value = row[start:end]
     packed: bytes = codec_of(method, level).compress(value, asbytes=True)
     size = len(packed)
-    head = b"\xc4" + size.to_bytes(1, "big") if size < 1 << 8 else b"\xc5" + size.to_bytes(2, "big")
-    if size >= 1 << 16:
-        head = b"\xc6" + size.to_bytes(4, "big")
+    tag, width = (0xC4, 1) if size < 1 << 8 else (0xC5, 2) if size < 1 << 16 else (0xC6, 4)
+    head = tag.to_bytes(1, "big") + size.to_bytes(width, "big")
     about = _encode((METHODS[method], end - start, _checksum(value)))
     made = b"".join((b"\x95", row[1:value_at], head, packed, row[end:], about))
     return made if len(made) < len(row) else row

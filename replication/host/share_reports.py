@@ -29,6 +29,10 @@ class ShareReports:
 
         return self._running.led(read)
 
+    def members(self, group: str) -> Reply:
+        """``("ok", [member, ...])``: who holds messages of the group at this leader, or waits for some."""
+        return self._running.led(lambda: self._running.replica.share_desk.members(group))
+
     def final(self, group: str, topic: str, partition: int) -> Reply:
         """``("ok", FinalRanges | None)``; None: there is no such partition here, or the group has not begun
         to read it. Leader only."""

@@ -83,7 +83,7 @@ class Sharing:
         self._running.check_open()
         lease_ms = self._running.replica.state.shares.settings(group).lease_ms
         if lease_s is not None:
-            lease_ms = min(max(int(lease_s * 1000), LEASE_MS[0]), LEASE_MS[1])
+            lease_ms = int(min(max(lease_s * 1000, LEASE_MS[0]), LEASE_MS[1]))  # the product may be infinite
         asked = group, member, tuple(topics), max_records, min(max_bytes, FETCH_BYTES_MAX), lease_ms
         wait_s = min(wait_s, WAIT_S_MAX)
         may_wait = wait_s > 0 and self._take_place()

@@ -277,6 +277,8 @@ def _timer_problem(op: Op) -> str | None:
             return f"CANCEL needs 1 to {IDS_PER_OPERATION_MAX} triples of time, owner and ordinal"
         if not (min(times) >= 0 and max(times) <= NUMBER_MAX and all(0 <= o <= OWNER_MAX for o in owners)):
             return f"CANCEL's times must be 0 to {NUMBER_MAX}, and its owners 64 bits"
+        if is_internal(meta[0]):  # its group would neither get it again nor have a dead letter
+            return f"what waits in topic {meta[0]!r} is retried; reject it when it comes, for a dead letter"
     elif op.type == OpType.PRE_SCHEDULED:
         _, _, txs, _, times, ordinals, _ = meta
         if not len(txs) == len(times) == len(ordinals):

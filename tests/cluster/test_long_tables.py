@@ -32,6 +32,21 @@ def test_a_long_table_looks_as_a_short_one(monkeypatch: pytest.MonkeyPatch, titl
     assert shown(ROWS, title).splitlines() == [line.rstrip() for line in by_rich.splitlines()]
 
 
+@pytest.mark.parametrize("text", [r"\[/x]", "[bold]", r"\\[red]", ":smile:", "a\\", "[link=x]"])
+def test_a_short_table_shows_a_text_as_it_is(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    output.show_rows(Format.table, [{"reason": text}], ["reason"])
+    output.show_pairs(Format.table, text, {"reason": text})
+    assert capsys.readouterr().out.count(text) == 2
+
+
+@pytest.mark.parametrize("rows", [1, output.LONG + 1])
+def test_no_table_passes_on_what_terminals_obey(rows: int, capsys: pytest.CaptureFixture[str]) -> None:
+    output.show_rows(Format.table, [{"reason": "a\x1b[2J\x9bb\x07\r\u202ec\nd"}] * rows, ["reason"])
+    printed = capsys.readouterr().out
+    assert printed.replace("\n", "").isprintable()
+    assert printed.count(r"a\x1b[2J\x9bb\x07\r\u202ec") == rows
+
+
 def test_ten_thousand_rows_take_a_fraction_of_a_second() -> None:
     rows = [{**ROWS[0], "name": f"topic-{number}"} for number in range(10_000)]
     began = time.process_time()

@@ -57,6 +57,7 @@ _ANSWERS = {method: (part, method) for part, methods in _PARTS.items() for metho
     "group_list": ("groups", "names"),
     "group_describe": ("groups", "describe"),
     "scheduled": ("scheduled", "messages"),
+    "share_members": ("share_reports", "members"),
     "share_places": ("share_reports", "places"),
     "share_final": ("share_reports", "final"),
     "find": ("messages", "find"),

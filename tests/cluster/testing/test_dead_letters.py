@@ -134,6 +134,30 @@ def test_what_another_operator_settles_meanwhile_is_not_sent_elsewhere(
     assert ids(cluster) == [] and mail.retries() == [(b"2", 1)]
 
 
+def test_what_another_operator_settles_meanwhile_counts_as_settled(
+    cluster: InMemoryCluster, mail: Mail, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mail.send(*[Message("orders", b"%d" % n) for n in range(5)])
+    mail.fail(0, 1, 2, 3, 4)
+
+    def meanwhile(done: int, total: int) -> None:
+        if done == 0:
+            assert cluster.admin.drop_dead_letters("mail", ["0-1"], by="eve") == 1
+
+    done = cluster.admin.redrive("mail", ["0-0", "0-1"], progress=meanwhile)
+    assert (done.redriven, done.already) == (1, 1)
+    monkeypatch.setattr(dead_letters, "AT_A_TIME", 1)
+    acked = dead_letters.DeadLetters._acked
+
+    def redriven_behind_it(*arguments: Any) -> None:
+        acked(*arguments)
+        cluster.admin.redrive("mail", ["0-3"], by="kim")
+
+    monkeypatch.setattr(dead_letters.DeadLetters, "_acked", redriven_behind_it)
+    assert cluster.admin.drop_dead_letters("mail", ["0-2", "0-3", "0-4"], by="eve") == 2
+    assert ids(cluster) == [] and mail.retries() == [(b"0", 1), (b"3", 1)]
+
+
 def test_dead_letters_go_to_another_topic_once(
     cluster: InMemoryCluster, mail: Mail, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -213,6 +213,12 @@ def test_a_time_beyond_ten_years_is_refused_before_anything_is_sent(
     with pytest.raises(InvalidMessage, match="ten years"), producer.transaction() as tx:
         tx.send(Message("orders", b"with it"))
         tx.send(later(deliver_at=far))
+    for huge in (10**30, 10**400, 10**5_000):
+        for about in ({"deliver_at": huge}, {"delay_s": huge}):
+            with pytest.raises(InvalidMessage, match="ten years"):
+                producer.send(later(**about))
+            with pytest.raises(InvalidMessage, match="ten years"):
+                producer.send_many("orders", [b"later"], **{name: [huge] for name in about})
     cluster.clock.advance(1)
     assert readable(cluster) == []
 

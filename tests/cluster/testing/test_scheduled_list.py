@@ -135,3 +135,18 @@ def test_the_metrics_count_what_waits_is_released_and_is_cancelled(cluster: InMe
     assert (report.released, report.cancelled) == (59, 1)
     late = report.histograms["lateness"]
     assert sum(late.counts) == 59 and late.total < 0.2
+
+
+def test_a_message_that_waits_for_a_retry_is_not_cancelled(cluster: InMemoryCluster) -> None:
+    with cluster.share_consumer("mail", ["others"], auto_offset_reset="earliest") as queue:
+        with cluster.producer("shop") as producer:
+            producer.send(Message("others", b"1")).result(0)
+            queue.nack(queue.poll()[0], 60)
+            (waits,) = cluster.admin.scheduled("__retry.mail")
+            for cancel in (producer.cancel, cluster.admin.cancel_scheduled):
+                with pytest.raises(InvalidMessage, match="is retried; reject it"):
+                    cancel(waits.schedule_id)
+        (progress,) = cluster.admin.trace("others", 0, 0).groups
+        assert progress.state == "retrying"
+        cluster.clock.advance(60)
+        assert [record.attempt for record in queue.poll()] == [2]

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from escrowmq import Message, ShareConsumer, ShareRecord, Unavailable, UnknownGroup
+from escrowmq import GroupNotEmpty, Message, ShareConsumer, ShareRecord, Unavailable, UnknownGroup
 from escrowmq.actors.client.consumer_groups import coordinator_group
 from escrowmq.replication.format.codec import OpType, decode_ops
+from escrowmq.replication.format.internal_topics import dead_topic
 from escrowmq.testing import InMemoryCluster
 
 TOPIC, GROUP, PARTITIONS = "orders", "mail", 6
@@ -206,3 +207,77 @@ def test_a_deletion_that_is_cut_short_at_any_request_is_finished_by_the_next_one
                 found = everything(queue)
                 assert len(found) == 3 * PARTITIONS and {record.topic for record in found} == {TOPIC}, cut
     pytest.fail(f"a deletion has {requests} requests")
+
+
+def in_time(queue: ShareConsumer) -> list[bytes]:
+    """All that comes within some seconds, acked."""
+    found: list[bytes] = []
+    while records := queue.poll(timeout_s=6):
+        for record in records:
+            queue.ack(record)
+            found.append(record.value)
+    return sorted(found)
+
+
+def test_retries_come_where_the_topics_have_no_partition_any_more(cluster: InMemoryCluster) -> None:
+    send(cluster, "later", "dead")
+    with queue_of(cluster) as queue:
+        for record in everything(queue):
+            if record.value.endswith(b"0"):
+                queue.nack(record, 60)
+            else:
+                queue.reject(record)
+    cluster.admin.delete_topic(TOPIC)
+    cluster.admin.create_topic("parcels")
+    with cluster.share_consumer(GROUP, ["parcels"]) as queue:
+        assert in_time(queue) == []
+        cluster.clock.advance(60)
+        assert in_time(queue) == [b"%d-0" % partition for partition in range(PARTITIONS)]
+        assert cluster.admin.redrive(GROUP).redriven == PARTITIONS
+        assert in_time(queue) == [b"%d-1" % partition for partition in range(PARTITIONS)]
+
+
+def test_a_topic_that_is_created_again_with_more_partitions_is_read(cluster: InMemoryCluster) -> None:
+    cluster.admin.create_topic("parcels")
+    with cluster.share_consumer(GROUP, ["parcels"]) as queue:
+        assert in_time(queue) == []
+        cluster.admin.delete_topic("parcels")
+        cluster.admin.create_topic("parcels", partitions=3)
+        with cluster.producer("shop") as producer:
+            for partition in range(3):
+                producer.send(Message("parcels", b"%d" % partition, partition=partition)).result(0)
+        assert in_time(queue) + in_time(queue) == [b"0", b"1", b"2"]
+
+
+def test_a_dead_letter_is_found_by_its_key(cluster: InMemoryCluster) -> None:
+    keys = [b"k%d" % n for n in range(9)]
+    with cluster.producer("shop") as producer:
+        for key in keys:
+            producer.send(Message(TOPIC, b"", key)).result(0)
+    with queue_of(cluster) as queue:
+        for record in everything(queue):
+            queue.reject(record, "no")
+    found = {key: cluster.admin.find(dead_topic(GROUP), key=key).messages for key in keys}
+    assert {key: [message.key for message in messages] for key, messages in found.items()} == {
+        key: [key] for key in keys
+    }
+    assert {message.partition for (message,) in found.values()} == {0, 1, 2}
+
+
+def test_a_deletion_that_one_broker_group_refuses_deletes_nothing_in_the_others(
+    cluster: InMemoryCluster,
+) -> None:
+    send(cluster, None)
+    cluster.admin.set_group(GROUP, max_attempts=3)
+    with queue_of(cluster, prefetch_records=0) as queue:
+        records = everything(queue)
+        for record in records[:-1]:
+            queue.ack(record)
+        queue.flush()
+        cluster.clock.advance(10)
+        with pytest.raises(GroupNotEmpty):
+            cluster.admin.delete_group(GROUP)
+        assert known(cluster) == [0, 1, 2]
+        queue.ack(records[-1])
+        assert everything(queue) == [], "what was acked does not come again"
+    assert cluster.admin.describe_group(GROUP).share.settings.max_attempts == 3

@@ -87,3 +87,15 @@ def test_what_is_acknowledged_does_not_come_again(cluster: InMemoryCluster, call
     waits = calls.acquire(OTHER, wait_s=60.0)
     cluster.clock.advance(11)
     assert leased(waits) == [[1, 1, 1]]
+
+
+@pytest.mark.parametrize("lease_s", [1e306, 10**400])
+def test_a_lease_is_no_longer_than_half_a_day(cluster: InMemoryCluster, calls: Calls, lease_s: float) -> None:
+    with cluster.producer("shop") as producer:
+        producer.send(Message("orders", b"a")).result(0)
+    asked = "mail", ME, ["orders"], 10, 1 << 20, lease_s, 0.0
+    assert leased(calls.start("share_acquire", *asked)) == [[0, 0, 0]]
+    cluster.clock.advance(12 * 3600 - 1)
+    assert leased(calls.acquire(OTHER)) == []
+    cluster.clock.advance(2)
+    assert leased(calls.acquire(OTHER)) == [[0, 0, 1]]

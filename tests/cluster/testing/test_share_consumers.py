@@ -186,7 +186,9 @@ def test_an_extended_lease_ends_when_the_application_said(cluster: InMemoryClust
     slow.extend(record, 100)
     cluster.clock.advance(99)
     assert everything(other) == []
+    assert (slow.statistics().leases_lost, slow.statistics().held) == (0, 1)
     cluster.clock.advance(2)
+    assert (slow.statistics().leases_lost, slow.statistics().held) == (1, 0)
     assert values(everything(other)) == [b"1"]
 
 

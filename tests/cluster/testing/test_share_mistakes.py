@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import math
 from collections.abc import Iterator
@@ -16,11 +17,13 @@ from escrowmq import (
     InvalidMessage,
     LeaseLost,
     Message,
+    Overloaded,
     RecordNotHeld,
     ShareConsumer,
     ShareRecord,
     UnknownTopic,
 )
+from escrowmq.replication.replica import share_admission
 from escrowmq.testing import InMemoryCluster
 
 
@@ -243,3 +246,30 @@ def test_a_closed_consumer(queue: ShareConsumer, record: ShareRecord) -> None:
 def test_a_number_of_threads_that_is_none(queue: ShareConsumer, threads: Any) -> None:
     with pytest.raises(ConfigError, match="threads"):
         queue.run(print, threads=threads)
+
+
+def test_a_topic_that_a_group_cannot_begin_with_is_told(
+    cluster: InMemoryCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.admin.create_topic("parcels")
+    with cluster.share_consumer("mail", ["parcels"], auto_offset_reset="earliest") as queue:
+        assert queue.poll(timeout_s=0.1) == []
+        monkeypatch.setattr(share_admission, "PAIRS_MAX", 0)
+        cluster.admin.delete_topic("parcels")
+        cluster.admin.create_topic("parcels")
+        with cluster.producer("shop") as producer:
+            producer.send(Message("parcels", b"1")).result(0)
+        with pytest.raises(Overloaded, match="read 0 partitions of a broker group, its limit"):
+            queue.poll(timeout_s=1)
+        monkeypatch.undo()
+        cluster.clock.advance(1)
+        assert [record.value for record in queue.poll(timeout_s=1)] == [b"1"]
+        assert queue.poll(timeout_s=1) == []
+
+
+@pytest.mark.parametrize("wait_s", [math.nan, math.inf, -1, 10**400, "1"])
+def test_a_flush_that_waits_for_no_time_is_refused(queue: ShareConsumer, wait_s: Any) -> None:
+    with pytest.raises(InvalidMessage, match="timeout_s must be seconds"):
+        queue.flush(wait_s)
+    with pytest.raises(InvalidMessage, match="timeout_s must be seconds"):
+        asyncio.run(queue.aio.flush(wait_s))

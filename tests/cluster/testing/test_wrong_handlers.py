@@ -44,6 +44,13 @@ class Handler:
     async def method(self, record: Any) -> None: ...
 
 
+class Unshowable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+    __repr__ = __str__
+
+
 KINDS = pytest.mark.parametrize("kind", ["share", "stream"])
 
 
@@ -95,3 +102,48 @@ def test_a_coroutine_that_a_plain_function_returns_is_a_failure(cluster: InMemor
         consumer.run(handler, stop=stop)
     (letter,) = cluster.admin.dead_letters("mail")
     assert "the handler returned a coroutine, which nobody awaits" in letter.reason
+
+
+@KINDS
+def test_an_exception_that_cannot_be_shown_is_a_failure(cluster: InMemoryCluster, kind: str) -> None:
+    cluster.admin.set_group("mail", max_attempts=1)
+    stop = threading.Event()
+
+    def handler(record: Any) -> None:
+        stop.set()
+        raise Unshowable
+
+    with opened(cluster, kind) as consumer:
+        consumer.run(handler, stop=stop)
+    (letter,) = cluster.admin.dead_letters("mail")
+    assert letter.reason == "Unshowable (it cannot be shown: its own code raises)"
+
+
+def test_so_is_that_of_a_deserializer(cluster: InMemoryCluster) -> None:
+    cluster.admin.set_group("mail", max_attempts=1)
+
+    def deserialize(value: bytes) -> None:
+        raise Unshowable
+
+    with cluster.share_consumer(
+        "mail", ["orders"], auto_offset_reset="earliest", value_deserializer=deserialize
+    ) as queue:
+        assert not queue.poll()
+    (letter,) = cluster.admin.dead_letters("mail")
+    assert "Unshowable (it cannot be shown" in letter.reason
+
+
+def test_a_deserializer_that_ends_the_thread_ends_the_run(cluster: InMemoryCluster) -> None:
+    def deserialize(value: bytes) -> None:
+        raise SystemExit(3)
+
+    stop = threading.Event()
+    late = threading.Timer(5.0, stop.set)
+    late.start()
+    with cluster.share_consumer(
+        "mail", ["orders"], auto_offset_reset="earliest", value_deserializer=deserialize
+    ) as queue:
+        with pytest.raises(SystemExit):
+            queue.run(lambda record: None, threads=2, stop=stop)
+        assert not stop.is_set(), "it would have waited with no thread left"
+    late.cancel()

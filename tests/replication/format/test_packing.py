@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -43,6 +44,16 @@ def test_lengths_of_every_width_are_kept(key: bytes | None, size: int) -> None:
     plain = encode_row(key, b"v" * size, None, None)
     row = pack_row(plain, "lz4", None, 1_024)
     assert (row == plain) == (size < 1_024)
+    assert decode_rows(row, 1) == decode_rows(plain, 1)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("noise", [200, 300, 65_000, 66_000, 1 << 20])
+def test_compressed_lengths_of_every_width_are_kept(method: str, noise: int) -> None:
+    value = random.Random(noise).randbytes(noise) + bytes(20_000)
+    plain = encode_row(b"key", value, {"h": b"1"}, "tx")
+    row = pack_row(plain, method, None, 1)
+    assert noise < len(row) < len(plain), "it is compressed"
     assert decode_rows(row, 1) == decode_rows(plain, 1)
 
 
