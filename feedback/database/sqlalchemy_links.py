@@ -16,8 +16,8 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from sqlalchemy.pool import SingletonThreadPool, StaticPool
 
 from escrowmq.feedback.database.errors import DatabaseMisused, NoDatabaseTransaction
-from escrowmq.feedback.database.failures import rolled_back_already
-from escrowmq.feedback.database.links import Link
+from escrowmq.feedback.database.failures import Failure, failure_of, rolled_back_already
+from escrowmq.feedback.database.links import Link, failed_before, has_failed
 from escrowmq.feedback.database.statements import dialect_of
 
 #: Isolation level of a check's connection. In SQLite, which has only one, each statement is a transaction.
@@ -73,6 +73,20 @@ class SqlAlchemyLink:
         self.rows("PRAGMA user_version")  # the first statement begins the transaction, if there is a listener
         return bool(getattr(driver, "in_transaction", False))
 
+    def refuse_failed(self) -> None:
+        if self.dialect != "postgresql":
+            return
+        failed = has_failed(self.connection.connection.driver_connection)
+        if failed is None:  # the driver does not tell
+            try:
+                self.run("SELECT 1")
+            except Exception as error:
+                if failure_of(error) is not Failure.FAILED_BEFORE:
+                    raise
+                failed = True
+        if failed:
+            raise failed_before()
+
     def after_commit(self, call: Callable[[], None]) -> None:
         engine = self.connection.engine
         if not event.contains(engine, "commit", _call_waiting):
@@ -86,6 +100,7 @@ class SqlAlchemyLink:
     def commit(self) -> None:
         if isinstance(self._given, Session):
             self._given.flush()  # a failure here is certain, and is raised unchanged
+        self.refuse_failed()
         self._given.commit()
 
     def rollback(self) -> None:
