@@ -62,6 +62,7 @@ class OutboxShards:
         """The shard, with a new epoch; None if another relay has it."""
         statements, now = self._statements, self._clock()
         with self._database.opening() as (_, link):
+            link.refuse_autocommit("each change of a relay's")
             link.run(statements.add_shard, {"shard": shard, "nobody": b""})
             told = {"shard": shard, "owner": self._owner, "now": now, "until": now + self._lease_ms}
             told["beyond"] = now + 2 * LEASE_MS_MAX  # twice: clocks that differ by minutes are left alone
@@ -159,6 +160,7 @@ class OutboxShards:
                 "shard": lease.shard, "epoch": lease.epoch, "owner": self._owner, "last": lease.last,
                 "until": until,
             }  # fmt: skip
+            link.refuse_autocommit("each change of a relay's")
             try:
                 _expect(1, link.changed(self._statements.hold, told))
                 yield link
