@@ -37,7 +37,9 @@ class OutboxStatements:
             )
         self.dialect, self.table, self.shards = dialect, table, f"{table}_shards"
         name, engine = dialect.name, dialect.after_table.replace(" WITHOUT ROWID", "")
-        short = table.rpartition(".")[2]
+        schema, dot, short = table.rpartition(".")
+        # SQLite names the schema with the index, and PostgreSQL with the table.
+        index, of = (f"{schema}{dot}{short}_next", short) if name == "sqlite" else (f"{short}_next", table)
         inline = f", KEY {short}_next (shard, state, id)" if name == "mysql" else ""
         self.create = [
             f"CREATE TABLE IF NOT EXISTS {table} (id {_IDS[name]}, shard INTEGER NOT NULL, "
@@ -51,7 +53,7 @@ class OutboxStatements:
             f"stopped {dialect.binary}){engine}",
         ]
         if name != "mysql":
-            self.create.insert(1, f"CREATE INDEX IF NOT EXISTS {short}_next ON {table} (shard, state, id)")
+            self.create.insert(1, f"CREATE INDEX IF NOT EXISTS {index} ON {of} (shard, state, id)")
         self.add_shard = (
             f"{dialect.insert} {self.shards} VALUES (:shard, :nobody, 0, 0, 0, 0, NULL){dialect.ignoring}"
         )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sqlite3
+from pathlib import Path
+
 import pytest
 import sqlalchemy as sa
 
-from escrowmq import Message
+from escrowmq import InvalidMessage, Message
 from escrowmq.feedback.database.errors import NoDatabaseTransaction
 from escrowmq.feedback.database.outbox import Outbox
 from escrowmq.feedback.database.relaying import Step
@@ -25,4 +28,29 @@ def test_a_relay_and_a_desk_in_autocommit_change_nothing(shop: Shop) -> None:
     with pytest.raises(NoDatabaseTransaction, match="AUTOCOMMIT"):
         outbox.drop([outbox.rows()[0].id])
     assert world.relay().step() is Step.SENT
+    drop(shop)
+
+
+def test_a_table_in_an_attached_database(tmp_path: Path) -> None:
+    engine = sa.create_engine(f"sqlite:///{tmp_path}/shop.db")
+
+    @sa.event.listens_for(engine, "connect")
+    def attach(connection: sqlite3.Connection, _: object) -> None:
+        connection.execute(f"attach '{tmp_path}/messages.db' as own")
+
+    outbox = Outbox(engine, table="own.outbox")
+    for _ in range(2):
+        outbox.create_table()
+    world = World(outbox, engine.connect, lambda db: db.commit())
+    world.send(Message("t", b"1"))
+    assert world.relay().step() is Step.SENT and not outbox.rows()
+    with engine.connect() as db:
+        assert db.execute(sa.text("select name from own.sqlite_master where type = 'index'")).all()
+
+
+@pytest.mark.parametrize("text", ["topic", "header"])
+def test_a_text_that_cannot_be_sent_is_refused_at_once(shop: Shop, text: str) -> None:
+    world, broken = world_in(shop), "\ud800"
+    with pytest.raises(InvalidMessage, match="no text that can be sent"):
+        world.send(Message(broken, b"") if text == "topic" else Message("t", b"", headers={broken: b""}))
     drop(shop)
