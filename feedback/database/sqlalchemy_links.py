@@ -6,14 +6,16 @@ the greenlet that SQLAlchemy provides for it.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, Engine, event, text
 from sqlalchemy.exc import InvalidRequestError, UnboundExecutionError
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
-from sqlalchemy.pool import SingletonThreadPool, StaticPool
+from sqlalchemy.pool import Pool, SingletonThreadPool, StaticPool
 
 from escrowmq.feedback.database.errors import DatabaseMisused, NoDatabaseTransaction
 from escrowmq.feedback.database.failures import Failure, failure_of, rolled_back_already
@@ -24,6 +26,9 @@ from escrowmq.feedback.database.statements import dialect_of
 _CHECKING = {"sqlite": "AUTOCOMMIT"}
 #: Of ``Connection.info``: what wants to be called when its transaction is committed.
 _WAITING = "escrowmq-after-commit"
+#: Of engines' pools: an engine's options of another kind than the URL are in there.
+_NUMBERS: WeakKeyDictionary[Pool, int] = WeakKeyDictionary()
+_COUNT = itertools.count()
 
 
 class SqlAlchemyLink:
@@ -44,7 +49,9 @@ class SqlAlchemyLink:
 
     def place(self) -> str | None:
         options = self.connection.get_execution_options().get("schema_translate_map")
-        return f"{self.connection.engine.url.render_as_string(hide_password=True)}{options or ''}"
+        engine = self.connection.engine  # its URL alone may be that of others: creator=, connect_args=
+        url = engine.url.render_as_string(hide_password=True)
+        return f"{url}{options or ''}#{_NUMBERS.setdefault(engine.pool, next(_COUNT))}"
 
     def refuse_savepoint(self) -> None:
         if self.connection.in_nested_transaction():
@@ -102,6 +109,11 @@ class SqlAlchemyLink:
             self._given.flush()  # a failure here is certain, and is raised unchanged
         self.refuse_failed()
         self._given.commit()
+        if self.connection.in_transaction():
+            raise RuntimeError(
+                "the session's commit has committed nothing: it has joined a transaction that was begun on "
+                "its connection before, which decides. Pass that connection, or a session of an engine"
+            )
 
     def rollback(self) -> None:
         self._given.rollback()

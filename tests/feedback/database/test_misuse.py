@@ -412,3 +412,18 @@ def test_another_file_gets_no_name_from_a_transaction(
             fence.enter(db, Tx("1"))
         db.rollback()
         assert db.execute(f"select count(*) from {table}").fetchone() == (0,)
+
+
+def test_engines_with_the_same_url_may_lead_to_different_databases(tmp_path: Path) -> None:
+    """``creator=`` and ``connect_args=`` are not in the URL."""
+    url = f"sqlite:///{tmp_path}/a.db"
+    engine = sa.create_engine(url)
+    other = sa.create_engine(url, creator=lambda: sqlite3.connect(tmp_path / "b.db"))
+    fence = Fence(engine, app="shop")
+    for one in (engine, other):
+        Fence(one, app="shop").create_table()
+    for tx_id in ("1", "2"):
+        with engine.begin() as db:
+            fence.enter(db, Tx(tx_id))
+    with pytest.raises(WrongDatabase), other.begin() as db:
+        fence.enter(db, Tx("3"))
