@@ -43,6 +43,7 @@ class OutboxRow:
     next_ms: int
     batch: int | None = None
     placed: int | None = None
+    size: int = 0  # bytes of a content that has not been read; 0: it has
 
 
 def content_of(message: Message) -> bytes:

@@ -25,6 +25,7 @@ _CONTENT = {"sqlite": "BLOB", "postgresql": "BYTEA", "mysql": "LONGBLOB"}
 _SHORT = {"sqlite": "BLOB", "postgresql": "BYTEA", "mysql": "BINARY(16)"}
 _SHOWN = "id, shard, tx_group, state, attempts, next_ms, created_ms, batch, error, content, placed"
 _COLUMNS = "id, tx_group, group_rows, order_key, content, attempts, next_ms, batch, placed"
+_LIGHT = _COLUMNS.replace("content", "LENGTH(content)")
 
 
 class OutboxStatements:
@@ -78,8 +79,9 @@ class OutboxStatements:
             f"SELECT {_COLUMNS} FROM {table} WHERE shard = :shard AND state = {PENDING} "
             "AND batch IS NOT NULL ORDER BY id"
         )
+        # Without the contents: a window may have a thousand rows of a MiB.
         self.pending = (
-            f"SELECT {_COLUMNS} FROM {table} WHERE shard = :shard AND state = {PENDING} AND batch IS NULL "
+            f"SELECT {_LIGHT} FROM {table} WHERE shard = :shard AND state = {PENDING} AND batch IS NULL "
             "AND id > :after ORDER BY id LIMIT :most"
         )
 
@@ -146,6 +148,10 @@ class OutboxStatements:
             )
         names = "shard, tx_group, group_rows, order_key, content, state, attempts, next_ms, created_ms"
         return f"INSERT INTO {self.table} ({names}) VALUES {', '.join(parts)}", values
+
+    def contents(self, ids: Sequence[int]) -> str:
+        """Id and content of rows."""
+        return f"SELECT id, content FROM {self.table} WHERE id IN ({_list(ids)})"
 
     def mark(self, batch: int, placed: dict[int, int]) -> str:
         """Give rows the number of a batch, and each its partition."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -53,4 +54,22 @@ def test_a_text_that_cannot_be_sent_is_refused_at_once(shop: Shop, text: str) ->
     world, broken = world_in(shop), "\ud800"
     with pytest.raises(InvalidMessage, match="no text that can be sent"):
         world.send(Message(broken, b"") if text == "topic" else Message("t", b"", headers={broken: b""}))
+    drop(shop)
+
+
+def test_a_look_reads_the_contents_of_one_batch(shop: Shop) -> None:
+    """A window of a thousand rows, of a MiB each, would be a GiB in the relay's memory."""
+    world = world_in(shop)
+    for _ in range(40):
+        world.send(Message("t", bytes(1 << 20)))
+    tracemalloc.start()
+    try:
+        relay, steps = world.relay(), 0
+        while relay.step() is Step.SENT:
+            steps += 1
+            world.broker.log.clear()
+        assert steps == 6, "8 MiB each"
+        assert tracemalloc.get_traced_memory()[1] < 40 << 20
+    finally:
+        tracemalloc.stop()
     drop(shop)
