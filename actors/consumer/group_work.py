@@ -47,6 +47,11 @@ def group_work(core: ConsumerCore) -> GroupWork:
             held = member.joins == joins or member.still_holds(frozenset(state.tp for state in work))
             if member.idle or not same or not held:
                 raise StaleMember("partitions were lost since they were read; poll again")
+            if any(core.redelivery.waits_below(state.tp, end) for state, (_, end) in work.items()):
+                raise InvalidMessage(
+                    "a record was nacked after send_offsets, and the group would pass it: first nack, then "
+                    "call send_offsets; poll returns the records again"
+                )
 
     def ended(committed: bool) -> None:
         with core.condition:

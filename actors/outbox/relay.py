@@ -17,7 +17,8 @@ import time
 from collections.abc import Callable
 from typing import Any, Self
 
-from escrowmq.actors.outbox.shipping import BrokerShipping, RelayCluster
+from escrowmq.actors.outbox.shipping import BrokerShipping, RelayCluster, claim_name
+from escrowmq.actors.producer.claiming import check_name
 from escrowmq.actors.producer.encoder import check_app
 from escrowmq.feedback.database.outbox import SHARDS_MAX, Outbox
 from escrowmq.feedback.database.outbox_desk import OutboxShard
@@ -109,7 +110,8 @@ class OutboxRelay:
         if not PAUSE_MIN_S <= poll_s <= 60:
             raise ConfigError(f"poll_s must be from {PAUSE_MIN_S} to 60, not {poll_s!r:.80}")
         self.outbox: Outbox = outbox if isinstance(outbox, Outbox) else Outbox(outbox)
-        self._app, self._poll_s = check_app(app), float(poll_s)
+        check_name(claim_name(check_app(app), SHARDS_MAX - 1))  # or no shard could ever be claimed
+        self._app, self._poll_s = app, float(poll_s)
         self._shipping = BrokerShipping(cluster, app)
         owner = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self._database = OutboxShards(

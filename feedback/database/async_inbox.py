@@ -72,6 +72,10 @@ class AsyncInbox:
             link = link_of(core)
             return self._inbox.enter(link, record), link.mark()
 
+        def refuse_failed(core: Connection | Session) -> None:
+            if core.get_transaction() == mark:
+                link_of(core).refuse_failed()
+
         key, mark = await given.run_sync(enter)
         if key is None:
             yield False
@@ -82,6 +86,7 @@ class AsyncInbox:
             with contextlib.suppress(Exception):
                 await given.run_sync(lambda core: self._inbox.forget(link_of(core), key, mark))
             raise
+        await given.run_sync(refuse_failed)
 
     def handler(self, work: Callable[[Any, Any], Awaitable[object]]) -> Callable[[Any], Awaitable[None]]:
         """See ``Inbox.handler``; for ``await queue.aio.run(work, inbox=inbox)``."""

@@ -16,7 +16,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils.connection import ConnectionProxy
 
 from escrowmq.feedback.database.errors import DatabaseMisused, NoDatabaseTransaction
-from escrowmq.feedback.database.links import Link, file_of
+from escrowmq.feedback.database.links import Link, failed_before, file_of, has_failed
 from escrowmq.feedback.database.statements import dialect_of, in_pyformat
 
 log = logging.getLogger(__name__)
@@ -76,6 +76,10 @@ class DjangoLink:
                 "TransactionTestCase)"
             )
 
+    def refuse_failed(self) -> None:
+        if self.dialect == "postgresql" and has_failed(self.connection.connection):
+            raise failed_before()
+
     def after_commit(self, call: Callable[[], None]) -> None:
         self.connection.on_commit(call, robust=True)
 
@@ -121,6 +125,7 @@ class _BlockLink(DjangoLink):
                 "the block's transaction can only be rolled back: a statement in it failed, or "
                 "set_rollback(True) was called. Put statements that may fail into an inner atomic block"
             )
+        self.refuse_failed()  # Django does not notice each statement that has failed
         # They run when it is committed: an error of theirs must not look like one of the commit.
         hooks, connection.run_on_commit = connection.run_on_commit, []
         self._leave()

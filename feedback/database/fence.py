@@ -32,6 +32,7 @@ from escrowmq.feedback.database.links import Link, file_of
 from escrowmq.feedback.database.opening import database_of
 from escrowmq.feedback.database.producing import Producing, Transaction, TransactionBlock, refuse_unprepared
 from escrowmq.feedback.database.purging import OpenTransactions, Purged, purge
+from escrowmq.feedback.database.statements import TABLE as TABLE_NAME
 from escrowmq.feedback.database.statements import Statements, dialect_of
 from escrowmq.feedback.states import TransactionState, TxStatusQuerier
 from escrowmq.replication.errors import OutcomeUnknown
@@ -87,6 +88,7 @@ class Fence(TxStatusQuerier):
         self.app, self._clock = app, clock
         self._database = database_of(database)
         self.statements = Statements(dialect_of(self._database.dialect), table)
+        self._schema, self._lock_timeout_s = self.statements.create, lock_timeout_s
         self._checking = Checking(self.statements, app, lock_timeout_s, clock)
         self._identity: bytes | None = None
         self._places: set[str] = set()
@@ -95,12 +97,12 @@ class Fence(TxStatusQuerier):
 
     def schema(self) -> str:
         """The statement that creates the table, for a migration. Running it again is harmless."""
-        return self.statements.create
+        return self._schema
 
     def create_table(self) -> None:
         """Create the table, if it does not exist. Needs the right to create tables."""
         with self._database.checking() as link:
-            link.run(self.statements.create)
+            link.run(self._schema)
             link.commit()
         self.learn_identity()
 
@@ -283,10 +285,19 @@ class Fence(TxStatusQuerier):
         if self._identity is None:
             try:
                 with self._database.checking() as link:
+                    self._find_schema(link)
                     self._identity = self._checking.name_database(link)
             except Exception as error:
                 raise self.explained(error) from error
         return self._identity
+
+    def _find_schema(self, link: Link) -> None:
+        """Name the table with its schema from now on: a local transaction may have another search path than
+        checks have, and lead to a table of the same name."""
+        found = link.rows(*self.statements.schema_of) if self.statements.schema_of else []
+        if found and TABLE_NAME.fullmatch(name := f"{found[0][0]}.{self.statements.table}"):
+            self.statements = Statements(self.statements.dialect, name)
+            self._checking = Checking(self.statements, self.app, self._lock_timeout_s, self._clock)
 
     def _identity_for(self, local: Link) -> bytes:
         """The same for ``enter``, where SQLite's one lock may be that of the application's transaction. So

@@ -104,6 +104,8 @@ class Inbox:
             with contextlib.suppress(Exception):  # what cannot be changed any more cannot be committed
                 self.forget(link, key, mark)
             raise
+        if link.mark() == mark:
+            link.refuse_failed()
 
     def handler(self, work: Callable[[Any, Any], object]) -> Callable[[Any], None]:
         """``work(record, db)`` as a handler of a record: a database transaction of its own, which is

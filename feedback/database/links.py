@@ -17,6 +17,8 @@ from escrowmq.feedback.database.statements import in_pyformat
 
 #: Flag of MariaDB's protocol in each answer: a transaction is open.
 _IN_TRANSACTION = 0x0001
+#: libpq's state of a transaction in which a statement has failed.
+_FAILED = 3
 #: Module of a driver's connection -> dialect.
 DRIVERS = {"sqlite3": "sqlite", "psycopg": "postgresql", "pymysql": "mysql"}
 
@@ -49,12 +51,16 @@ class Link(Protocol):
     def mark(self) -> object:
         """The transaction that is open now: equal for as long as it is the same one. None: there is none."""
 
+    def refuse_failed(self) -> None:
+        """Raises NoDatabaseTransaction if a statement of the transaction has failed, so that it can only be
+        rolled back: PostgreSQL answers COMMIT with ROLLBACK then, and drivers take that for a commit."""
+
     def after_commit(self, call: Callable[[], None]) -> None:
         """Call this at about the time of the commit, if it can be known here; it must be quick. Not after a
         rollback."""
 
     def commit(self) -> None:
-        """Commit the transaction."""
+        """Commit the transaction. Raises as ``refuse_failed`` does, and has not committed then."""
 
     def rollback(self) -> None:
         """Roll the transaction back."""
@@ -162,6 +168,10 @@ class DriverLink:
                 "without the business's rows"
             )
 
+    def refuse_failed(self) -> None:
+        if self.driver == "psycopg" and has_failed(self.connection):
+            raise failed_before()
+
     def after_commit(self, call: Callable[[], None]) -> None: ...  # a driver does not tell
 
     def mark(self) -> object:
@@ -173,10 +183,27 @@ class DriverLink:
         return _is_open(connection) or None
 
     def commit(self) -> None:
+        self.refuse_failed()
         self.connection.commit()
 
     def rollback(self) -> None:
         self.connection.rollback()
+
+
+def has_failed(connection: Any) -> bool | None:
+    """Whether the transaction of a driver's connection to PostgreSQL can only be rolled back; None: such a
+    driver does not tell. psycopg 3 and psycopg2 do."""
+    status = getattr(getattr(connection, "info", None), "transaction_status", None)
+    return None if status is None else int(status) == _FAILED
+
+
+def failed_before() -> NoDatabaseTransaction:
+    """For a transaction that ``has_failed``."""
+    return NoDatabaseTransaction(
+        "a statement of this transaction failed, so PostgreSQL can only roll it back, and would do so "
+        "at COMMIT without an error: do not catch such an error, or put statements that may fail into a "
+        "savepoint"
+    )
 
 
 def _is_open(connection: Any) -> bool:

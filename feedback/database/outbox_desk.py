@@ -156,6 +156,7 @@ class OutboxDesk:
     @contextmanager
     def _changing(self) -> Iterator[Link]:
         with self._database.opening() as (_, link):
+            link.refuse_autocommit("a part of the change")
             try:
                 yield link
             except BaseException:

@@ -43,6 +43,7 @@ class OutboxRow:
     next_ms: int
     batch: int | None = None
     placed: int | None = None
+    size: int = 0  # bytes of a content that has not been read; 0: it has
 
 
 def content_of(message: Message) -> bytes:
@@ -57,7 +58,10 @@ def content_of(message: Message) -> bytes:
     delayed = message.delay_s is not None or message.deliver_at is not None
     time_ms = delivery_time(message.delay_s, message.deliver_at) if delayed else AT_ONCE
     headers = dict(message.headers) or None
-    return _encode((message.topic, message.partition, message.key, message.value, headers, time_ms))
+    try:
+        return _encode((message.topic, message.partition, message.key, message.value, headers, time_ms))
+    except UnicodeEncodeError as error:
+        raise InvalidMessage(f"the topic or a header's name is no text that can be sent: {error}") from error
 
 
 def message_of(content: bytes, placed: int | None = None) -> Message:

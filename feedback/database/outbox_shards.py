@@ -62,6 +62,7 @@ class OutboxShards:
         """The shard, with a new epoch; None if another relay has it."""
         statements, now = self._statements, self._clock()
         with self._database.opening() as (_, link):
+            link.refuse_autocommit("each change of a relay's")
             link.run(statements.add_shard, {"shard": shard, "nobody": b""})
             told = {"shard": shard, "owner": self._owner, "now": now, "until": now + self._lease_ms}
             told["beyond"] = now + 2 * LEASE_MS_MAX  # twice: clocks that differ by minutes are left alone
@@ -104,14 +105,21 @@ class OutboxShards:
             while len(rows) < READ_MAX:
                 after = rows[-1].id if rows else 0
                 values = {"shard": shard, "after": after, "most": WINDOW}
-                found = [_row(row) for row in link.rows(self._statements.pending, values)]
+                found = [_light(row) for row in link.rows(self._statements.pending, values)]
                 all_read = len(found) < WINDOW
                 # Of rows that two statements have read, some may have been committed in between.
                 all_seen = all_read and not rows
                 rows += found
                 if (chosen := pick(rows, self._clock(), all_seen=all_seen)) or all_read:
-                    return chosen
+                    return self._with_contents(link, chosen)
         return []
+
+    def _with_contents(self, link: Link, rows: Sequence[OutboxRow]) -> list[OutboxRow]:
+        """The same rows. Raises LeaseLost if somebody has taken one away meanwhile."""
+        found = link.rows(self._statements.contents([row.id for row in rows])) if rows else []
+        _expect(len(rows), len(found))
+        read = {int(id): bytes(content) for id, content in found}
+        return [replace(row, content=read[row.id], size=0) for row in rows]
 
     def mark(self, lease: Lease, rows: Sequence[OutboxRow], placed: dict[int, int]) -> list[OutboxRow]:
         """Write the next batch's number on rows, and the partition of each; from here on the batch does not
@@ -159,6 +167,7 @@ class OutboxShards:
                 "shard": lease.shard, "epoch": lease.epoch, "owner": self._owner, "last": lease.last,
                 "until": until,
             }  # fmt: skip
+            link.refuse_autocommit("each change of a relay's")
             try:
                 _expect(1, link.changed(self._statements.hold, told))
                 yield link
@@ -191,3 +200,8 @@ def _row(values: Sequence[Any]) -> OutboxRow:
         None if batch is None else int(batch),
         None if placed is None else int(placed),
     )
+
+
+def _light(values: Sequence[Any]) -> OutboxRow:
+    """A row of which the content has not been read."""
+    return replace(_row([*values[:4], b"", *values[5:]]), size=int(values[4]))

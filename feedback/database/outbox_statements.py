@@ -25,6 +25,7 @@ _CONTENT = {"sqlite": "BLOB", "postgresql": "BYTEA", "mysql": "LONGBLOB"}
 _SHORT = {"sqlite": "BLOB", "postgresql": "BYTEA", "mysql": "BINARY(16)"}
 _SHOWN = "id, shard, tx_group, state, attempts, next_ms, created_ms, batch, error, content, placed"
 _COLUMNS = "id, tx_group, group_rows, order_key, content, attempts, next_ms, batch, placed"
+_LIGHT = _COLUMNS.replace("content", "LENGTH(content)")
 
 
 class OutboxStatements:
@@ -37,7 +38,9 @@ class OutboxStatements:
             )
         self.dialect, self.table, self.shards = dialect, table, f"{table}_shards"
         name, engine = dialect.name, dialect.after_table.replace(" WITHOUT ROWID", "")
-        short = table.rpartition(".")[2]
+        schema, dot, short = table.rpartition(".")
+        # SQLite names the schema with the index, and PostgreSQL with the table.
+        index, of = (f"{schema}{dot}{short}_next", short) if name == "sqlite" else (f"{short}_next", table)
         inline = f", KEY {short}_next (shard, state, id)" if name == "mysql" else ""
         self.create = [
             f"CREATE TABLE IF NOT EXISTS {table} (id {_IDS[name]}, shard INTEGER NOT NULL, "
@@ -51,7 +54,7 @@ class OutboxStatements:
             f"stopped {dialect.binary}){engine}",
         ]
         if name != "mysql":
-            self.create.insert(1, f"CREATE INDEX IF NOT EXISTS {short}_next ON {table} (shard, state, id)")
+            self.create.insert(1, f"CREATE INDEX IF NOT EXISTS {index} ON {of} (shard, state, id)")
         self.add_shard = (
             f"{dialect.insert} {self.shards} VALUES (:shard, :nobody, 0, 0, 0, 0, NULL){dialect.ignoring}"
         )
@@ -76,8 +79,9 @@ class OutboxStatements:
             f"SELECT {_COLUMNS} FROM {table} WHERE shard = :shard AND state = {PENDING} "
             "AND batch IS NOT NULL ORDER BY id"
         )
+        # Without the contents: a window may have a thousand rows of a MiB.
         self.pending = (
-            f"SELECT {_COLUMNS} FROM {table} WHERE shard = :shard AND state = {PENDING} AND batch IS NULL "
+            f"SELECT {_LIGHT} FROM {table} WHERE shard = :shard AND state = {PENDING} AND batch IS NULL "
             "AND id > :after ORDER BY id LIMIT :most"
         )
 
@@ -144,6 +148,10 @@ class OutboxStatements:
             )
         names = "shard, tx_group, group_rows, order_key, content, state, attempts, next_ms, created_ms"
         return f"INSERT INTO {self.table} ({names}) VALUES {', '.join(parts)}", values
+
+    def contents(self, ids: Sequence[int]) -> str:
+        """Id and content of rows."""
+        return f"SELECT id, content FROM {self.table} WHERE id IN ({_list(ids)})"
 
     def mark(self, batch: int, placed: dict[int, int]) -> str:
         """Give rows the number of a batch, and each its partition."""

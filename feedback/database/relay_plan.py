@@ -47,7 +47,7 @@ def pick(rows: Sequence[OutboxRow], now_ms: int, *, all_seen: bool) -> list[Outb
         if not ready or (tried and chosen):
             waiting |= keys
             continue
-        size += sum(len(row.content) for row in group)
+        size += sum(row.size or len(row.content) for row in group)
         if chosen and (len(chosen) + len(group) > ROWS_MAX or size > BYTES_MAX):
             break
         chosen += group

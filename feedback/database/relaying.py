@@ -14,6 +14,7 @@ import enum
 from collections.abc import Sequence
 from typing import Protocol
 
+from escrowmq.feedback.database.errors import DatabaseMisused
 from escrowmq.feedback.database.outbox_rows import OutboxRow, digest_of_rows, message_of
 from escrowmq.feedback.database.outbox_shards import Lease, LeaseLost, OutboxShards
 from escrowmq.replication.errors import EscrowMQError, ProducerFenced
@@ -82,6 +83,9 @@ class Relay:
             self._forget()
             self.problem = str(error)
             return Step.NOT_MINE
+        except DatabaseMisused:  # no answer of the broker's
+            self._forget()
+            raise
         except EscrowMQError as error:
             self.problem = str(error)
             return Step.AWAY

@@ -6,24 +6,29 @@ the greenlet that SQLAlchemy provides for it.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, Engine, event, text
 from sqlalchemy.exc import InvalidRequestError, UnboundExecutionError
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
-from sqlalchemy.pool import SingletonThreadPool, StaticPool
+from sqlalchemy.pool import Pool, SingletonThreadPool, StaticPool
 
 from escrowmq.feedback.database.errors import DatabaseMisused, NoDatabaseTransaction
-from escrowmq.feedback.database.failures import rolled_back_already
-from escrowmq.feedback.database.links import Link
+from escrowmq.feedback.database.failures import Failure, failure_of, rolled_back_already
+from escrowmq.feedback.database.links import Link, failed_before, has_failed
 from escrowmq.feedback.database.statements import dialect_of
 
 #: Isolation level of a check's connection. In SQLite, which has only one, each statement is a transaction.
 _CHECKING = {"sqlite": "AUTOCOMMIT"}
 #: Of ``Connection.info``: what wants to be called when its transaction is committed.
 _WAITING = "escrowmq-after-commit"
+#: Of engines' pools: an engine's options of another kind than the URL are in there.
+_NUMBERS: WeakKeyDictionary[Pool, int] = WeakKeyDictionary()
+_COUNT = itertools.count()
 
 
 class SqlAlchemyLink:
@@ -44,7 +49,9 @@ class SqlAlchemyLink:
 
     def place(self) -> str | None:
         options = self.connection.get_execution_options().get("schema_translate_map")
-        return f"{self.connection.engine.url.render_as_string(hide_password=True)}{options or ''}"
+        engine = self.connection.engine  # its URL alone may be that of others: creator=, connect_args=
+        url = engine.url.render_as_string(hide_password=True)
+        return f"{url}{options or ''}#{_NUMBERS.setdefault(engine.pool, next(_COUNT))}"
 
     def refuse_savepoint(self) -> None:
         if self.connection.in_nested_transaction():
@@ -73,6 +80,20 @@ class SqlAlchemyLink:
         self.rows("PRAGMA user_version")  # the first statement begins the transaction, if there is a listener
         return bool(getattr(driver, "in_transaction", False))
 
+    def refuse_failed(self) -> None:
+        if self.dialect != "postgresql":
+            return
+        failed = has_failed(self.connection.connection.driver_connection)
+        if failed is None:  # the driver does not tell
+            try:
+                self.run("SELECT 1")
+            except Exception as error:
+                if failure_of(error) is not Failure.FAILED_BEFORE:
+                    raise
+                failed = True
+        if failed:
+            raise failed_before()
+
     def after_commit(self, call: Callable[[], None]) -> None:
         engine = self.connection.engine
         if not event.contains(engine, "commit", _call_waiting):
@@ -86,7 +107,13 @@ class SqlAlchemyLink:
     def commit(self) -> None:
         if isinstance(self._given, Session):
             self._given.flush()  # a failure here is certain, and is raised unchanged
+        self.refuse_failed()
         self._given.commit()
+        if self.connection.in_transaction():
+            raise RuntimeError(
+                "the session's commit has committed nothing: it has joined a transaction that was begun on "
+                "its connection before, which decides. Pass that connection, or a session of an engine"
+            )
 
     def rollback(self) -> None:
         self._given.rollback()

@@ -79,6 +79,14 @@ class Statements:
             f"app {dialect.binary} NOT NULL, tx_id {dialect.binary} NOT NULL, outcome SMALLINT NOT NULL, "
             f"created_ms BIGINT NOT NULL){dialect.after_table}"
         )
+        #: Where an unqualified table is found; only PostgreSQL looks in several places.
+        self.schema_of: tuple[str, dict[str, Any]] | None = None
+        if dialect is POSTGRESQL and "." not in table:
+            self.schema_of = (
+                "SELECT nspname FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace "
+                "WHERE pg_class.oid = to_regclass(:name)",
+                {"name": table},
+            )
         self.enter = f"INSERT INTO {table} VALUES (:key, :app, :tx_id, {COMMITTED}, :created_ms)"
         self.name = (
             f"{dialect.insert} {table} VALUES (:key, :app, :tx_id, {IDENTITY}, :created_ms){dialect.ignoring}"

@@ -41,6 +41,8 @@ PARK_S = 2.0
 IDLE_WAIT_S = 0.1
 #: New topics and partitions are noticed within this time.
 DISCOVERY_S = 1.0
+#: Cuts that are asked for, one after the other, while topics or partitions come and go.
+CUTS_MAX = 5
 #: If no answer comes for this time, the query ends with the error; until then, it waits for the brokers, from
 #: its first call on.
 PATIENCE_S = 120.0
@@ -130,8 +132,19 @@ class HeadWatch:
     def at_a_cut(self, offsets: Offsets, heads: Heads) -> Heads:
         """The same partitions with their ends at a stable cut; what is not in it ends where ``offsets`` are.
         So nothing of a transaction is read before all of it can be."""
-        topics = sorted({topic for topic, _ in heads})
+        for _ in range(CUTS_MAX):
+            known, cut = self._partitions, self._cut(sorted({topic for topic, _ in heads}))
+            # What a transaction below the cut has been sent to was created before it.
+            self.patiently(self._discover)
+            if self._partitions == known:
+                break
+            heads = self.fresh()
+        return {
+            which: Bounds(head.start, cut.get(which, begin(offsets, heads, which)))
+            for which, head in heads.items()
+        }
 
+    def _cut(self, topics: Sequence[str]) -> Offsets:
         def ask() -> Offsets:
             try:
                 return self._catalog.cut(topics) if topics else {}
@@ -139,11 +152,7 @@ class HeadWatch:
                 self._discovered_at = float("-inf")
                 return {}
 
-        cut = self.patiently(ask)
-        return {
-            which: Bounds(head.start, cut.get(which, begin(offsets, heads, which)))
-            for which, head in heads.items()
-        }
+        return self.patiently(ask)
 
     def patiently(self, ask: Callable[[], Answer]) -> Answer:
         """Call ``ask()``, and again with growing pauses while brokers do not answer.

@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import Protocol
 
 from escrowmq.actors.client.consumer_groups import TopicPartition
-from escrowmq.replication.errors import ConfigError, DataLoss, UnknownTopic
+from escrowmq.replication.errors import ConfigError, DataLoss, Unavailable, UnknownTopic
 from escrowmq.replication.format.internal_topics import is_internal
 from escrowmq.spark_integration.source.bounds import EARLIEST, LATEST, Bound, BoundKind
 from escrowmq.spark_integration.source.options import SourceOptions, Subscription
@@ -87,6 +87,9 @@ def _latest(options: SourceOptions, catalog: Catalog, partitions: Sequence[Topic
         return _ask(catalog, partitions, LATEST)
     topics = sorted({topic for topic, _ in partitions})
     ends = catalog.cut(topics) if topics else {}
+    # What a transaction below the cut has been sent to was created before it.
+    if select_partitions(options.subscription, catalog.topics()) != list(partitions):
+        raise Unavailable("topics or partitions came or went while a cut was looked for; read again", 1.0)
     return {which: ends[which] for which in partitions}
 
 

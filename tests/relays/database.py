@@ -44,6 +44,9 @@ class SteppedLink:
         if self.cut:
             raise Gone("the server has closed the connection")
 
+    def refuse_autocommit(self, row: str) -> None:
+        self._inner.refuse_autocommit(row)
+
     def run(self, sql: str, values: Mapping[str, Any] | None = None) -> None:
         self._patiently(lambda: self._inner.run(sql, values))
 

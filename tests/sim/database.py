@@ -227,6 +227,8 @@ class SimLink:
 
     def refuse_savepoint(self) -> None: ...
 
+    def refuse_failed(self) -> None: ...
+
     def mark(self) -> object:
         return self.tx
 

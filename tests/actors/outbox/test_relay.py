@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import sqlite3
 import threading
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from escrowmq import ConfigError, Message, Unavailable
+from escrowmq import ConfigError, InvalidMessage, Message, Unavailable
 from escrowmq.integrations import DatabaseMisused, Outbox, OutboxBehind, OutboxRelay, OutboxRowBusy
 from escrowmq.replication.errors import Closed
 from tests.support.database_servers import Server, running
@@ -157,3 +158,10 @@ def test_what_cannot_work_is_refused(shop: Shop, broker: ClusterBroker) -> None:
         pytest.raises(ConfigError, match="started"),
     ):
         relay.send_waiting()
+
+
+@pytest.mark.parametrize("app", ["a" * 500, "two\nlines"])
+def test_an_app_whose_producers_could_not_be_named_is_refused(app: str, tmp_path: Path) -> None:
+    """Nothing would ever be sent, in silence but for the log."""
+    with pytest.raises(InvalidMessage, match="transactional_id"):
+        OutboxRelay(lambda: sqlite3.connect(tmp_path / "shop.db"), cast(Any, None), app=app)

@@ -212,6 +212,20 @@ def test_an_answer_that_is_lost_neither_doubles_nor_drops_an_order(
     assert invoices(cluster) == list(range(ORDERS))
 
 
+def test_a_record_that_is_nacked_after_send_offsets_is_not_passed(cluster: InMemoryCluster) -> None:
+    with member(cluster) as consumer, cluster.producer("shop") as producer:
+        records = consumer.poll(max_records=4, timeout_s=1)
+        with (
+            pytest.raises(InvalidMessage, match="first nack, then call send_offsets"),
+            producer.transaction(local=False) as tx,
+        ):
+            tx.send_offsets(consumer)
+            consumer.nack(records[0], delay_s=60)
+            tx.send(Message("invoices", b"nothing"))
+    drain(cluster)
+    assert invoices(cluster) == list(range(ORDERS))
+
+
 def test_it_ends_at_the_lowest_record_that_waits_after_nack(cluster: InMemoryCluster) -> None:
     with member(cluster) as consumer, cluster.producer("shop") as producer:
         records = [record for record in consumer.poll(max_records=100) if record.partition == 0]

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.orm import Session
 
 from escrowmq import OutcomeUnknown, TransactionState
-from tests.support.shops import Local, Shop, Tx
+from tests.support.shops import Local, Shop, ShopMaker, Tx
 
 
 def test_a_connection_that_dies_in_the_commit_leaves_the_outcome_open(shop: Shop, kind: str) -> None:
@@ -61,3 +62,26 @@ def test_a_commit_goes_through(shop: Shop) -> None:
     local.enter("1").order("1")
     shop.fence.commit(local.connection, Tx("1"))
     assert shop.stored() == {"1"}
+
+
+def test_a_session_that_has_joined_a_transaction_commits_nothing(make_shop: ShopMaker) -> None:
+    """Its commit returns, and whoever began the transaction on its connection decides later."""
+    shop = make_shop()
+    if shop.plain:
+        return
+    fence = shop.make_fence()
+    with shop.engine.connect() as connection:
+        outer = connection.begin()
+        session = Session(bind=connection)
+        fence.enter(session, Tx("1"))
+        with pytest.raises(OutcomeUnknown) as left:
+            fence.commit(session, Tx("1"))
+        assert "joined a transaction" in str(left.value.__cause__)
+        if shop.kind != "sqlite":
+            assert fence.query_status("1", "") is TransactionState.UNKNOWN, "it is open"
+        outer.rollback()
+        with Session(bind=connection) as session:  # nobody else's transaction: it is its own
+            fence.enter(session, Tx("2"))
+            fence.commit(session, Tx("2"))
+    assert fence.query_status("1", "") is TransactionState.ROLLBACK
+    assert fence.query_status("2", "") is TransactionState.COMMITTED

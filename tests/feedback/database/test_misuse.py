@@ -26,7 +26,8 @@ from escrowmq.integrations import (
     TableMissing,
     WrongDatabase,
 )
-from tests.support.shops import Shop, ShopMaker, Tx
+from tests.support.database_servers import Server
+from tests.support.shops import Shop, ShopMaker, Tx, closing_shops
 
 
 def test_a_missing_table_is_named_with_what_makes_it(shop: Shop) -> None:
@@ -412,3 +413,39 @@ def test_another_file_gets_no_name_from_a_transaction(
             fence.enter(db, Tx("1"))
         db.rollback()
         assert db.execute(f"select count(*) from {table}").fetchone() == (0,)
+
+
+def test_engines_with_the_same_url_may_lead_to_different_databases(tmp_path: Path) -> None:
+    """``creator=`` and ``connect_args=`` are not in the URL."""
+    url = f"sqlite:///{tmp_path}/a.db"
+    engine = sa.create_engine(url)
+    other = sa.create_engine(url, creator=lambda: sqlite3.connect(tmp_path / "b.db"))
+    fence = Fence(engine, app="shop")
+    for one in (engine, other):
+        Fence(one, app="shop").create_table()
+    for tx_id in ("1", "2"):
+        with engine.begin() as db:
+            fence.enter(db, Tx(tx_id))
+    with pytest.raises(WrongDatabase), other.begin() as db:
+        fence.enter(db, Tx("3"))
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_search_path_does_not_lead_away_from_the_table(
+    server_of: Callable[[str], Server | None], tmp_path: Path, plain: bool
+) -> None:
+    """As of an application that has a schema for each of its customers."""
+    with closing_shops(server_of("postgresql"), tmp_path, plain) as make:
+        shop = make()
+        local = shop.begin().enter("1")
+        local.execute(f"create schema tenant_{plain}")
+        local.execute(f"set local search_path = tenant_{plain}")
+        local.execute(shop.fence.schema())
+        local.commit()
+        local = shop.begin()
+        local.execute(f"set local search_path = tenant_{plain}")
+        local.enter("2")
+        local.commit()
+        for tx_id in ("1", "2"):
+            assert shop.fence.query_status(tx_id, "") is TransactionState.COMMITTED
+            assert shop.make_fence().query_status(tx_id, "") is TransactionState.COMMITTED

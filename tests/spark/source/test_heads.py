@@ -209,6 +209,7 @@ def test_heads_at_a_cut(network: Network, watch: HeadWatch, monkeypatch: pytest.
         return {A0: 4}
 
     monkeypatch.setattr(watch._catalog, "cut", cut)
+    watch.fresh()
     found = {A0: Bounds(1, 5), B0: Bounds(2, 7)}
     assert watch.at_a_cut({A0: 3, B0: 6}, found) == {A0: Bounds(1, 4), B0: Bounds(2, 6)}
     assert watch.at_a_cut({A0: 3}, found)[B0] == Bounds(2, 2), "a new one begins later"
@@ -221,5 +222,22 @@ def test_a_topic_that_is_gone_before_the_cut_ends_where_it_was_read(
     def gone(topics: list[str]) -> dict[tuple[str, int], int]:
         raise UnknownTopic("a")
 
+    watch.fresh()
     monkeypatch.setattr(watch._catalog, "cut", gone)
     assert watch.at_a_cut({A0: 3}, {A0: Bounds(1, 5)}) == {A0: Bounds(1, 3)}
+
+
+def test_a_topic_that_is_new_before_the_cut_is_in_it(
+    network: Network, watch: HeadWatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Topics are looked up once a second, and a transaction may have sent to one that came since."""
+    found = dict(watch.fresh())
+    network.ends["c", 0] = 9
+
+    def cut(topics: list[str]) -> dict[tuple[str, int], int]:
+        return {(topic, 0): network.ends[topic, 0] for topic in topics}
+
+    monkeypatch.setattr(watch._catalog, "cut", cut)
+    assert watch.at_a_cut({A0: 3, B0: 6}, found) == {
+        A0: Bounds(0, 5), B0: Bounds(0, 7), ("c", 0): Bounds(0, 9),
+    }  # fmt: skip

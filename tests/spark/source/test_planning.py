@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from escrowmq.replication.errors import ConfigError, DataLoss, UnknownTopic
+from escrowmq.replication.errors import ConfigError, DataLoss, Unavailable, UnknownTopic
 from escrowmq.spark_integration.source.options import Use, parse_options
 from escrowmq.spark_integration.source.planning import (
     OffsetRange,
@@ -231,3 +233,16 @@ def test_a_batch_ends_at_a_cut_and_a_stream_begins_at_one() -> None:
     stream = parse_options(options, Use.STREAM, default_address="127.0.0.1:6379")
     assert initial_offsets(stream, log) == {("a", 0): 8, ("a", 1): 5}
     assert log.cuts == [["a"], ["a"]]
+
+
+def test_a_partition_that_is_new_before_the_cut_is_not_left_out() -> None:
+    class Growing(OffsetTable):
+        def cut(self, topics: Sequence[str]) -> Mapping[tuple[str, int], int]:
+            self.table = {"a": [(0, 10), (0, 1)]}
+            return {("a", 0): 10, ("a", 1): 1}
+
+    options = {"subscribe": "a", "isolation": "cut"}
+    log = Growing({"a": [(0, 10)]})
+    with pytest.raises(Unavailable, match="read again"):
+        plan(parse_options(options, default_address="127.0.0.1:6379"), log)
+    assert len(plan(parse_options(options, default_address="127.0.0.1:6379"), log)) == 2
