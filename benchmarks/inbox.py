@@ -2,7 +2,8 @@
 
 Handles records with an inbox and without one, in turns, on SQLite and on real PostgreSQL and MariaDB on this
 machine, through SQLAlchemy and through the plain drivers. The work is one insert, and each record has a
-database transaction of its own. The difference of the medians is the inbox: one statement, no further commit.
+database transaction of its own. The difference of the medians is the inbox: one statement on PostgreSQL, two
+on the others, no further commit.
 """
 
 from __future__ import annotations

@@ -117,8 +117,8 @@ class AsyncFence(TxStatusQuerier):
                 async with AsyncSession(self._engine) as session:
                     await session.run_sync(lambda _: self._fence.learn_identity())
             async with self._opening() as db:
-                await self.enter(db, tx)
-                async with self._ending(db, tx):
+                entered_ms: int = await asynchronous(db, "Fence").run_sync(self._fence.entered, tx)
+                async with self._ending(db, tx, entered_ms):
                     yield db
         except (FenceLost, OutcomeUnknown):
             raise
@@ -145,7 +145,7 @@ class AsyncFence(TxStatusQuerier):
         return self._engine.connect() if self._sessions is None else self._sessions()
 
     @asynccontextmanager
-    async def _ending(self, db: Given, tx: Transaction) -> AsyncIterator[None]:
+    async def _ending(self, db: Given, tx: Transaction, entered_ms: int) -> AsyncIterator[None]:
         """As in ``Fence``: commit at the end, roll back after an exception; neither if the block did so
         itself."""
         mark = await db.run_sync(_mark)
@@ -161,7 +161,7 @@ class AsyncFence(TxStatusQuerier):
             raise
         if await db.run_sync(_mark) != mark:
             raise self._fence.ended_inside(tx)
-        await self.commit(db, tx)
+        await db.run_sync(self._fence.commit_entered, tx, entered_ms)
 
     # ------------------------------------------------------------ checks and old rows
 

@@ -17,7 +17,7 @@ from sqlalchemy.pool import NullPool
 from escrowmq.feedback.database.async_links import asynchronous, engine_of, with_core_of
 from escrowmq.feedback.database.inbox import INBOX_TABLE, Inbox
 from escrowmq.feedback.database.inbox_purging import GroupPlaces, InboxPurged
-from escrowmq.feedback.database.inbox_rows import Place
+from escrowmq.feedback.database.inbox_rows import Entered, Place
 from escrowmq.feedback.database.rows import KEEP_S
 from escrowmq.feedback.database.sqlalchemy_links import link_of
 
@@ -68,25 +68,27 @@ class AsyncInbox:
         """See ``Inbox.once``; ``db``: an AsyncConnection or an AsyncSession."""
         given = asynchronous(db, "Inbox")
 
-        def enter(core: Connection | Session) -> tuple[bytes | None, object]:
+        def enter(core: Connection | Session) -> tuple[Entered | None, object]:
             link = link_of(core)
             return self._inbox.enter(link, record), link.mark()
 
-        def refuse_failed(core: Connection | Session) -> None:
-            if core.get_transaction() == mark:
-                link_of(core).refuse_failed()
-
-        key, mark = await given.run_sync(enter)
-        if key is None:
+        entered, mark = await given.run_sync(enter)
+        if entered is None:
             yield False
             return
+        written: Entered = entered
+
+        def refuse_undone(core: Connection | Session) -> None:
+            if core.get_transaction() == mark:
+                self._inbox.refuse_undone(link_of(core), written)
+
         try:
             yield True
         except Exception:  # not a cancelled task: its connection may be in the middle of an answer
             with contextlib.suppress(Exception):
-                await given.run_sync(lambda core: self._inbox.forget(link_of(core), key, mark))
+                await given.run_sync(lambda core: self._inbox.forget(link_of(core), written, mark))
             raise
-        await given.run_sync(refuse_failed)
+        await given.run_sync(refuse_undone)
 
     def handler(self, work: Callable[[Any, Any], Awaitable[object]]) -> Callable[[Any], Awaitable[None]]:
         """See ``Inbox.handler``; for ``await queue.aio.run(work, inbox=inbox)``."""

@@ -77,6 +77,11 @@ class DjangoLink:
             )
 
     def refuse_failed(self) -> None:
+        if self.connection.needs_rollback:
+            raise NoDatabaseTransaction(
+                "the atomic block can only be rolled back, and its end does so without an error: put "
+                "statements that may fail into an inner atomic block"
+            )
         if self.dialect == "postgresql" and has_failed(self.connection.connection):
             raise failed_before()
 
@@ -87,7 +92,7 @@ class DjangoLink:
         blocks = self.connection.atomic_blocks
         return blocks[0] if blocks else (not self.connection.get_autocommit() or None)
 
-    def commit(self) -> None:
+    def commit(self, last: Callable[[], None] = lambda: None) -> None:
         raise DatabaseMisused(
             "an atomic block commits at its end: use fence.transaction or fence.local, which can tell a lost "
             "answer from a refusal"
@@ -103,7 +108,8 @@ class DjangoLink:
 class _OwnLink(DjangoLink):
     """A connection that was opened for checks."""
 
-    def commit(self) -> None:
+    def commit(self, last: Callable[[], None] = lambda: None) -> None:
+        last()
         self.connection.commit()
 
     def rollback(self) -> None:
@@ -117,7 +123,7 @@ class _BlockLink(DjangoLink):
         super().__init__(connection)
         self._block, self._ended = block, False
 
-    def commit(self) -> None:
+    def commit(self, last: Callable[[], None] = lambda: None) -> None:
         connection = self.connection
         if connection.needs_rollback:
             # Leaving the block would roll back without an error, and the messages would be committed.
@@ -126,6 +132,7 @@ class _BlockLink(DjangoLink):
                 "set_rollback(True) was called. Put statements that may fail into an inner atomic block"
             )
         self.refuse_failed()  # Django does not notice each statement that has failed
+        last()
         # They run when it is committed: an error of theirs must not look like one of the commit.
         hooks, connection.run_on_commit = connection.run_on_commit, []
         self._leave()

@@ -54,7 +54,8 @@ class TableMissing(DatabaseMisused):
 
 class NoDatabaseTransaction(DatabaseMisused):
     """There is no transaction that the row could share with the business's rows: the connection is in
-    autocommit, or its transaction has failed, or is rolled back already."""
+    autocommit, or its transaction has failed, or is rolled back already, or the database has rolled back the
+    one with the row while its block went on."""
 
 
 class WrongDatabase(DatabaseMisused):

@@ -30,6 +30,7 @@ from escrowmq.feedback.database.errors import (
 from escrowmq.feedback.database.failures import Failure, certainly_rolled_back, explained, failure_of
 from escrowmq.feedback.database.links import Link, file_of
 from escrowmq.feedback.database.opening import database_of
+from escrowmq.feedback.database.own_rows import refuse_another_transaction
 from escrowmq.feedback.database.producing import Producing, Transaction, TransactionBlock, refuse_unprepared
 from escrowmq.feedback.database.purging import OpenTransactions, Purged, purge
 from escrowmq.feedback.database.statements import TABLE as TABLE_NAME
@@ -167,8 +168,8 @@ class Fence(TxStatusQuerier):
         try:
             self.learn_identity()
             with self._database.opening() as (db, link):
-                self._enter(link, tx)
-                with self._ending(link, tx):
+                entered_ms = self._enter(link, tx)
+                with self._ending(link, tx, entered_ms):
                     yield db
         except (FenceLost, OutcomeUnknown):
             raise
@@ -204,34 +205,45 @@ class Fence(TxStatusQuerier):
         without the table; or entered twice. Commit with ``fence.commit(db, tx)``, which distinguishes a lost
         answer from a refusal.
         """
-        self._enter(self._database.link(db), *transactions)
+        self.entered(db, *transactions)
+
+    def entered(self, db: Any, *transactions: Transaction) -> int:
+        """As ``enter``; returns the time in the rows, which ``commit`` recognises its own by."""
+        return self._enter(self._database.link(db), *transactions)
 
     def commit(self, db: Any, tx: Transaction) -> None:
         """Commit the database transaction. Raises OutcomeUnknown if the answer was lost, so that the
-        messages are left to the check; the driver's own error if the database has certainly rolled back."""
-        self._commit(self._database.link(db), tx)
+        messages are left to the check; the driver's own error if the database has certainly rolled back.
+        Raises NoDatabaseTransaction, and rolls back, if the database had done so at an earlier statement."""
+        self.commit_entered(db, tx, None)
 
-    def _enter(self, link: Link, *transactions: Transaction) -> None:
+    def commit_entered(self, db: Any, tx: Transaction, entered_ms: int | None) -> None:
+        """As ``commit``, for the row that ``entered`` has written."""
+        self._commit(self._database.link(db), tx, entered_ms)
+
+    def _enter(self, link: Link, *transactions: Transaction) -> int:
         refuse_unprepared(*transactions)
         link.refuse_savepoint()
         link.refuse_autocommit("the fence's row")
         own = self._identity or self._identity_for(link)
+        now_ms = int(self._clock() * 1000)
         # In the order of their keys, as checks do: so transactions that share keys cannot deadlock.
         for key, tx_id in sorted((rows.key_of(self.app, tx.tx_id), tx.tx_id) for tx in transactions):
             try:
-                link.run(self.statements.enter, self._row(key, tx_id))
+                link.run(self.statements.enter, self._row(key, tx_id, now_ms))
             except Exception as error:
                 if failure_of(error) is Failure.DUPLICATE:
                     raise self._lost_to(key, tx_id, error) from error
                 raise self.explained(error) from error
         self._refuse_other_database(link, own)
+        return now_ms
 
-    def _row(self, key: bytes, tx_id: str) -> dict[str, Any]:
+    def _row(self, key: bytes, tx_id: str, now_ms: int) -> dict[str, Any]:
         return {
             "key": key,
             "app": self.app.encode(),
             "tx_id": tx_id.encode(),
-            "created_ms": int(self._clock() * 1000),
+            "created_ms": now_ms,
         }
 
     def _lost_to(self, key: bytes, tx_id: str, error: Exception) -> Exception:
@@ -343,7 +355,7 @@ class Fence(TxStatusQuerier):
         return bool(file) and file == file_of(local, schema)
 
     @contextmanager
-    def _ending(self, link: Link, tx: Transaction) -> Iterator[None]:
+    def _ending(self, link: Link, tx: Transaction, entered_ms: int) -> Iterator[None]:
         """Commit at the end of a block, roll back after an exception; neither if the block did so itself."""
         mark = link.mark()
         try:
@@ -358,7 +370,7 @@ class Fence(TxStatusQuerier):
             raise
         if link.mark() != mark:
             raise self.ended_inside(tx)
-        self._commit(link, tx)
+        self._commit(link, tx, entered_ms)
 
     @staticmethod
     def ended_inside(tx: Transaction) -> OutcomeUnknown:
@@ -367,10 +379,14 @@ class Fence(TxStatusQuerier):
         unknown.add_note("(the database transaction was committed or rolled back inside the fence's block)")
         return unknown
 
-    def _commit(self, link: Link, tx: Transaction) -> None:
+    def _commit(self, link: Link, tx: Transaction, entered_ms: int | None) -> None:
         mark = link.mark()
+        key = rows.key_of(self.app, tx.tx_id)
+        # By hand the time is not known; but then no two attempts of an id may run at the same time.
+        written = (rows.COMMITTED,) if entered_ms is None else (rows.COMMITTED, entered_ms)
+        own = self.statements.own
         try:
-            link.commit()
+            link.commit(lambda: refuse_another_transaction(link, "fence", own, key, written))
         except Exception as error:
             # SQLite keeps a transaction that could not be committed (a reader was in the way): still ours.
             # A link that finds a mistake does so before it commits.

@@ -19,9 +19,16 @@ from typing import Any
 from escrowmq.feedback.database.errors import DatabaseMisused
 from escrowmq.feedback.database.failures import explained
 from escrowmq.feedback.database.inbox_purging import GroupPlaces, InboxPurged, purge_inbox
-from escrowmq.feedback.database.inbox_rows import GROUP_BYTES_MAX, InboxStatements, Place, origin_of
-from escrowmq.feedback.database.links import Link
+from escrowmq.feedback.database.inbox_rows import (
+    GROUP_BYTES_MAX,
+    Entered,
+    InboxStatements,
+    Place,
+    origin_of,
+)
+from escrowmq.feedback.database.links import DriverLink, Link
 from escrowmq.feedback.database.opening import database_of
+from escrowmq.feedback.database.own_rows import refuse_another_transaction
 from escrowmq.feedback.database.rows import KEEP_S
 from escrowmq.feedback.database.statements import dialect_of
 
@@ -88,13 +95,14 @@ class Inbox:
         Roll back if the block raises an exception. The inbox then forgets the record, so that it is
         handled again even if you commit.
 
-        Raises DatabaseMisused: a connection in autocommit or without the table, or no record.
+        Raises DatabaseMisused: a connection in autocommit or without the table, or no record; also at the
+        block's end, if the database has rolled back at a statement inside, and the error was caught.
         Raises what the database raises, such as a serialization failure while another handler commits the
         same record: nothing is done then, so roll back and handle it again.
         """
         link = self._database.link(db)
-        key = self.enter(link, record)
-        if key is None:
+        entered = self.enter(link, record)
+        if entered is None:
             yield False
             return
         mark = link.mark()
@@ -102,10 +110,11 @@ class Inbox:
             yield True
         except BaseException:
             with contextlib.suppress(Exception):  # what cannot be changed any more cannot be committed
-                self.forget(link, key, mark)
+                self.forget(link, entered, mark)
             raise
-        if link.mark() == mark:
-            link.refuse_failed()
+        # A driver's mark is the database's word: it also changes when the database has rolled back.
+        if link.mark() == mark or isinstance(link, DriverLink):
+            self.refuse_undone(link, entered)
 
     def handler(self, work: Callable[[Any, Any], object]) -> Callable[[Any], None]:
         """``work(record, db)`` as a handler of a record: a database transaction of its own, which is
@@ -118,34 +127,40 @@ class Inbox:
 
         def handle(record: Any) -> None:
             with self._database.opening() as (db, link):
-                if self.enter(link, record) is not None:
+                entered = self.enter(link, record)
+                if entered is not None:
                     work(record, db)
-                    link.commit()
+                    link.commit(lambda: self.refuse_undone(link, entered))
 
         return handle
 
-    def enter(self, link: Link, record: Place) -> bytes | None:
-        """Write the record's row; its key, or None if it was there."""
+    def enter(self, link: Link, record: Place) -> Entered | None:
+        """Write the record's row; None if it was there."""
         origin = origin_of(record)
         link.refuse_autocommit("the inbox's row")
-        key = origin.key(self.group)
+        entered = Entered(origin.key(self.group), int(self._clock() * 1000))
         values = {
-            "key": key,
+            "key": entered.key,
             "consumer_group": self._name,
             "topic": origin.topic.encode(),
             "place": origin.partition,
             "topic_offset": origin.offset,
-            "handled_ms": int(self._clock() * 1000),
+            "handled_ms": entered.handled_ms,
         }
         try:
-            return key if link.changed(self.statements.enter, values) else None
+            return entered if link.changed(self.statements.enter, values) else None
         except Exception as error:
             raise self._explained(error) from error
 
-    def forget(self, link: Link, key: bytes, mark: object) -> None:
+    def forget(self, link: Link, entered: Entered, mark: object) -> None:
         """Remove the row again, if its transaction is still open."""
         if link.mark() == mark:
-            link.run(self.statements.undo, {"key": key})
+            link.run(self.statements.undo, {"key": entered.key})
+
+    def refuse_undone(self, link: Link, entered: Entered) -> None:
+        """Raises NoDatabaseTransaction if the row cannot be committed, or is not there any more."""
+        link.refuse_failed()
+        refuse_another_transaction(link, "inbox", self.statements.own, entered.key, (entered.handled_ms,))
 
     def purge(
         self,

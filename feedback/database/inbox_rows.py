@@ -78,6 +78,14 @@ def origin_of(record: Any) -> Origin:
 
 
 @dataclass(frozen=True, slots=True)
+class Entered:
+    """What a handler has written: the row's key, and its time, by which it recognises the row as its own."""
+
+    key: bytes
+    handled_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class InboxRow:
     """One row of the table. ``handled_ms``: since the epoch, by the clock of the service that wrote it."""
 
@@ -123,6 +131,7 @@ class InboxStatements:
             f"{dialect.insert} {table} VALUES (:key, :consumer_group, :topic, :place, :topic_offset, "
             f":handled_ms){dialect.ignoring}"
         )
+        self.own = f"SELECT handled_ms FROM {table} WHERE record_key = :key"
         self.undo = f"DELETE FROM {table} WHERE record_key = :key"
         self.slice = (
             "SELECT record_key, consumer_group, topic, topic_partition, topic_offset, handled_ms "

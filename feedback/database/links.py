@@ -59,8 +59,9 @@ class Link(Protocol):
         """Call this at about the time of the commit, if it can be known here; it must be quick. Not after a
         rollback."""
 
-    def commit(self) -> None:
-        """Commit the transaction. Raises as ``refuse_failed`` does, and has not committed then."""
+    def commit(self, last: Callable[[], None] = lambda: None) -> None:
+        """Commit the transaction. Raises as ``refuse_failed`` does, and has not committed then. ``last`` is
+        called just before, when there is nothing else left that could be refused."""
 
     def rollback(self) -> None:
         """Roll the transaction back."""
@@ -182,8 +183,9 @@ class DriverLink:
             return connection.info.transaction_status.value in (1, 2, 3) or None
         return _is_open(connection) or None
 
-    def commit(self) -> None:
+    def commit(self, last: Callable[[], None] = lambda: None) -> None:
         self.refuse_failed()
+        last()
         self.connection.commit()
 
     def rollback(self) -> None:

@@ -104,10 +104,11 @@ class SqlAlchemyLink:
     def mark(self) -> object:
         return self._given.get_transaction()
 
-    def commit(self) -> None:
+    def commit(self, last: Callable[[], None] = lambda: None) -> None:
         if isinstance(self._given, Session):
             self._given.flush()  # a failure here is certain, and is raised unchanged
         self.refuse_failed()
+        last()
         self._given.commit()
         if self.connection.in_transaction():
             raise RuntimeError(

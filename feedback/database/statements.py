@@ -92,6 +92,7 @@ class Statements:
             f"{dialect.insert} {table} VALUES (:key, :app, :tx_id, {IDENTITY}, :created_ms){dialect.ignoring}"
         )
         self.identity = f"SELECT tx_id FROM {table} WHERE tx_key = :key"
+        self.own = f"SELECT outcome, created_ms FROM {table} WHERE tx_key = :key"
         self.slice = (
             f"SELECT tx_key, app, created_ms FROM {table} WHERE tx_key > :after ORDER BY tx_key LIMIT :most"
         )

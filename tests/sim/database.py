@@ -232,7 +232,8 @@ class SimLink:
     def mark(self) -> object:
         return self.tx
 
-    def commit(self) -> None:
+    def commit(self, last: Callable[[], None] = lambda: None) -> None:
+        last()
         self._call(self._commit, LOST_COMMIT)
 
     def rollback(self) -> None:

@@ -187,6 +187,9 @@ def test_an_inbox_in_atomic_blocks(inbox: Inbox, alias: str) -> None:
         assert first
     with pytest.raises(NoDatabaseTransaction), inbox.once(db, record(4)):
         raise AssertionError("not reached")
+    only_back = pytest.raises(NoDatabaseTransaction, match="inner atomic block")
+    with transaction.atomic(using=alias), only_back, inbox.once(db, record(4)):
+        transaction.set_rollback(True, using=alias)  # as after a statement that has failed
     assert stored(alias) == {"1", "2"}
     assert inbox.purge(None, keep_s=3600.0).read == 3
 

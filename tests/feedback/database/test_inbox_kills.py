@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from escrowmq.feedback.database import inbox as inboxes
 from escrowmq.feedback.database.inbox import Inbox
-from escrowmq.feedback.database.inbox_rows import InboxStatements, origin_of
+from escrowmq.feedback.database.inbox_rows import Entered, InboxStatements, origin_of
 from escrowmq.feedback.database.links import Link
 from tests.support.database_servers import Server
 from tests.support.inbox_service import Service
@@ -46,34 +47,35 @@ def row_outside(patch: pytest.MonkeyPatch) -> None:
     """The inbox's row is committed in a separate transaction, whatever happens to the work."""
     enter = Inbox.enter
 
-    def outside(self: Inbox, link: Link, record: Any) -> bytes | None:
+    def outside(self: Inbox, link: Link, record: Any) -> Entered | None:
         with self._database.opening() as (_, own):
-            key = enter(self, own, record)
+            entered = enter(self, own, record)
             own.commit()
-        return key
+        return entered
 
     patch.setattr(Inbox, "enter", outside)
 
 
 def look_without_inserting(patch: pytest.MonkeyPatch) -> None:
-    """The inbox looks whether there is a row, and inserts one whatever has become of it meanwhile."""
+    """The inbox looks whether there is a row, and inserts one whatever has become of it meanwhile. Nor does
+    it look at the end whose row that is."""
     enter = Inbox.enter
 
-    def looks(self: Inbox, link: Link, record: Any) -> bytes | None:
+    def looks(self: Inbox, link: Link, record: Any) -> Entered | None:
         key = origin_of(record).key(self.group)
         look = f"SELECT 1 FROM {self.statements.table} WHERE record_key = :key"
         with self._database.checking() as own:
             found = own.rows(look, {"key": key})
         if found:
             return None
-        enter(self, link, record)
-        return key
+        return enter(self, link, record) or Entered(key, 0)
 
     patch.setattr(Inbox, "enter", looks)
+    patch.setattr(inboxes, "refuse_another_transaction", lambda *_: None)
 
 
 def another_key_each_time(patch: pytest.MonkeyPatch) -> None:
-    """Every delivery counts as the first one."""
+    """Every delivery counts as the first one, also at its end."""
     made = InboxStatements.__init__
 
     def plain(self: InboxStatements, *given: Any) -> None:
@@ -81,6 +83,7 @@ def another_key_each_time(patch: pytest.MonkeyPatch) -> None:
         self.enter = self.enter.replace(":key", "randomblob(32)")
 
     patch.setattr(InboxStatements, "__init__", plain)
+    patch.setattr(inboxes, "refuse_another_transaction", lambda *_: None)
 
 
 @contextmanager
