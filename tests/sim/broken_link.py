@@ -2,8 +2,8 @@
 
 TCP loses the way back with it: what was sent goes unacknowledged, so a connection that is up is closed after
 ``DEAD_PEER_MS``, and none is made again. Such a cut does not heal when the faults end. If then some replica,
-with those that it reaches, is a majority of full members without damage, the group must have a leader and
-acknowledge something (``link-blocks``). After that the link works again, since the end of a schedule compares
+with those that it reaches and whose logs are not ahead of its own, is a majority of full members without
+damage, the group must have a leader and acknowledge something (``link-blocks``). After that the link works again, since the end of a schedule compares
 all replicas.
 """
 
@@ -88,14 +88,24 @@ class BrokenLink:
         fit = [one for one in up if not (one.node.rejoining or one.flipped or one.wants_copy)]
         voters = [members.voters for members in sim.configurations()] or [sim.names]
 
-        def reached(center: str) -> set[str]:
-            names = {replica.name for replica in fit}
-            return {name for name in names if name == center or sim.network.reaches(center, name)}
+        def reached(center: Replica) -> set[str]:
+            """Who would vote for it: nobody whose log is ahead of its own."""
+            return {
+                one.name
+                for one in fit
+                if one is center
+                or (sim.network.reaches(center.name, one.name) and _log_of(one) <= _log_of(center))
+            }
 
         return any(
-            all(2 * len(reached(one.name).intersection(names)) > len(names) for names in voters)
-            for one in fit
+            all(2 * len(reached(one).intersection(names)) > len(names) for names in voters) for one in fit
         )
+
+
+def _log_of(replica: Replica) -> tuple[int, int]:
+    """Term and index of its last entry, as votes compare them."""
+    journal = replica.journal
+    return journal.last_term, journal.last_index
 
 
 def prove(links: Sequence[BrokenLink], before: Sequence[int], act: Callable[[], None]) -> None:
