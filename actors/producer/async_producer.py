@@ -8,11 +8,12 @@ seen for the first time is looked up without blocking the loop.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import inspect
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import datetime
 from functools import partial
 from types import TracebackType
@@ -52,6 +53,8 @@ T = TypeVar("T")
 DeliverAt = datetime | int
 #: Pause between two attempts while the producer's buffer is full.
 ROOM_POLL_S = 0.005
+#: How often the thread of a callback looks whether its event loop still exists.
+LOOP_LOOK_S = 1.0
 
 
 class AsyncProducer(AsyncClosing):
@@ -153,14 +156,11 @@ class AsyncProducer(AsyncClosing):
         return await self._ended(handing_over.send_table, topic, table, value, key, partition, delivery)
 
     async def _ended(self, send: Callable[..., SentMany], *args: Any) -> SentMany:
-        # A thread of its own: the event loop's few are shared with whoever looks up names.
-        thread, given_up = ThreadPoolExecutor(1, "escrowmq-send"), threading.Event()
-        work = partial(send, self._core, *args, given_up=given_up.is_set)
+        given_up = threading.Event()
         try:
-            sent = await asyncio.get_running_loop().run_in_executor(thread, work)
+            sent = await _in_own_thread(send, self._core, *args, given_up=given_up.is_set)
         finally:
             given_up.set()
-            thread.shutdown(wait=False)
         await sent.end(self._bridge())
         return sent
 
@@ -230,7 +230,8 @@ class AsyncProducer(AsyncClosing):
         self._core.check_open()
         if local_transaction is not None:
             check_callable(local_transaction, awaits=True, many=True)
-        return await asyncio.to_thread(
+        call = asyncio.to_thread if local_transaction is None else _in_own_thread
+        return await call(
             bulk.send_transactions,
             self._core,
             batch,
@@ -267,7 +268,8 @@ class AsyncProducer(AsyncClosing):
             Delivery(delay_s, deliver_at),
             awaits=True,
         )
-        return await asyncio.to_thread(call, _in_this_loop(local_transaction))
+        in_thread = asyncio.to_thread if local_transaction is None else _in_own_thread
+        return await in_thread(call, _in_this_loop(local_transaction))
 
     def statistics(self) -> ProducerStatistics:
         """See ``Producer.statistics``; does not wait."""
@@ -328,7 +330,26 @@ def _in_this_loop(local: Callable[..., Any] | None) -> Callable[[Any], Any] | No
         returned = local(prepared)
         return await returned if inspect.isawaitable(returned) else returned
 
-    return lambda prepared: asyncio.run_coroutine_threadsafe(run(prepared), loop).result()
+    def call(prepared: Any) -> Any:
+        future = asyncio.run_coroutine_threadsafe(run(prepared), loop)
+        while not future.done():
+            wait((future,), LOOP_LOOK_S)
+            if loop.is_closed():  # it ended in the middle of the callback, or before: nobody knows
+                future.cancel()
+        return future.result()
+
+    return call
+
+
+async def _in_own_thread(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    """As ``asyncio.to_thread``, but not in one of the event loop's few threads: others need them, and so may
+    the callback that the function waits for, for ever if such calls held them all."""
+    thread, context = ThreadPoolExecutor(1, "escrowmq-send"), contextvars.copy_context()
+    try:
+        call = partial(context.run, function, *args, **kwargs)
+        return await asyncio.get_running_loop().run_in_executor(thread, call)
+    finally:
+        thread.shutdown(wait=False)
 
 
 class AsyncTransaction(TransactionBase):
