@@ -11,7 +11,6 @@ import asyncio
 import contextvars
 import inspect
 import threading
-import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import datetime
@@ -67,8 +66,7 @@ class AsyncProducer(AsyncClosing):
     ) -> None:
         """``close(timeout_s)`` closes the producer."""
         self._core, self._close = core, close
-        self._bridges: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopBridge]
-        self._bridges = weakref.WeakKeyDictionary()
+        self._bridges: dict[asyncio.AbstractEventLoop, LoopBridge] = {}
 
     @property
     def app(self) -> str:
@@ -79,6 +77,9 @@ class AsyncProducer(AsyncClosing):
         loop = asyncio.get_running_loop()
         bridge = self._bridges.get(loop)
         if bridge is None:
+            # A bridge holds its loop, so weak references would never end: ``asyncio.run`` makes new ones.
+            for ended in [one for one in list(self._bridges) if one.is_closed()]:
+                self._bridges.pop(ended, None)
             bridge = self._bridges[loop] = LoopBridge(loop)
         return bridge
 

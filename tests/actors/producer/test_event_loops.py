@@ -1,9 +1,11 @@
-"""A producer's asyncio interface in event loops with few threads, and that end early."""
+"""A producer's asyncio interface in event loops with few threads, that end early, and that are many."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -61,3 +63,19 @@ def test_a_batch_whose_loop_ends_in_its_callback_is_left_to_the_check(
             thread.join(10.0)
     assert threading.active_count() <= before
     assert len(open_transactions(brokers, topic)) == 1 and values(brokers, topic) == []
+
+
+def test_a_producer_forgets_event_loops_that_have_ended(
+    brokers: Brokers, topic: str, producer_of: ProducerOf
+) -> None:
+    producer = producer_of(brokers)
+    loops = []
+
+    async def main() -> None:
+        loops.append(weakref.ref(asyncio.get_running_loop()))
+        await producer.aio.send(Message(topic, b"a"))
+
+    for _ in range(5):
+        asyncio.run(main())
+    gc.collect()
+    assert sum(loop() is not None for loop in loops) <= 1  # the last one, until there is another
