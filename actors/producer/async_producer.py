@@ -26,6 +26,7 @@ from escrowmq.actors.client.group_work import Reader, Span
 from escrowmq.actors.client.loop_bridge import LoopBridge
 from escrowmq.actors.client.schedule_ids import ScheduleId
 from escrowmq.actors.producer import bulk, cancelling, handing_over
+from escrowmq.actors.producer.blocks import Outcome
 from escrowmq.actors.producer.bulk_requests import LocalBatch, Requested, TransactionColumns
 from escrowmq.actors.producer.callback_check import check_callable
 from escrowmq.actors.producer.core import ProducerCore
@@ -41,7 +42,6 @@ from escrowmq.actors.producer.table_calls import transactions_of_table
 from escrowmq.actors.producer.transaction_base import Phase, TransactionBase, unconfirmed
 from escrowmq.actors.producer.transaction_results import TransactionResults
 from escrowmq.replication.errors import (
-    EscrowMQError,
     OutcomeUnknown,
     TransactionConflict,
     UnknownTopic,
@@ -394,12 +394,12 @@ class AsyncTransaction(TransactionBase):
             return None
         try:
             await self._face._until(lambda: self._core.try_reserve(plan.size))
-        except EscrowMQError:
+        except BaseException:  # it may be cancelled, too
             self._not_prepared()
             raise
         future, done = self._face._bridge().waiter()
         self._start_prepare(plan, done)
-        return self._after_prepare(plan, await future)
+        return self._after_prepare(plan, await self._answer_of(future))
 
     async def commit(self) -> None:
         """Commits now instead of at the end of the block. Repeating it is harmless."""
@@ -419,7 +419,14 @@ class AsyncTransaction(TransactionBase):
             return
         future, done = self._face._bridge().waiter()
         if self._start_decision(commit, done):
-            self._after_decision(await future)
+            self._after_decision(await self._answer_of(future))
+
+    async def _answer_of(self, future: asyncio.Future[Outcome]) -> Outcome:
+        try:
+            return await future
+        except asyncio.CancelledError:  # nobody will hear the answer
+            self._leave()
+            raise
 
     async def __aenter__(self) -> Self:
         return self
@@ -434,7 +441,11 @@ class AsyncTransaction(TransactionBase):
             return True
         if error is None:
             if self._phase in (Phase.COLLECTING, Phase.PREPARED):
-                await self._decide(True)
+                try:
+                    await self._decide(True)
+                except BaseException:
+                    self._end_failed()
+                    raise
         elif self._must_roll_back(error):
             try:
                 await self._decide(False)

@@ -306,6 +306,12 @@ class TransactionBase:
         self._runs_no_more()
         self._to(Phase.LEFT)
 
+    def _end_failed(self) -> None:
+        """The end of the block was refused or interrupted. If nothing was sent, nothing will be: whoever read
+        for this transaction must hear of it, too."""
+        if self._phase is Phase.COLLECTING:
+            self._to(Phase.FAILED)
+
     def _start_decision(self, commit: bool, done: Callable[[Outcome], None]) -> bool:
         """Sends the decision; False if there is nothing to send (no message was prepared)."""
         self._to(Phase.DECIDING)
