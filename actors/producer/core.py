@@ -258,7 +258,7 @@ class ProducerCore:
                     left = deadline - self.clock()
                     if left <= 0:
                         raise self.overloaded()
-                    self._room.wait(left)
+                    self._room.wait(min(left, threading.TIMEOUT_MAX))
             finally:
                 self._blocked -= 1
 
