@@ -114,6 +114,8 @@ class Message:
         if key is not None and type(key) is not bytes:
             raise InvalidMessage(f"key must be bytes or None, not {type(key).__name__}; encode it first")
         if headers:
+            if type(headers) is not dict and not isinstance(headers, Mapping):
+                raise InvalidMessage(f"headers must map str to bytes, not be {type(headers).__name__}")
             for name, content in headers.items():
                 if type(name) is not str:
                     raise InvalidMessage(f"header name must be str, not {type(name).__name__}")

@@ -145,7 +145,7 @@ def over_ray(info: ClusterInfo) -> ReplicaCalls:
 def result_of(future: Future[Any], timeout_s: float) -> Any:
     """The result of a router's future; it has its own deadline, this one only guards against bugs."""
     try:
-        return future.result(timeout_s + 10.0)
+        return future.result(min(timeout_s + 10.0, threading.TIMEOUT_MAX))
     except EscrowMQError as error:
         # The same object may be raised in many threads: each gets its own traceback.
         raise type(error)(*error.args) from error

@@ -47,8 +47,8 @@ class StatisticsTimer(Generic[S]):
             self._thread.join(CLOSE_WAIT_S)
 
     def _run(self) -> None:
-        while not self._ended.wait(self._interval_s):
+        while not self._ended.wait(min(self._interval_s, threading.TIMEOUT_MAX)):
             try:
                 self._callback(self._take())
-            except Exception:
+            except BaseException:  # SystemExit, too: the thread would end in silence
                 log.exception("a statistics_callback failed; it is called again in %g s", self._interval_s)

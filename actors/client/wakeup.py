@@ -60,4 +60,4 @@ class Waiter:
 
     def wait(self, timeout_s: float) -> bool:
         """True once the value was passed; False if ``timeout_s`` passed first."""
-        return self._gate.acquire(timeout=timeout_s)
+        return self._gate.acquire(timeout=min(timeout_s, threading.TIMEOUT_MAX))

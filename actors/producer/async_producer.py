@@ -8,11 +8,11 @@ seen for the first time is looked up without blocking the loop.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import inspect
 import threading
-import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import datetime
 from functools import partial
 from types import TracebackType
@@ -26,6 +26,7 @@ from escrowmq.actors.client.group_work import Reader, Span
 from escrowmq.actors.client.loop_bridge import LoopBridge
 from escrowmq.actors.client.schedule_ids import ScheduleId
 from escrowmq.actors.producer import bulk, cancelling, handing_over
+from escrowmq.actors.producer.blocks import Outcome
 from escrowmq.actors.producer.bulk_requests import LocalBatch, Requested, TransactionColumns
 from escrowmq.actors.producer.callback_check import check_callable
 from escrowmq.actors.producer.core import ProducerCore
@@ -41,7 +42,6 @@ from escrowmq.actors.producer.table_calls import transactions_of_table
 from escrowmq.actors.producer.transaction_base import Phase, TransactionBase, unconfirmed
 from escrowmq.actors.producer.transaction_results import TransactionResults
 from escrowmq.replication.errors import (
-    EscrowMQError,
     OutcomeUnknown,
     TransactionConflict,
     UnknownTopic,
@@ -52,6 +52,8 @@ T = TypeVar("T")
 DeliverAt = datetime | int
 #: Pause between two attempts while the producer's buffer is full.
 ROOM_POLL_S = 0.005
+#: How often the thread of a callback looks whether its event loop still exists.
+LOOP_LOOK_S = 1.0
 
 
 class AsyncProducer(AsyncClosing):
@@ -64,8 +66,7 @@ class AsyncProducer(AsyncClosing):
     ) -> None:
         """``close(timeout_s)`` closes the producer."""
         self._core, self._close = core, close
-        self._bridges: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopBridge]
-        self._bridges = weakref.WeakKeyDictionary()
+        self._bridges: dict[asyncio.AbstractEventLoop, LoopBridge] = {}
 
     @property
     def app(self) -> str:
@@ -76,6 +77,9 @@ class AsyncProducer(AsyncClosing):
         loop = asyncio.get_running_loop()
         bridge = self._bridges.get(loop)
         if bridge is None:
+            # A bridge holds its loop, so weak references would never end: ``asyncio.run`` makes new ones.
+            for ended in [one for one in list(self._bridges) if one.is_closed()]:
+                self._bridges.pop(ended, None)
             bridge = self._bridges[loop] = LoopBridge(loop)
         return bridge
 
@@ -153,14 +157,11 @@ class AsyncProducer(AsyncClosing):
         return await self._ended(handing_over.send_table, topic, table, value, key, partition, delivery)
 
     async def _ended(self, send: Callable[..., SentMany], *args: Any) -> SentMany:
-        # A thread of its own: the event loop's few are shared with whoever looks up names.
-        thread, given_up = ThreadPoolExecutor(1, "escrowmq-send"), threading.Event()
-        work = partial(send, self._core, *args, given_up=given_up.is_set)
+        given_up = threading.Event()
         try:
-            sent = await asyncio.get_running_loop().run_in_executor(thread, work)
+            sent = await _in_own_thread(send, self._core, *args, given_up=given_up.is_set)
         finally:
             given_up.set()
-            thread.shutdown(wait=False)
         await sent.end(self._bridge())
         return sent
 
@@ -230,7 +231,8 @@ class AsyncProducer(AsyncClosing):
         self._core.check_open()
         if local_transaction is not None:
             check_callable(local_transaction, awaits=True, many=True)
-        return await asyncio.to_thread(
+        call = asyncio.to_thread if local_transaction is None else _in_own_thread
+        return await call(
             bulk.send_transactions,
             self._core,
             batch,
@@ -267,7 +269,8 @@ class AsyncProducer(AsyncClosing):
             Delivery(delay_s, deliver_at),
             awaits=True,
         )
-        return await asyncio.to_thread(call, _in_this_loop(local_transaction))
+        in_thread = asyncio.to_thread if local_transaction is None else _in_own_thread
+        return await in_thread(call, _in_this_loop(local_transaction))
 
     def statistics(self) -> ProducerStatistics:
         """See ``Producer.statistics``; does not wait."""
@@ -328,7 +331,26 @@ def _in_this_loop(local: Callable[..., Any] | None) -> Callable[[Any], Any] | No
         returned = local(prepared)
         return await returned if inspect.isawaitable(returned) else returned
 
-    return lambda prepared: asyncio.run_coroutine_threadsafe(run(prepared), loop).result()
+    def call(prepared: Any) -> Any:
+        future = asyncio.run_coroutine_threadsafe(run(prepared), loop)
+        while not future.done():
+            wait((future,), LOOP_LOOK_S)
+            if loop.is_closed():  # it ended in the middle of the callback, or before: nobody knows
+                future.cancel()
+        return future.result()
+
+    return call
+
+
+async def _in_own_thread(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    """As ``asyncio.to_thread``, but not in one of the event loop's few threads: others need them, and so may
+    the callback that the function waits for, for ever if such calls held them all."""
+    thread, context = ThreadPoolExecutor(1, "escrowmq-send"), contextvars.copy_context()
+    try:
+        call = partial(context.run, function, *args, **kwargs)
+        return await asyncio.get_running_loop().run_in_executor(thread, call)
+    finally:
+        thread.shutdown(wait=False)
 
 
 class AsyncTransaction(TransactionBase):
@@ -372,12 +394,12 @@ class AsyncTransaction(TransactionBase):
             return None
         try:
             await self._face._until(lambda: self._core.try_reserve(plan.size))
-        except EscrowMQError:
+        except BaseException:  # it may be cancelled, too
             self._not_prepared()
             raise
         future, done = self._face._bridge().waiter()
         self._start_prepare(plan, done)
-        return self._after_prepare(plan, await future)
+        return self._after_prepare(plan, await self._answer_of(future))
 
     async def commit(self) -> None:
         """Commits now instead of at the end of the block. Repeating it is harmless."""
@@ -397,7 +419,14 @@ class AsyncTransaction(TransactionBase):
             return
         future, done = self._face._bridge().waiter()
         if self._start_decision(commit, done):
-            self._after_decision(await future)
+            self._after_decision(await self._answer_of(future))
+
+    async def _answer_of(self, future: asyncio.Future[Outcome]) -> Outcome:
+        try:
+            return await future
+        except asyncio.CancelledError:  # nobody will hear the answer
+            self._leave()
+            raise
 
     async def __aenter__(self) -> Self:
         return self
@@ -412,7 +441,11 @@ class AsyncTransaction(TransactionBase):
             return True
         if error is None:
             if self._phase in (Phase.COLLECTING, Phase.PREPARED):
-                await self._decide(True)
+                try:
+                    await self._decide(True)
+                except BaseException:
+                    self._end_failed()
+                    raise
         elif self._must_roll_back(error):
             try:
                 await self._decide(False)

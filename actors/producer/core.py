@@ -258,7 +258,7 @@ class ProducerCore:
                     left = deadline - self.clock()
                     if left <= 0:
                         raise self.overloaded()
-                    self._room.wait(left)
+                    self._room.wait(min(left, threading.TIMEOUT_MAX))
             finally:
                 self._blocked -= 1
 
@@ -480,6 +480,8 @@ class ProducerCore:
         failure = Failure(FailureKind.CLOSED, detail)
         for batcher in self._batchers:
             batcher.end_all(failure)
+        while self._timers:  # what was to be tried again: it is told now that it cannot be
+            heapq.heappop(self._timers)[2]()
         flushes, self._flushes = self._flushes, []
         for waiter in flushes:
             waiter.done(None)

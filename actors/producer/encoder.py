@@ -19,6 +19,7 @@ from escrowmq.actors.producer.delayed_blocks import add_later, digest_with
 from escrowmq.actors.producer.delayed_messages import Later, takes_none, together
 from escrowmq.replication.errors import InvalidMessage, MessageTooLarge, UnknownTopic
 from escrowmq.replication.format.codec import FRAME, encode_row
+from escrowmq.replication.format.internal_topics import is_internal
 from escrowmq.replication.model import Message
 from escrowmq.replication.replica.validation import NAME_BYTES_MAX, has_control_characters
 
@@ -86,6 +87,8 @@ class Encoder:
         if type(value) is not bytes:
             raise _not_bytes(value)
         count = self.partitions(topic)
+        if topic[0] == "_":
+            check_not_internal(topic)
         if partition is not None:
             if partition >= count:
                 raise UnknownTopic(topic, partition, count)
@@ -112,6 +115,8 @@ class Encoder:
             check_message(message)
             topic, partition, key = message.topic, message.partition, message.key
             count = self.partitions(topic)
+            if topic[0] == "_":
+                check_not_internal(topic)
             if partition is None:
                 partition = crc32c(tx_id.encode() if key is None else key) % count
             elif partition >= count:
@@ -253,6 +258,13 @@ def _check_name(what: str, name: str) -> str:
     except UnicodeEncodeError as error:
         raise InvalidMessage(f"{what} {name!r:.80} is not valid Unicode: {error.reason}") from error
     return name
+
+
+def check_not_internal(topic: str) -> None:
+    """Raises InvalidMessage for a topic that only brokers write into: they refuse a message to it, and
+    everything else in its request."""
+    if is_internal(topic):
+        raise InvalidMessage(f"only brokers write messages into topic {topic!r}; anyone may read it")
 
 
 def check_message(message: Message) -> bool:

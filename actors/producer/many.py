@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from escrowmq.actors.producer.config import ProducerConfig
-from escrowmq.actors.producer.encoder import CANNOT_ENCODE, crc32c
+from escrowmq.actors.producer.encoder import CANNOT_ENCODE, check_not_internal, crc32c
 from escrowmq.actors.producer.runs import Piece, Run, piece_bytes
 from escrowmq.replication.errors import (
     InvalidMessage,
@@ -175,9 +175,10 @@ def check_partition(topic: str, partition: int | None, partitions: int) -> int |
 
 
 def check_topic(topic: str) -> str:
-    """Returns it; raises InvalidMessage if it is no name."""
+    """Returns it; raises InvalidMessage if it is no name, or of a topic that only brokers write into."""
     if type(topic) is not str or not topic:
         raise InvalidMessage(f"topic must be a non-empty str, not {topic!r}")
+    check_not_internal(topic)
     return topic
 
 

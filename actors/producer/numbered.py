@@ -19,7 +19,7 @@ from escrowmq.actors.client.router import result_of
 from escrowmq.actors.producer.blocks import Outcome
 from escrowmq.actors.producer.claiming import Claimed
 from escrowmq.actors.producer.core import ProducerCore
-from escrowmq.actors.producer.encoder import TxPlan, check_message
+from escrowmq.actors.producer.encoder import CANNOT_ENCODE, TxPlan, check_message
 from escrowmq.actors.producer.transaction import Transaction
 from escrowmq.replication.claim_errors import OutOfStep
 from escrowmq.replication.delivery_times import AT_ONCE, delivery_time
@@ -125,5 +125,8 @@ def digest_of(messages: Sequence[Message], serialize: Callable[[Any], bytes] | N
         time_ms = delivery_time(message.delay_s, message.deliver_at) if delayed else AT_ONCE
         value = message.value if serialize is None else serialize(message.value)
         headers = sorted(message.headers.items())
-        digest.update(_encode((message.topic, message.partition, message.key, value, headers, time_ms)))
+        try:
+            digest.update(_encode((message.topic, message.partition, message.key, value, headers, time_ms)))
+        except CANNOT_ENCODE as error:
+            raise InvalidMessage(f"message to {message.topic!r} cannot be encoded: {error}") from error
     return digest.digest()[:DIGEST_BYTES]

@@ -225,7 +225,7 @@ def call_back(callback: Callable[[Any], object], future: Any) -> None:
     """Runs a callback of the application; what it raises is logged, as the standard library does."""
     try:
         callback(future)
-    except Exception:
+    except BaseException:  # SystemExit, too: it would end the producer's thread, and all who wait for it
         log.exception("exception calling callback for %r", future)
 
 

@@ -11,7 +11,7 @@ from escrowmq.actors.client.group_work import Reader, Span
 from escrowmq.actors.client.wakeup import Waiter
 from escrowmq.actors.producer.blocks import Outcome
 from escrowmq.actors.producer.transaction_base import Phase, TransactionBase, unconfirmed
-from escrowmq.replication.errors import EscrowMQError, OutcomeUnknown, TransactionConflict
+from escrowmq.replication.errors import OutcomeUnknown, TransactionConflict
 from escrowmq.replication.model import Message, TransactionState
 
 #: Every wait ends at its own deadline; this only guards against a bug that would lose an answer.
@@ -79,7 +79,7 @@ class Transaction(TransactionBase):
             return None
         try:
             self._core.reserve(plan.size)
-        except EscrowMQError:
+        except BaseException:  # an interrupt, too
             self._not_prepared()
             raise
         waiter = Waiter()
@@ -109,8 +109,12 @@ class Transaction(TransactionBase):
     def _wait(self, waiter: Waiter) -> Outcome:
         config = self._core.config
         # Two rounds: a decision in several groups waits for the home group, then for the others.
-        if not waiter.wait(2 * config.delivery_timeout_s + config.open_limit_wait_s + GUARD_S):
-            raise OutcomeUnknown(self.tx_id)
+        try:
+            if not waiter.wait(2 * config.delivery_timeout_s + config.open_limit_wait_s + GUARD_S):
+                raise OutcomeUnknown(self.tx_id)
+        except BaseException:  # an interrupt: nobody will hear the answer
+            self._leave()
+            raise
         outcome: Outcome = waiter.value
         return outcome
 
@@ -127,7 +131,11 @@ class Transaction(TransactionBase):
             return True
         if error is None:
             if self._phase in (Phase.COLLECTING, Phase.PREPARED):
-                self._decide(True)
+                try:
+                    self._decide(True)
+                except BaseException:
+                    self._end_failed()
+                    raise
         elif self._must_roll_back(error):
             try:
                 self._decide(False)

@@ -33,6 +33,7 @@ from escrowmq.replication.errors import (
 )
 from escrowmq.replication.format.offset_ops import ROLLBACK
 from escrowmq.replication.model import Message, TransactionState
+from escrowmq.replication.replica.validation import TIMEOUT_MS_MAX
 
 log = logging.getLogger(__name__)
 
@@ -306,6 +307,12 @@ class TransactionBase:
         self._runs_no_more()
         self._to(Phase.LEFT)
 
+    def _end_failed(self) -> None:
+        """The end of the block was refused or interrupted. If nothing was sent, nothing will be: whoever read
+        for this transaction must hear of it, too."""
+        if self._phase is Phase.COLLECTING:
+            self._to(Phase.FAILED)
+
     def _start_decision(self, commit: bool, done: Callable[[Outcome], None]) -> bool:
         """Sends the decision; False if there is nothing to send (no message was prepared)."""
         self._to(Phase.DECIDING)
@@ -369,8 +376,12 @@ def timeout_ms(given_s: object, configured_s: object) -> int:
     chosen = configured_s if given_s is None else given_s
     if chosen is None:
         return 0
-    if isinstance(chosen, bool) or not isinstance(chosen, int | float) or not 0 < chosen < 1e9:
-        raise InvalidMessage(f"transaction_timeout_s must be a number of seconds above 0, not {chosen!r}")
+    longest = TIMEOUT_MS_MAX // 1000  # a broker would refuse more, and whatever is in the same request
+    if isinstance(chosen, bool) or not isinstance(chosen, int | float) or not 0 < chosen <= longest:
+        raise InvalidMessage(
+            f"transaction_timeout_s must be a number of seconds above 0, up to {longest} (ten years), not "
+            f"{chosen!r:.80}"
+        )
     return max(int(chosen * 1000), 1)
 
 

@@ -189,7 +189,11 @@ class QueryPool:
                 return
             threads.all += 1
             number = threads.all
-        self._start(number)
+        try:
+            self._start(number)
+        except RuntimeError as error:  # no room for another one now: the next check tries again
+            self._ended()
+            log.error("no thread for checks: %s; what those that run cannot take comes back later", error)
 
     def _start(self, number: int) -> None:
         threading.Thread(target=self._work, name=f"escrowmq-querier-{number}", daemon=True).start()
