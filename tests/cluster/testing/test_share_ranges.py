@@ -12,6 +12,7 @@ from escrowmq.actors.admin.dead_letters import DeadLetters
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.internal_topics import dead_topic
 from escrowmq.replication.replica.share_admission import ShareAdmission
+from escrowmq.replication.replica.share_desk import ShareDesk
 from escrowmq.testing import InMemoryCluster
 
 
@@ -78,6 +79,7 @@ def test_a_group_that_was_deleted_is_unknown(
             submission, number, submission.units[number]
         ),
     )
+    monkeypatch.setattr(ShareDesk, "members", lambda self, group: [])
     cluster.admin.delete_group("mail")
     with pytest.raises(UnknownGroup, match="mail"):
         if say == "nack":
