@@ -48,6 +48,22 @@ _QUOTED = re.compile(r"['\"].*['\"]", re.DOTALL)
 _KEY_TO_SHOW = re.compile(r"\w{1,40}")
 
 
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that a mapping has twice. YAML forbids it, but the parser would take the last one and say
+    nothing, so a section that was added again at the end would undo the first."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """The parser's own, checked before anchors are merged, which may repeat keys."""
+        node: yaml.MappingNode = super().compose_mapping_node(anchor)
+        seen = set[tuple[str, str]]()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if (key.tag, key.value) in seen:
+                    raise yaml.composer.ComposerError(None, None, "a key is there twice", key.start_mark)
+                seen.add((key.tag, key.value))
+        return node
+
+
 class Config(BaseSettings):
     """The whole tree, built by ``load_config``; each field is the configuration of one component."""
 
@@ -161,7 +177,7 @@ def change_section(name: str, section: Any, values: Mapping[str, Any]) -> Any:
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
-        content = yaml.safe_load(path.read_text())
+        content = _Loader(path.read_text()).get_single_data()
     except OSError as error:
         raise ConfigError(f"cannot read the configuration file {path}: {error.strerror}") from None
     except Exception as error:  # bad UTF-8, 99 May, too deep nesting, a tag that does not fit its value

@@ -17,6 +17,8 @@ log = logging.getLogger(__name__)
 
 #: At shorter intervals the callback itself would be a load.
 INTERVAL_S_MIN = 0.1
+#: A year: what threads cannot wait for would end this one.
+INTERVAL_S_MAX = 365 * 86_400.0
 #: How long ``close`` waits for a callback that is running.
 CLOSE_WAIT_S = 1.0
 
@@ -31,9 +33,9 @@ class StatisticsTimer(Generic[S]):
         if not callable(callback):
             raise ConfigError(f"statistics_callback must be callable, not {callback!r}")
         given: object = interval_s  # whatever type the application passes
-        if not isinstance(given, int | float) or not given >= INTERVAL_S_MIN:
+        if not isinstance(given, int | float) or not INTERVAL_S_MIN <= given <= INTERVAL_S_MAX:
             raise ConfigError(
-                f"statistics_interval_s must be at least {INTERVAL_S_MIN} s, not {interval_s!r}"
+                f"statistics_interval_s must be {INTERVAL_S_MIN} s to a year, not {interval_s!r}"
             )
         self._callback, self._interval_s, self._take = callback, interval_s, take
         self._ended = threading.Event()
@@ -47,8 +49,8 @@ class StatisticsTimer(Generic[S]):
             self._thread.join(CLOSE_WAIT_S)
 
     def _run(self) -> None:
-        while not self._ended.wait(min(self._interval_s, threading.TIMEOUT_MAX)):
+        while not self._ended.wait(self._interval_s):
             try:
                 self._callback(self._take())
-            except BaseException:  # SystemExit, too: the thread would end in silence
+            except BaseException:  # also SystemExit, which would end the thread without a word
                 log.exception("a statistics_callback failed; it is called again in %g s", self._interval_s)

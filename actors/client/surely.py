@@ -8,11 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import threading
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, Protocol, TypeVar
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
+
+
+class Closable(Protocol):
+    """Something that is to be closed once it is made."""
+
+    def close(self) -> None: ...
+
+
+_C = TypeVar("_C", bound=Closable)
 
 
 def surely(function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> asyncio.Future[_T]:
@@ -23,3 +33,27 @@ def surely(function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> a
 
     context = contextvars.copy_context()
     return asyncio.shield(asyncio.get_running_loop().run_in_executor(None, call))
+
+
+async def made(kind: Callable[_P, _C], *args: _P.args, **kwargs: _P.kwargs) -> _C:
+    """Has a thread make a client. If the task that waits for it is cancelled, nobody could ever close it, and
+    a consumer would keep its share of the partitions: so the thread closes it."""
+    lock, ready, given_up = threading.Lock(), list[_C](), False
+
+    def make() -> _C:
+        client = kind(*args, **kwargs)
+        with lock:
+            ready.append(client)
+            late = given_up
+        if late:
+            client.close()
+        return client
+
+    try:
+        return await surely(make)
+    except asyncio.CancelledError:
+        with lock:
+            given_up, found = True, list(ready)
+        for client in found:  # it came together with the cancellation
+            surely(client.close)
+        raise

@@ -18,7 +18,7 @@ from escrowmq.actors.client.consumer_groups import TopicPartition
 from escrowmq.actors.client.group_work import GroupWork
 from escrowmq.actors.client.handling_once import HandlesOnce, once
 from escrowmq.actors.client.loop_news import LoopNews
-from escrowmq.actors.client.surely import surely
+from escrowmq.actors.client.surely import made, surely
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.client.values import Deserializer
 from escrowmq.actors.consumer import arguments as args
@@ -72,8 +72,9 @@ class AsyncConsumer(AsyncClosing):
         tags: Collection[str] | None = None,
         retry: RetryPolicy | None = None,
     ) -> Self:
-        """As ``Consumer(...)``, which calls the brokers if ``topics`` are given."""
-        core = await asyncio.to_thread(
+        """As ``Consumer(...)``, which calls the brokers if ``topics`` are given. If it is cancelled, the
+        consumer is closed as soon as it is made."""
+        core = await made(
             ConsumerCore,
             info,
             group=group,

@@ -186,7 +186,7 @@ class Committer:
             if member.joins == joins:
                 member.on_stale()
                 self._membership_thread.wake(heartbeat=True)
-            while member.joins == joins and not member.idle:
+            while member.joins == joins and not member.reads_nothing and not member.idle:
                 member.check_not_fenced()
                 left_s = deadline - self._router.clock()
                 if left_s <= 0:

@@ -139,7 +139,9 @@ class Consumer(Closing):
 
         Returns before partitions are assigned; ``poll`` takes them over. With auto_offset_reset "latest", the
         ends are committed where the group has no place yet, so messages sent after this returns are
-        delivered. Raises UnknownTopic; Unavailable if no leader answers for ``call_timeout_s``.
+        delivered. Without any topic, or with a pattern that matches none, it reads nothing, and leaves the
+        group at the next ``poll``. Raises UnknownTopic; Unavailable if no leader answers for
+        ``call_timeout_s``.
 
         ``pattern`` instead of ``topics``: a regular expression that must match the whole name
         (``"orders-.*"``). Topics that are created later are read within ``pattern_interval_s`` (5), from

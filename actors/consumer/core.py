@@ -229,7 +229,8 @@ class ConsumerCore:
             if handlers is not None:
                 self.take_over.handlers = self.take_over.handlers.updated(handlers)
             self.membership_thread.pattern = following
-            member.subscribe(wanted)
+            assigned = self.positions.assigned()
+            member.subscribe(wanted, frozenset(tp for tp in assigned if member.still_holds(frozenset((tp,)))))
             self.membership_thread.polled_at = self.clock()
         self.membership_thread.wake(heartbeat=True)
 

@@ -37,6 +37,8 @@ class Membership:
     def __init__(self, group: str, member: str) -> None:
         self.group, self.member = group, member
         self.topics: tuple[str, ...] = ()
+        #: Its last subscription named no topics.
+        self.reads_nothing = False
         #: What it reads beside any topics that it subscribes to: its group's retries.
         self.own_topics: tuple[str, ...] = ()
         self.joined = False
@@ -55,10 +57,22 @@ class Membership:
         #: Number of joins, for threads that wait for the next one.
         self.joins = 0
 
-    def subscribe(self, topics: tuple[str, ...]) -> None:
-        """It is to read these: it joins (again) with them."""
+    def subscribe(self, topics: tuple[str, ...], held: frozenset[TopicPartition] = frozenset()) -> None:
+        """It is to read these: it joins (again) with them. With none it gives up what it still has (``held``)
+        as soon as ``poll`` takes that over, and stays a member until then, so that it may commit."""
         self.topics = (*topics, *self.own_topics) if topics else ()
-        self.joined = False
+        self.reads_nothing = not topics
+        if topics:
+            self.joined = False
+        elif self.joined:
+            self.offer = Offer(self.generation, frozenset(), frozenset(), held, self.ids)
+        elif self.joins:  # nobody keeps anything for it any longer
+            self.lose_all()
+
+    @property
+    def leaves(self) -> bool:
+        """Whether it has given up everything, and reads nothing any longer."""
+        return self.joined and self.reads_nothing and self.offer is None
 
     def on_join(self, answer: GroupJoined) -> None:
         """The coordinator has accepted this member (again)."""
@@ -70,7 +84,9 @@ class Membership:
 
     def on_heartbeat(self, assignment: GroupAssignment) -> None:
         """The coordinator has answered a heartbeat of this member."""
-        self.pending = assignment.pending
+        self.pending = assignment.pending and not self.reads_nothing
+        if self.reads_nothing:
+            return  # the coordinator does not know yet that it reads nothing any longer
         if assignment.generation == self.generation and self.offer is None:
             self.ids = assignment.ids
             return
@@ -80,6 +96,8 @@ class Membership:
     def on_stale(self) -> None:
         """The coordinator does not know this member (any longer): join again."""
         self.joined = False
+        if self.reads_nothing:
+            self.lose_all()
 
     @property
     def static(self) -> bool:

@@ -163,8 +163,11 @@ class MembershipThread:
             joined, topics = member.joined, member.topics
             idle = member.idle or member.fenced is not None
             silent = now - self.polled_at > self._config.poll_interval_max_s
-        if not topics or idle:
+            leaves = member.leaves
+        if idle or not (topics or joined):
             self._next_heartbeat = now + self._config.heartbeat_interval_s
+        elif leaves:
+            self._leave(member)
         elif joined and silent:
             self._leave_idle(member)
         elif not joined:
@@ -216,6 +219,11 @@ class MembershipThread:
         log.warning("%s", answer.reason)
         member.on_fenced()
         self._condition.notify_all()
+
+    def _leave(self, member: Membership) -> None:
+        self._call("group_leave", member.group, member.member)
+        with self._condition:
+            member.joined = False  # if it has subscribed again meanwhile, it joins again
 
     def _leave_idle(self, member: Membership) -> None:
         log.warning(

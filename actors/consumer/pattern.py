@@ -24,7 +24,7 @@ class TopicPattern:
         try:
             self._expression = re.compile(pattern)
             self._expression.fullmatch("")
-        except (re.error, TypeError) as error:
+        except (re.error, TypeError, OverflowError, RecursionError) as error:
             raise InvalidMessage(f"pattern must be a regular expression, not {pattern!r}: {error}") from error
         #: The term and version that the next request states as known: none at first and for a new leader.
         self.known = 0, 0

@@ -301,7 +301,19 @@ class Positions:
 
     def hand_out(self, limit: int, take: HandOut) -> int:
         """Hands out messages, ordered by offset within each partition, partitions in turn, at most ``limit``;
-        returns how many. Raises an error only if there were none: what was handed out is not lost."""
+        returns how many. Raises an error only if there were none: what was handed out is not lost. After any
+        other exception (no memory, Ctrl-C) the caller has nothing, and everything is handed out again."""
+        before: dict[PartitionState, int | None] = {}
+        try:
+            return self._hand_out(limit, take, before)
+        except EscrowMQError:
+            raise
+        except BaseException:
+            for state, position in before.items():
+                state.restart(position)
+            raise
+
+    def _hand_out(self, limit: int, take: HandOut, before: dict[PartitionState, int | None]) -> int:
         count = 0
         for _ in range(len(self._order)):
             tp = self._order[0]
@@ -309,6 +321,7 @@ class Positions:
             while state.chunks and count < limit and not state.paused and not state.resume_at:
                 chunk = state.chunks[0]
                 assert chunk.next == state.position, (chunk.next, state.position)
+                before.setdefault(state, state.position)
                 try:
                     taken = take(state, chunk, limit - count)
                 except CorruptLog as error:

@@ -55,7 +55,8 @@ class Taking:
 
     def records(self, limit: int, now: float) -> list[ConsumerRecord]:
         """At most ``limit`` records that are available at ``now``."""
-        records = self._again(limit, now)
+        again = self._again(limit, now)
+        records = list(again)
         room = UNPACKED_BYTES
 
         def add(state: PartitionState, chunk: Chunk, left: int) -> int:
@@ -68,7 +69,7 @@ class Taking:
             room = room - chunk.unpacked if records else UNPACKED_BYTES
             return chunk.next - start
 
-        self._fetched(limit, len(records), add, lambda: len(records))
+        self._fetched(limit, now, again, add, lambda: len(records))
         return records
 
     def batches(self, limit: int, now: float) -> list[pa.RecordBatch]:
@@ -91,7 +92,7 @@ class Taking:
             room = room - chunk.unpacked if batches else UNPACKED_BYTES
             return int(batch.num_rows)
 
-        self._fetched(limit, len(again), add, lambda: sum(batch.num_rows for batch in batches))
+        self._fetched(limit, now, again, add, lambda: sum(batch.num_rows for batch in batches))
         return batches
 
     def resume(self, now: float) -> None:
@@ -106,9 +107,12 @@ class Taking:
         paused = {state.tp for state in self._positions.states() if state.paused}
         return self._redelivery.take(now, limit, paused)
 
-    def _fetched(self, limit: int, again: int, add: HandOut, wanted: Callable[[], int]) -> None:
-        """``wanted`` counts what was handed out so far; with tags, that may be less than was taken."""
-        count, passed, self.interrupted = again, 0, False
+    def _fetched(
+        self, limit: int, now: float, again: list[ConsumerRecord], add: HandOut, wanted: Callable[[], int]
+    ) -> None:
+        """``wanted`` counts what was handed out so far; with tags, that may be less than was taken. ``again``
+        are the records that come again, if the caller gets any."""
+        count, passed, self.interrupted = len(again), 0, False
         while count < limit:
             try:
                 taken = self._positions.hand_out(limit - count, add)
@@ -118,6 +122,11 @@ class Taking:
                 if not again:
                     raise
                 break
+            except BaseException:
+                for record in again:
+                    self._redelivery.add(record, now)
+                self._wake_fetch()
+                raise
             count = wanted()
             if self._tags is None or count or not taken:
                 break

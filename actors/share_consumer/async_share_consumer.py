@@ -15,7 +15,7 @@ from escrowmq.actors.client.call_arguments import check_wait
 from escrowmq.actors.client.closing import AsyncClosing
 from escrowmq.actors.client.handling_once import HandlesOnce, once
 from escrowmq.actors.client.loop_news import LoopNews
-from escrowmq.actors.client.surely import surely
+from escrowmq.actors.client.surely import made, surely
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.client.values import Deserializer
 from escrowmq.actors.consumer.arguments import check_poll
@@ -50,8 +50,9 @@ class AsyncShareConsumer(AsyncClosing):
         value_deserializer: Deserializer | None = None,
         tags: Collection[str] | None = None,
     ) -> Self:
-        """As ``ShareConsumer(...)``, which calls the brokers."""
-        core = await asyncio.to_thread(
+        """As ``ShareConsumer(...)``, which calls the brokers. If it is cancelled, the consumer is closed as
+        soon as it is made."""
+        core = await made(
             ShareConsumerCore,
             info,
             group=group,

@@ -153,7 +153,7 @@ def _as_member(
     limit: int | None,
     tags: list[str] | None,
 ) -> Iterator[ConsumerRecord]:
-    """Read as a member of a group; commit a batch once its last record has been printed."""
+    """Read as a member of a group; commit a batch once its last record has been written out."""
     left = limit
     with cluster.consumer(group, topics, auto_offset_reset=reset, tags=tags) as consumer:
         quiet_since = time.monotonic()
@@ -162,6 +162,7 @@ def _as_member(
             if not records:
                 continue
             yield from records
+            sys.stdout.flush()  # raises if the disk is full or nobody reads any longer
             consumer.commit()
             quiet_since = time.monotonic()
             if left is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ import typer
 from escrowmq.cluster.cli.options import ConnectionOptions, moment, with_connection
 from escrowmq.cluster.cli.output import note, plain, show_pairs, show_rows, when
 from escrowmq.cluster.cli.shown import Format, Shown
-from escrowmq.cluster.cli.transactions import By
+from escrowmq.cluster.cli.transactions import By, signed
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -103,7 +102,7 @@ def redrive(
     with connection.joined() as cluster, _bar("redriving") as progress:
         if not yes and chosen is None:
             _ask(cluster, group, f"Redrive all dead letters of group {group}?")
-        done = cluster.admin.redrive(group, chosen, to_topic, rate, by or getpass.getuser(), progress)
+        done = cluster.admin.redrive(group, chosen, to_topic, rate, signed(by), progress)
     show_pairs(shown, done, plain(done))
 
 
@@ -124,7 +123,7 @@ def drop(
         if not yes:
             what = "all dead letters" if chosen is None else f"{len(chosen)} dead letters"
             _ask(cluster, group, f"Drop {what} of group {group}? No consumer will get them again.")
-        result = {"dropped": cluster.admin.drop_dead_letters(group, chosen, by or getpass.getuser())}
+        result = {"dropped": cluster.admin.drop_dead_letters(group, chosen, signed(by))}
     show_pairs(shown, result, result)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 from typing import Annotated, Any
 
 import typer
@@ -10,7 +9,7 @@ import typer
 from escrowmq.cluster.cli.options import ConnectionOptions, moment, with_connection
 from escrowmq.cluster.cli.output import note, plain, show_json, show_pairs, show_rows
 from escrowmq.cluster.cli.shown import Format, Shown
-from escrowmq.cluster.cli.transactions import By
+from escrowmq.cluster.cli.transactions import By, signed
 
 app = typer.Typer(no_args_is_help=True, help="List, describe, set, reset and delete consumer groups.")
 
@@ -125,7 +124,7 @@ def set_settings(
     if max_age_s is not None:
         settings["max_age_s"] = None if max_age_s == "none" else _seconds("--max-age-s", max_age_s)
     with connection.joined() as cluster:
-        found = cluster.admin.set_group(name, by=by or getpass.getuser(), **settings)
+        found = cluster.admin.set_group(name, by=signed(by), **settings)
     show_pairs(shown, found, plain(found))
 
 
@@ -194,5 +193,5 @@ def delete(
             lost = "" if found.share is None else f", {found.share.dead} dead letters"
             lost += "" if found.share is None else f" and {found.share.retrying} retries"
             typer.confirm(f"Delete group {name} with these places{lost}?", abort=True, err=True)
-        cluster.admin.delete_group(name, by or getpass.getuser())
+        cluster.admin.delete_group(name, signed(by))
     note(f"group {name} is deleted")

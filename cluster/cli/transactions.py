@@ -20,6 +20,16 @@ TxId = Annotated[str, typer.Argument(metavar="TX_ID", help="Id of the transactio
 By = Annotated[str | None, typer.Option(help="Who decides, for the audit trail (default: the user's name).")]
 
 
+def signed(by: str | None) -> str:
+    """Who decides: ``by``, or else the user. Raises ConfigError for a user without a name."""
+    from escrowmq.replication.errors import ConfigError
+
+    try:
+        return by or getpass.getuser()
+    except (KeyError, OSError):  # in a container, a user may be just a number
+        raise ConfigError("this user has no name on this machine; give --by with yours") from None
+
+
 def _row(entry: Any) -> dict[str, Any]:
     return {
         **plain(entry),
@@ -114,7 +124,7 @@ def _deciding(name: str, state_name: str, text: str) -> None:
 
         with connection.joined() as cluster:
             found = cluster.admin.resolve_transaction(
-                tx_id, TransactionState[state_name], app_name, by or getpass.getuser()
+                tx_id, TransactionState[state_name], app_name, signed(by)
             )
         _show(shown, found)
 

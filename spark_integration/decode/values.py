@@ -13,7 +13,7 @@ a value is an IPC stream with any number of rows).
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -167,4 +167,20 @@ def _msgpack(values: pa.BinaryArray, type: pa.StructType) -> pa.Array:
     maps, marks = zip(*pairs, strict=True)
     if set(marks) != {mark}:
         raise ValueError("a value is truncated or too long")
+    _check_whole(maps, type)
     return pa.array(maps, type)
+
+
+def _check_whole(column: Sequence[Any], wanted: pa.DataType) -> None:
+    """Raises ValueError for a number with a fraction where an integer is wanted: Arrow would cut it off."""
+    if pa.types.is_integer(wanted):
+        found = float in set(map(type, column))
+        if found and any(type(value) is float and not value.is_integer() for value in column):
+            raise ValueError("a number has a fraction, but an integer is wanted")
+    elif pa.types.is_list(wanted):
+        _check_whole([one for many in column if type(many) is list for one in many], wanted.value_type)
+    elif pa.types.is_struct(wanted):
+        maps = [value for value in column if type(value) is dict]
+        for field in wanted:
+            if pa.types.is_integer(field.type) or pa.types.is_nested(field.type):
+                _check_whole([value.get(field.name) for value in maps], field.type)

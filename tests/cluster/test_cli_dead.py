@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import re
 from collections.abc import Iterator
@@ -82,6 +83,23 @@ def test_redrive_names_letters_or_asks_for_all(cluster: InMemoryCluster, mail: M
         assert [record.value for record in consumer.poll()] == [b"mail 1", b"mail 2"]
     assert mail.retries() == [(b"mail 0", 1)]
     assert "has no dead letters" in run("dead", "list", "mail").stderr
+
+
+def test_a_user_without_a_name_is_told_to_give_one(mail: Mail, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nameless() -> str:
+        raise KeyError("getpwuid(): uid not found: 123456")
+
+    monkeypatch.setattr(getpass, "getuser", nameless)
+    for command in (
+        ("dead", "drop", "mail", "0-0", "-y"),
+        ("dead", "redrive", "mail", "0-0"),
+        ("group", "set", "mail", "--max-attempts", "3"),
+        ("group", "delete", "mail", "-y"),
+        ("txn", "commit", "tx-1"),
+    ):
+        refused = run(*command)
+        assert refused.exit_code == USAGE and "give --by" in refused.stderr, (command, refused)
+    assert run("dead", "drop", "mail", "0-0", "-y", "--by", "kim").exit_code == 0
 
 
 def test_drop_asks_first(mail: Mail) -> None:

@@ -69,11 +69,24 @@ def test_the_file_can_be_named_by_a_variable(tmp_path: Path, monkeypatch: pytest
         ("supervisor: {check_every_s: -1}", "check_every_s must be a number above 0"),
         ("[1, 2]", "must hold sections"),
         ("a: [", "is not valid YAML"),
+        (
+            "cluster: {groups: 3}\nstorage: {}\ncluster: {replicas: 5}",
+            "not valid YAML: a key is there twice, line 3, column 1$",
+        ),
+        ("cluster: {groups: 3, groups: 2}", "a key is there twice, line 1, column 22$"),
+        ("cluster: {groups: 3, 'groups': 2}", "a key is there twice"),
+        ("security: {secret: hunter2, secret: hunter3}", "a key is there twice, line 1, column 29$"),
     ],
 )
 def test_a_wrong_file_is_refused_by_name(tmp_path: Path, text: str, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         load_config(written(tmp_path, text))
+
+
+def test_a_key_beside_a_merged_one_is_not_there_twice(tmp_path: Path) -> None:
+    text = "cluster: &some\n  groups: 2\n  <<: {replicas: 1, groups: 3}\n"
+    config = load_config(written(tmp_path, text))
+    assert (config.cluster.groups, config.cluster.replicas) == (2, 1)
 
 
 def test_a_file_that_is_not_there_is_refused() -> None:

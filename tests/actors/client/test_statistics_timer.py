@@ -11,14 +11,15 @@ from escrowmq.actors.client.statistics_timer import StatisticsTimer
 from escrowmq.replication.errors import ConfigError
 
 
-def test_a_callback_that_raises_is_called_again(caplog):
+@pytest.mark.parametrize("error", [RuntimeError("no"), SystemExit(1), GeneratorExit()])
+def test_a_callback_that_raises_is_called_again(caplog, error):
     told, enough = [], threading.Event()
 
     def callback(number):
         told.append(number)
         if len(told) == 3:
             enough.set()
-        raise RuntimeError("no")
+        raise error
 
     timer = StatisticsTimer(callback, 0.1, lambda: 7)
     assert enough.wait(10.0)
@@ -40,7 +41,8 @@ def test_a_callback_that_hangs_does_not_hold_close_up():
 
 
 @pytest.mark.parametrize(
-    ("callback", "interval_s"), [(7, 1.0), (print, 0.0), (print, "1"), (print, float("nan"))]
+    ("callback", "interval_s"),
+    [(7, 1.0), (print, 0.0), (print, "1"), (print, float("nan")), (print, float("inf")), (print, 1e11)],
 )
 def test_what_is_refused(callback, interval_s):
     with pytest.raises(ConfigError, match="statistics_"):

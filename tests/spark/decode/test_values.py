@@ -153,6 +153,27 @@ def test_bad_msgpack_is_null_and_its_neighbours_are_not(bad: bytes) -> None:
     assert ids == [0, None, 1, 2, 3]
 
 
+@pytest.mark.parametrize(
+    ("kind", "whole", "cut"),
+    [
+        (pa.int64(), 3, 1.99),
+        (pa.int8(), 3.0, -0.5),
+        (pa.list_(pa.int64()), [1, None, 2.0], [1, 2.5]),
+        (pa.struct([("c", pa.int32())]), {"c": None}, {"c": 1.5}),
+        (pa.list_(pa.struct([("c", pa.int32())])), [None, {}, {"c": 1}], [{"c": 1}, {"c": 1e-3}]),
+    ],
+)
+def test_msgpack_cuts_no_fraction_off(kind: pa.DataType, whole: Any, cut: Any) -> None:
+    """As in JSON and Arrow, where such a value cannot be decoded either."""
+    row = pa.struct([("a", kind), ("price", pa.float64())])
+    values = [msgspec.msgpack.encode({"a": found, "price": 0.5}) for found in (whole, cut, None, whole)]
+    first, bad, empty, last = decoded("msgpack", values, row)
+    assert first == last and first["price"] == 0.5
+    assert (bad, empty) == (None, {"a": None, "price": 0.5})
+    with pytest.raises(InvalidMessage, match=r"no\. 1: the value is not msgpack"):
+        decoded("msgpack", values, row, mode="FAILFAST")
+
+
 def test_msgpack_holds_bytes_and_times() -> None:
     kind = pa.struct([("raw", pa.binary()), ("at", pa.timestamp("us", tz="UTC"))])
     row = {"raw": b"\x00\xff", "at": datetime(2024, 1, 2, 3, 4, 5, 6, UTC)}
