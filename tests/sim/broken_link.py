@@ -3,8 +3,8 @@
 TCP loses the way back with it: what was sent goes unacknowledged, so a connection that is up is closed after
 ``DEAD_PEER_MS``, and none is made again. Such a cut does not heal when the faults end. If then some replica,
 with those that it reaches and whose logs are not ahead of its own, is a majority of full members without
-damage, the group must have a leader and acknowledge something (``link-blocks``). After that the link works again, since the end of a schedule compares
-all replicas.
+damage, the group must have a leader and acknowledge something (``link-blocks``). After that the link works
+again, since the end of a schedule compares all replicas.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from escrowmq.replication.net.connection import DEAD_PEER_MS
 from tests.sim.world import Violation
 
 if TYPE_CHECKING:
+    from tests.sim.replica import SimReplica
     from tests.sim.simulation import Simulation
 
 SHARE = 0.06  # of schedules; of several groups, of each group
@@ -88,7 +89,7 @@ class BrokenLink:
         fit = [one for one in up if not (one.node.rejoining or one.flipped or one.wants_copy)]
         voters = [members.voters for members in sim.configurations()] or [sim.names]
 
-        def reached(center: Replica) -> set[str]:
+        def reached(center: SimReplica) -> set[str]:
             """Who would vote for it: nobody whose log is ahead of its own."""
             return {
                 one.name
@@ -102,7 +103,7 @@ class BrokenLink:
         )
 
 
-def _log_of(replica: Replica) -> tuple[int, int]:
+def _log_of(replica: SimReplica) -> tuple[int, int]:
     """Term and index of its last entry, as votes compare them."""
     journal = replica.journal
     return journal.last_term, journal.last_index
