@@ -136,7 +136,7 @@ class Punctual:
         replicas = self._desk.replicas()
         leaders = [(replica, app) for replica, app in replicas if replica.node.ready]
         well = len(replicas) == len(cluster.replicas) and not any(_is_ill(r) for r, _ in replicas)
-        if not cluster.calm or not well or len(leaders) != 1:
+        if not cluster.calm or cluster.network.is_late or not well or len(leaders) != 1:
             self._leader = None
             return
         replica, app = leaders[0]

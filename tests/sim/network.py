@@ -21,6 +21,7 @@ from typing import Protocol
 from tests.sim.world import World
 
 Link = tuple[str, str]
+LATE_S = 0.1  # longer than messages take without a storm, in a calm
 LOOK_S = 0.05  # between two tries of a host to connect to one that refuses it
 
 
@@ -261,6 +262,11 @@ class SimNetwork:
             self.unblock([link])
 
     # -------------------------------------------------------------- messages
+    @property
+    def is_late(self) -> bool:
+        """Whether a connection still has messages of a storm on their way: what is sent comes behind them."""
+        return max(self._last_arrival.values(), default=0.0) > self.world.now + LATE_S
+
     def send(self, sender: str, receiver: str, frame: bytes) -> None:
         self.bytes_sent += len(frame)
         connection = self._connections.get(_pair(sender, receiver), 0)

@@ -25,6 +25,7 @@ from escrowmq.replication.raft.node import RaftNode
 if TYPE_CHECKING:
     from tests.sim.checks import Checker
     from tests.sim.coverage import AnyPhase
+    from tests.sim.network import SimNetwork
     from tests.sim.replica import SimReplica
     from tests.sim.world import World
 
@@ -84,6 +85,7 @@ class Cluster(Protocol):
     prefix: str
     recreate: Callable[[], bool]
     checker: Checker
+    network: SimNetwork
 
     @property
     def calm(self) -> bool:
