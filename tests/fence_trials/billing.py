@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
+import psutil
 import sqlalchemy as sa
 
 from escrowmq import Cluster
@@ -52,8 +53,13 @@ class Billing:
 
     def replace(self, rng: random.Random) -> Callable[[], None]:
         """The oldest handler dies before a drawn step of its next record; another one takes its place.
-        Returns what waits for its death."""
-        biller, step = self.billers.pop(0), rng.choice(STEPS)
+        Returns what waits for its death. One that stands still may have lost its partitions to the others
+        when it goes on, and would wait for a record for ever."""
+        biller = next(
+            one for one in self.billers if psutil.Process(one.pid).status() != psutil.STATUS_STOPPED
+        )
+        self.billers.remove(biller)
+        step = rng.choice(STEPS)
         assert biller.stdin is not None
         biller.stdin.write(f"{step}\n".encode())
         biller.stdin.flush()
