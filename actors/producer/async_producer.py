@@ -226,7 +226,8 @@ class AsyncProducer(AsyncClosing):
     ) -> list[TransactionResult]:
         """As ``Producer.send_transactions``, encoded in a helper thread; the callback runs in the loop.
 
-        The callback may be a coroutine function.
+        The callback may be a coroutine function. A batch with a callback has a thread of its own until it
+        has ended, so bound how many run at a time.
         """
         self._core.check_open()
         if local_transaction is not None:
@@ -256,7 +257,7 @@ class AsyncProducer(AsyncClosing):
         transaction_timeout_s: float | None = None,
     ) -> TransactionResults:
         """As ``Producer.send_transactions_table``, encoded in a helper thread; the callback runs in the loop,
-        and may be a coroutine function."""
+        and may be a coroutine function. With one it has a thread of its own, as ``send_transactions``."""
         columns = TransactionColumns(value, key, tx_id, query_id)
         call = transactions_of_table(
             self._core,
