@@ -19,6 +19,8 @@ from escrowmq.replication.model import TopicInfo
 LIST_MAX = 100_000
 #: Rows of one answer: about 100 KB.
 ROWS_MAX = 2_000
+#: A later ``before`` means this one, which requests can carry, and which is later than every message.
+BEFORE_MS_MAX = 2**62
 #: Answers without a row that one group may give in a row: so many times 200,000 messages of other topics.
 EMPTY_MAX = 1_000
 
@@ -34,10 +36,9 @@ class ScheduledAdmin:
         if type(limit) is not int or not 1 <= limit <= LIST_MAX:
             raise ConfigError(f"limit must be 1 to {LIST_MAX}, not {limit!r}")
         try:
-            before_ms = None if before is None else delivery_time(None, before)
+            before_ms = None if before is None else min(delivery_time(None, before), BEFORE_MS_MAX)
         except InvalidMessage as error:
             raise ConfigError(str(error).replace("deliver_at", "before")) from error
-        every = range(self._router.info.groups)
         every = range(self._router.info.groups)
         groups = (self._of_group(gid, topic.name, before_ms, limit) for gid in every)
         found = merge(*groups, key=lambda message: message.deliver_at)

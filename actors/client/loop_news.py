@@ -11,10 +11,11 @@ import contextlib
 
 from escrowmq.actors.client.background import Background
 from escrowmq.actors.client.observable import ObservableCondition
+from escrowmq.replication.errors import ConfigError
 
 
 class LoopNews:
-    """News of one core. Belongs to the event loop that looks first."""
+    """News of one core. Belongs to the event loop that looks first, and when that is closed, to the next."""
 
     def __init__(self, condition: ObservableCondition, background: Background) -> None:
         self._condition, self._background = condition, background
@@ -22,10 +23,13 @@ class LoopNews:
         self._came = asyncio.Event()
 
     def looking(self) -> None:
-        """Called before each look into the core: only what comes after it is new."""
-        if self._loop is None:
-            self._loop = asyncio.get_running_loop()
-            self._condition.listeners.append(self._tell)
+        """Called before each look into the core: only what comes after it is new.
+
+        Raises ConfigError in another event loop while the first is not closed.
+        """
+        running = asyncio.get_running_loop()
+        if self._loop is not running:
+            self._move_to(running)
         self._came.clear()
 
     async def wait(self, until: float) -> None:
@@ -35,6 +39,17 @@ class LoopNews:
                 await self._came.wait()
         except TimeoutError:
             self._background.passed(until)
+
+    def _move_to(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            raise ConfigError(
+                "this consumer's asyncio interface belongs to another event loop, which is not closed; make "
+                "a consumer for each event loop"
+            )
+        with self._condition:
+            self._loop, self._came = loop, asyncio.Event()  # an event stays with the loop that waited first
+            if self._tell not in self._condition.listeners:
+                self._condition.listeners.append(self._tell)
 
     def _tell(self) -> None:
         """Called in any thread, under the core's condition."""

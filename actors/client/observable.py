@@ -13,6 +13,10 @@ class ObservableCondition(threading.Condition):
         super().__init__(lock)
         self.listeners: list[Callable[[], None]] = []
 
+    def wait(self, timeout: float | None = None) -> bool:
+        """As a condition's, and never an OverflowError: a longer time is as long as a lock can wait."""
+        return super().wait(None if timeout is None else min(timeout, threading.TIMEOUT_MAX))
+
     def notify_all(self) -> None:
         """Wakes waiting threads, and calls the listeners."""
         super().notify_all()

@@ -48,7 +48,8 @@ class _Done:
 class AsyncConsumer(AsyncClosing):
     """``consumer.aio``, or created by ``await AsyncConsumer.create(...)``. An async context manager.
 
-    Meaning and errors are those of :class:`Consumer`. Belongs to the event loop that polls it first.
+    Meaning and errors are those of :class:`Consumer`. Belongs to the event loop that polls it
+    first, and when that loop is closed, to the next one; ``poll`` in another loop raises ConfigError.
     """
 
     def __init__(self, core: ConsumerCore) -> None:

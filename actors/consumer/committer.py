@@ -73,7 +73,7 @@ class Committer:
         """See :meth:`Consumer.commit`. ``attempts``: how often the messages at these places have failed, for
         all of them or for none."""
         deadline = self._router.clock() + self._timeout_s
-        if not self._turn.acquire(timeout=self._timeout_s):
+        if not self._turn.acquire(timeout=min(self._timeout_s, threading.TIMEOUT_MAX)):
             raise Unavailable("another commit of this consumer takes too long", 1.0)
         try:
             self._commit(offsets, attempts or {}, deadline)

@@ -32,7 +32,8 @@ class AsyncShareConsumer(AsyncClosing):
     """``share_consumer.aio``, or created by ``await AsyncShareConsumer.create(...)``. An async context
     manager.
 
-    Meaning and errors are those of :class:`ShareConsumer`. Belongs to the event loop that polls it first.
+    Meaning and errors are those of :class:`ShareConsumer`. Belongs to the event loop that polls it
+    first, and when that loop is closed, to the next one; ``poll`` in another loop raises ConfigError.
     """
 
     def __init__(self, core: ShareConsumerCore) -> None:

@@ -30,6 +30,7 @@ from escrowmq.spark_integration.decode.halving import halved
 #: Treatment of values that cannot be decoded: null, the row is left out, or an error.
 MODES = PERMISSIVE, DROPMALFORMED, FAILFAST = "PERMISSIVE", "DROPMALFORMED", "FAILFAST"
 
+_raw_values = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _decode_pairs = msgspec.msgpack.Decoder(list[tuple[dict[str, Any] | None, int]]).decode
 
 
@@ -120,7 +121,8 @@ def _json(values: pa.BinaryArray, type: pa.StructType) -> pa.Array:
 
     Each value is wrapped in an object on a separate line. So a truncated value is an error there and cannot
     continue in the next line, since no string spans lines. A line break inside a value is white space, and is
-    replaced by a tab, which is white space as well; inside a string both are errors.
+    replaced by a tab, which is white space as well; inside a string both are errors. As items of one array
+    the values show if one of them is an object and more, such as ``{"a":1},"w":2``: an array has no keys.
     """
     values.cast(pa.string())  # refuses invalid UTF-8, which the parser would accept
     lines = pc.replace_substring_regex(values, "[\r\n]", "\t") if _has_line_break(values) else values
@@ -132,7 +134,8 @@ def _json(values: pa.BinaryArray, type: pa.StructType) -> pa.Array:
             explicit_schema=pa.schema([("v", _as_in_json(type))]), unexpected_field_behavior="ignore"
         ),
     )
-    if len(table) != len(values):
+    items = _raw_values(b"[%b]" % _joined(values, b"", b",")[:-1])
+    if len(table) != len(values) or len(items) != len(values):
         raise ValueError("a value contains more than one object")
     column = table.column("v").combine_chunks()
     return column if column.type == type else column.cast(type)
@@ -172,8 +175,9 @@ def _msgpack(values: pa.BinaryArray, type: pa.StructType) -> pa.Array:
 
 
 def _check_whole(column: Sequence[Any], wanted: pa.DataType) -> None:
-    """Raises ValueError for a number with a fraction where an integer is wanted: Arrow would cut it off."""
-    if pa.types.is_integer(wanted):
+    """Raises ValueError for a number with a fraction where an integer is wanted, for dates and times as well:
+    Arrow would cut it off."""
+    if _holds_integers(wanted):
         found = float in set(map(type, column))
         if found and any(type(value) is float and not value.is_integer() for value in column):
             raise ValueError("a number has a fraction, but an integer is wanted")
@@ -182,5 +186,9 @@ def _check_whole(column: Sequence[Any], wanted: pa.DataType) -> None:
     elif pa.types.is_struct(wanted):
         maps = [value for value in column if type(value) is dict]
         for field in wanted:
-            if pa.types.is_integer(field.type) or pa.types.is_nested(field.type):
+            if _holds_integers(field.type) or pa.types.is_nested(field.type):
                 _check_whole([value.get(field.name) for value in maps], field.type)
+
+
+def _holds_integers(wanted: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(wanted) or pa.types.is_temporal(wanted))

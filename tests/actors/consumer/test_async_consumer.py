@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from escrowmq.replication.errors import Closed, UnknownTopic
+from escrowmq.replication.errors import Closed, ConfigError, UnknownTopic
 from tests.support.polling import values
 
 
@@ -79,5 +79,38 @@ def test_bad_input(brokers, topic, unique, consumer_of):
             await consumer.poll()
         with pytest.raises(Closed):
             await consumer.commit()
+
+    asyncio.run(main())
+
+
+def test_another_event_loop_may_follow_a_closed_one(brokers, topic, consumer_of):
+    """It was refused with the loop's own RuntimeError, as soon as there was something to wait for."""
+    consumer = consumer_of(brokers).aio
+
+    async def first():
+        await consumer.assign([(topic, 0)])
+        assert await consumer.poll(timeout_s=0.1) == []
+
+    async def second():
+        polling = asyncio.create_task(consumer.poll(timeout_s=10.0))
+        await asyncio.sleep(0.2)
+        await asyncio.to_thread(brokers.produce, topic, 0, [b"x"])
+        started = time.monotonic()
+        assert values(await polling) == [b"x"]
+        assert time.monotonic() - started < 5.0, "before the poll's time ends"
+
+    asyncio.run(first())
+    asyncio.run(second())
+
+
+def test_two_event_loops_at_once_are_refused(brokers, topic, consumer_of):
+    consumer = consumer_of(brokers).aio
+
+    async def main():
+        await consumer.assign([(topic, 0)])
+        assert await consumer.poll(timeout_s=0.1) == []
+        with pytest.raises(ConfigError, match="belongs to another event loop"):
+            await asyncio.to_thread(asyncio.run, consumer.poll(timeout_s=0.1))
+        assert await consumer.poll(timeout_s=0.1) == []
 
     asyncio.run(main())

@@ -58,6 +58,7 @@ def test_before_and_limit(cluster: InMemoryCluster, monkeypatch: pytest.MonkeyPa
     assert [m.schedule_id for m in admin.scheduled("orders", before=START + timedelta(seconds=5.5))] == ids[
         :5
     ]
+    assert [m.schedule_id for m in admin.scheduled("orders", before=2**70)] == ids  # no request carries it
     monkeypatch.setattr(reading, "READ_AT_ONCE", 3)  # many answers, most of them about other topics
     monkeypatch.setattr(reading, "READ_MAX", 6)
     monkeypatch.setattr(listing, "ROWS_MAX", 2)

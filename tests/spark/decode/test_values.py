@@ -79,6 +79,12 @@ BAD_JSON = [
     b'{"name": "a\nb"}',
     b'{"name": "cut',
     b'{"id": 99999999999999999999}',
+    b'{"id": 1}, "w": 2',
+    b'{"id": 1}, "w": {"id": 2}',
+    b'{"id": 1}, {"id": 2}',
+    b'{"id": 1}], "w": [2',
+    b'{"id": 1}}, {"v": {"id": 2}',
+    b'{"id": 1},',
 ]
 
 
@@ -158,6 +164,9 @@ def test_bad_msgpack_is_null_and_its_neighbours_are_not(bad: bytes) -> None:
     [
         (pa.int64(), 3, 1.99),
         (pa.int8(), 3.0, -0.5),
+        (pa.date32(), 1, 1.5),
+        (pa.timestamp("us", tz="UTC"), datetime(2024, 1, 2, tzinfo=UTC), 1.5),
+        (pa.list_(pa.date32()), [1], [1.5]),
         (pa.list_(pa.int64()), [1, None, 2.0], [1, 2.5]),
         (pa.struct([("c", pa.int32())]), {"c": None}, {"c": 1.5}),
         (pa.list_(pa.struct([("c", pa.int32())])), [None, {}, {"c": 1}], [{"c": 1}, {"c": 1e-3}]),
