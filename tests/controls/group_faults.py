@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pytest
 
-from escrowmq.actors.share_consumer import acquired
+from escrowmq.actors.share_consumer import acquired, session
 from escrowmq.actors.share_consumer.acquired import Acquired
+from escrowmq.actors.share_consumer.asking import Asking
 from escrowmq.replication.format import forwarded
 from escrowmq.replication.message_headers import TAG
 from escrowmq.replication.replica.share_admission import ShareAdmission
@@ -17,7 +18,7 @@ from escrowmq.replication.state.machine import LEVEL_MAX
 from tests.controls.planting import plant
 from tests.controls.scenes import world
 from tests.controls.share_faults import shared
-from tests.sim.sharing import deletions, tags
+from tests.sim.sharing import deletions, layout, tags
 
 _SEVERAL = world({"across": 0.0, "tables": None, "level_at_s": 0.1, "crowd": False, "level": LEVEL_MAX})
 
@@ -94,3 +95,20 @@ def deleted_slowly(patch: pytest.MonkeyPatch) -> None:
 def handed_out_while_deleted(patch: pytest.MonkeyPatch) -> None:
     """A leader goes on handing out messages of a share group whose deletion is in its log."""
     patch.setattr(ShareAdmission, "is_deleting", lambda self, group: False)
+
+
+def narrowed(patch: pytest.MonkeyPatch) -> None:
+    """The topic that stays has its only partition in group 0, and the other one is soon deleted for good."""
+    clients_share(patch)
+    patch.setattr(layout, "NARROW", (layout.TOPIC,))
+    patch.setattr(layout, "FOR_GOOD", 0.7)
+
+
+@plant("others-not-asked", "stuck", groups=2, conditions=narrowed)
+def others_not_asked(patch: pytest.MonkeyPatch) -> None:
+    """A share consumer asks only broker groups that had partitions of its topics when it began."""
+
+    def alone(gids: Iterable[int], at_a_time: int, wait_s: float, others: Iterable[int] = ()) -> Asking:
+        return Asking(gids, at_a_time, wait_s)
+
+    patch.setattr(session, "Asking", alone)

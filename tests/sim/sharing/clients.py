@@ -189,7 +189,10 @@ class Client:
         self._ahead = config.prefetch_records
         blocking = cast(Router, _BlockingCalls(self._turns, self._fibres))
         router = cast(Router, self._turns)
-        topics = {gid: list(world.topics) for gid in range(clients.info.groups)}
+        self._born_calm, self._topics = world.calm, frozenset(world.topics)  # what it knows of
+        if world.layout.narrow is not None:
+            self._topics &= world.ids.keys()
+        topics = world.layout.topics_of(self._topics)
         of_consumer = self._condition, self._in_hand, counted
         begun = frozenset[PlaceOfBatch]()  # partitions that the group does not know are begun as new ones
         self._session = _Session(group, name, topics, begun, LEASE_S, config, router, *of_consumer)
@@ -253,7 +256,7 @@ class Client:
             if self._session.forgotten:
                 self._begin_again()
             records = self._take(self._rng.choice(RECORDS))
-            if records and not self._world.calm and self._leaves():
+            if (records and not self._world.calm and self._leaves()) or self._restarted():
                 return
             for record in records:
                 self._fibres.start(self.name, self._handle, record)
@@ -305,6 +308,14 @@ class Client:
             self._world.done["clients paused"] += 1
             self._sleep(0.0)
         return False
+
+    def _restarted(self) -> bool:
+        """Whether somebody restarts it in the calm, so that whoever is there knows what topics there are."""
+        known = self._topics >= self._world.ids.keys() & set(self._world.topics)
+        if self._world.layout.narrow is None or not self._world.calm or (self._born_calm and known):
+            return False
+        self._close()
+        return True
 
     def _close(self) -> None:
         """As the consumer's ``close`` does it; messages that were polled are not given back."""

@@ -30,6 +30,7 @@ from tests.sim.replayed import Replayed
 from tests.sim.sharing.clients import Client, Clients
 from tests.sim.sharing.deletions import GroupDeletions, Making, internal_topics
 from tests.sim.sharing.end import GroupsEnd
+from tests.sim.sharing.layout import Layout
 from tests.sim.sharing.members import GONE, Member
 from tests.sim.sharing.operators import SettingsChanges, TopicDeletions
 from tests.sim.sharing.records import CHORES, TOPIC, Place, Taken, life_prefix, named, rows_of
@@ -39,7 +40,6 @@ from tests.sim.world import Violation
 
 SHARE = 0.4  # of schedules with such groups, where the format level allows it
 GROUPS = ("mail", "bill")
-PARTITIONS = 2  # in each broker group
 MEMBERS = 3  # of each group, at each broker group; with several of these, fewer beside the real clients
 MEMBERS_BESIDE, CLIENTS = 1, 2
 BEGIN_EVERY_S = 0.05
@@ -82,7 +82,8 @@ class ShareGroups:
         self._next_s = self._redrives_s = 0.0
         #: Dead letters that were not asked to be redriven: (group, broker group) -> up to this offset.
         self._redriven: Counter[tuple[str, int]] = Counter()
-        self._deletions = TopicDeletions(self, PARTITIONS * len(self.desks))
+        self.layout = Layout(world, len(self.desks), clients=clients is not None)
+        self._deletions = TopicDeletions(self)
         self.changes = SettingsChanges(self, GROUPS)
         self.deletions, self._making = GroupDeletions(self, GROUPS, SETTINGS), Making(self)
         self.tags = Tags(world, GROUPS)
@@ -127,8 +128,10 @@ class ShareGroups:
             self.desks[0].later(BEGIN_EVERY_S, self._begin)
             return
         keep, count = self.rng.choice(KEEPS), len(self.desks)
-        settings = topic_settings(PARTITIONS * count, transaction_timeout_ms=500, **keep)
-        todo = dict.fromkeys(self.topics, settings)
+        todo = {
+            topic: topic_settings(partitions, transaction_timeout_ms=500, **keep)
+            for topic, partitions in self.layout.partitions.items()
+        }
         internal = topic_settings(count, transaction_timeout_ms=500)
         todo |= {topic(group): internal for group in GROUPS for topic in (retry_topic, dead_topic)}
         self.ids = dict.fromkeys(todo, NO_ID)
@@ -171,7 +174,7 @@ class ShareGroups:
             if group in self.tags.wanted:
                 told["tags"] = list(self.tags.wanted[group])
             self.recorder.ok(self.recorder.invoke("share-group", group=group, **told))
-            for gid in range(len(self.desks)):
+            for gid in filter(self.layout.has_members, range(len(self.desks))):
                 self._members += [self._hire(gid, group) for _ in range(members)]
             if self._clients is not None:
                 self._members += [self._employ(self._clients, group) for _ in range(CLIENTS)]
@@ -268,7 +271,7 @@ class ShareGroups:
         life, every = self._life(group), set[PlaceOfBatch]()
         for topic in self.topics:
             topic_id = self.ids.get(topic)
-            for number in range(PARTITIONS * len(self.desks)) if topic_id is not None else ():
+            for number in range(self.layout.partitions[topic]) if topic_id is not None else ():
                 place = topic, number, topic_id
                 gid = number % len(self.desks)
                 code, start = submit(gid, share_ops.share_create(group, topic, number, create, topic_id))
@@ -314,7 +317,8 @@ class ShareGroups:
             self.recorder.ok(self.recorder.invoke("share-poll", group=group, records=places, tags=tags))
 
     def _send(self) -> None:
-        topic, number = self.rng.choice(self.topics), self.rng.randrange(PARTITIONS * len(self.desks))
+        topic = self.rng.choice(self.topics)
+        number = self.rng.randrange(self.layout.partitions[topic])
         if topic not in self.ids:
             return
         topic_id = self.ids[topic]

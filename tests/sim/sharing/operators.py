@@ -40,10 +40,11 @@ def copy_arrives(desk: Desk, request: bytes) -> None:
 
 
 class TopicDeletions:
-    """Deletes CHORES, in all broker groups, and creates it again. One step at a time, in this order."""
+    """Deletes CHORES, in all broker groups, and creates it again, unless it is gone for good. One step at a
+    time, in this order."""
 
-    def __init__(self, world: ShareGroups, partitions: int) -> None:
-        self._world, self._partitions = world, partitions
+    def __init__(self, world: ShareGroups) -> None:
+        self._world = world
         self._rng = world.desks[0].world.stream("deletions-of-sharing")
         self._busy, self._next_s = False, -1.0
 
@@ -75,6 +76,9 @@ class TopicDeletions:
 
     def _deleted(self) -> None:
         self._world.done["deleted"] += 1
+        if self._world.layout.for_good():
+            self._world.done["gone for good"] += 1
+            return
         pause_s = self._rng.expovariate(1 / GONE_S)
         self._world.desks[0].later(pause_s, self._create, 0, NO_ID)
 
@@ -92,7 +96,7 @@ class TopicDeletions:
                 raise Violation(f"a creation was answered {results}", "unexpected-answer")
             self._create(gid + 1, topic_id or results[0][1])
 
-        settings = topic_settings(self._partitions, transaction_timeout_ms=500)
+        settings = topic_settings(self._world.layout.partitions[CHORES], transaction_timeout_ms=500)
         world.desks[gid].call(ops.create_topic(CHORES, settings, 0, topic_id), created, lambda: True)
 
 
