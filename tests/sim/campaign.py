@@ -21,7 +21,18 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from tests.sim.runner import ENDED, GROUPS, OF_GROUPS, Options, Schedule, run, schedules
+from tests.sim.runner import (
+    CHAOS_S,
+    ENDED,
+    GROUPS,
+    OF_GROUPS,
+    OF_REACH,
+    Options,
+    Schedule,
+    reached,
+    run,
+    schedules,
+)
 from tests.sim.steering import Steering
 from tests.sim.totals import Totals
 from tests.sim.workers import Ending, Workers
@@ -83,12 +94,15 @@ def campaign(
     for_: Annotated[str, typer.Option("--for", help="Wall-clock time, as 90s, 40m or 2h.")] = "40m",
     until: Annotated[int, typer.Option(help="Virtual seconds in FILE that are enough; 0: no limit.")] = 0,
     groups: Annotated[str, typer.Option(help=f"Broker groups: {OF_GROUPS}.")] = "mixed",
+    chaos: Annotated[float, typer.Option(help="Virtual seconds of faults of each schedule.")] = CHAOS_S,
+    reach: Annotated[list[str] | None, typer.Option(help=f"{OF_REACH}; may be repeated.")] = None,
     seed: Annotated[int | None, typer.Option(help="The first; default: behind the last in FILE.")] = None,
     jobs: Annotated[int, typer.Option(help="Processes; 0: one per core.")] = 0,
 ) -> None:
     """Run schedules for a given time, or until FILE has enough of them, and add the results to FILE."""
     if groups not in GROUPS:
         raise typer.BadParameter(f"--groups is one of {', '.join(GROUPS)}")
+    options = Options(chaos_s=chaos, reach=reached(reach))
     wall_s, console = seconds(for_), Console()
     with _alone(file), Ending() as ending:
         totals = Totals.load(file) if file.exists() else Totals()
@@ -102,9 +116,7 @@ def campaign(
 
         try:
             with course.progress, Workers(jobs or os.cpu_count() or 1, ending) as workers:
-                run(
-                    work(), Options(), workers, totals, console, keep_going=True, small=True, told=course.told
-                )
+                run(work(), options, workers, totals, console, keep_going=True, small=True, told=course.told)
         finally:
             totals.dump(file)
             totals.show(console)

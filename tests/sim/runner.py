@@ -41,6 +41,7 @@ CHAOS_S = 10.0
 ENDED = 130  # exit code of a run that was ended by a signal, as shells use for Ctrl-C
 FENCED_EVERY = 4  # every how many seeds: this workload adds least for the broker
 GROUPS = ("1", "2", "3", "several", "mixed")
+OF_REACH = f"An optional part of worlds of several groups: {', '.join(sorted(set(REACHES) - KEPT))}"
 OF_GROUPS = "1, 2, 3, several (2 or 3, by the seed), or mixed"
 #: The workloads: random bytes, which test Raft most closely; the broker's transactions; the same with the
 #: fence in the application's database.
@@ -142,6 +143,14 @@ def schedules(seeds: Iterable[int], workload: str | None, groups: str) -> Iterat
             yield from (Schedule(n, name, 1) for name in (names if workload is None else (workload,)))
 
 
+def reached(reach: Iterable[str] | None) -> frozenset[str]:
+    """Those parts of the world, and those that are always there. Raises BadParameter."""
+    wanted = frozenset(reach or ())
+    if unknown := wanted - set(REACHES):
+        raise typer.BadParameter(f"no reach {', '.join(unknown)}; there are {', '.join(REACHES)}")
+    return KEPT | wanted
+
+
 def main(
     seeds: Annotated[int, typer.Option(help="How many schedules.")] = 1000,
     seed: Annotated[int, typer.Option(help="The first one's seed.")] = 0,
@@ -155,9 +164,7 @@ def main(
     groups: Annotated[
         str | None, typer.Option(help=f"Broker groups: {OF_GROUPS}; default: mixed, 1 with --workload.")
     ] = None,
-    reach: Annotated[
-        list[str] | None, typer.Option(help="What several groups are not sound in yet; may be repeated.")
-    ] = None,
+    reach: Annotated[list[str] | None, typer.Option(help=f"{OF_REACH}; may be repeated.")] = None,
     aim: Annotated[
         str, typer.Option(help="A kind of fault, to be drawn more often, in short phases of transactions.")
     ] = "",
@@ -188,11 +195,9 @@ def main(
         raise typer.BadParameter(
             f"--groups is one of {', '.join(GROUPS)}; more than one only with the broker workload"
         )
-    if unknown := set(reach or ()) - set(REACHES):
-        raise typer.BadParameter(f"no reach {', '.join(unknown)}; there are {', '.join(REACHES)}")
     if aim and aim not in AIMABLE:
         raise typer.BadParameter(f"--aim is one of {', '.join(AIMABLE)}")
-    reached = KEPT | frozenset(reach or ())
+    parts = reached(reach)
     if plant is not None:
         try:
             fault = by_name(plant)
@@ -202,9 +207,9 @@ def main(
             raise typer.BadParameter(f"python -m tests.relays --plant {plant} runs this one")
         nodes, net, workload = nodes or fault.size, net or fault.kind, workload or fault.workload
         chaos = fault.chaos_s if chaos is None else chaos
-        groups, reached = groups or str(fault.groups), reached | fault.reach
+        groups, parts = groups or str(fault.groups), parts | fault.reach
     groups = groups or ("mixed" if workload is None else "1")
-    options = Options(nodes, net, chaos or CHAOS_S, dropped, _numbers(only_faults), actions, plant, reached)
+    options = Options(nodes, net, chaos or CHAOS_S, dropped, _numbers(only_faults), actions, plant, parts)
     if trace:
         number = 1 if groups in ("1", "mixed") else 2 + seed % 2 if groups == "several" else int(groups)
         raise typer.Exit(

@@ -34,6 +34,7 @@ class Clients:
     def __init__(self, topic: RecreatedTopic) -> None:
         self._topic, self._rng = topic, topic.rng
         self.busy = 0  # transactions that are prepared and not decided
+        self.pause_s = PAUSE_S
         self._count = 0
         self._next_s = 0.0
         self._heard_ms = [-1 for _ in topic.desks]
@@ -44,7 +45,7 @@ class Clients:
         now_s = topic.desks[0].world.elapsed_s
         if topic.info is None or now_s < self._next_s or self.busy >= AT_ONCE:
             return
-        self._next_s = now_s + rng.expovariate(1 / PAUSE_S)
+        self._next_s = now_s + rng.expovariate(1 / self.pause_s)
         self._count += 1
         partition = rng.randrange(topic.info.partitions)
         gid = topic.group_of(partition)

@@ -112,6 +112,10 @@ class RecreatedTopic:
             self._group.act()
         self._began = True
 
+    def is_streamed(self, life_s: float, pause_s: float) -> None:
+        """Consumers read it: it lives for longer, and its clients send more often."""
+        self.life_s, self._clients.pause_s = life_s, pause_s
+
     def hasten(self) -> bool:
         """Let an operator delete the topic at once; if there is none, one is created soon, also in a world
         that would have no such topic. Returns whether a deletion begins."""

@@ -2,11 +2,12 @@
 again.
 
 Each member is a process that polls, handles for a while what it got, and commits; it stops, dies and is
-replaced. The topic, its life and its messages are those of ``recreated``. Whatever the members meet (deposed
-leaders, replicas that lag or have an earlier topic, lost answers), at the end each message of the topic's
-last life must have been handled: by a process that committed behind it, or that still has it in hand
-(``skipped``). The same is reported as soon as the group's place passes a message that no member was given. A
-record must be what stands at its offset in some life (``namesake``).
+replaced, unsubscribes for a while, and is interrupted while it polls. The topic, its life and its messages
+are those of ``recreated``. Whatever the members meet (deposed leaders, replicas that lag or have an earlier
+topic, lost answers), at the end each message of the topic's last life must have been handled: by a process
+that committed behind it, or that still has it in hand (``skipped``). The same is reported as soon as the
+group's place passes a message that no member was given. A record must be what stands at its offset in some
+life (``namesake``). A member that has unsubscribed is given nothing (``unsubscribed``).
 
 The group exists from format level 6 on: below that nobody can tell topics of one name apart.
 """
@@ -42,12 +43,16 @@ MEMBERS = 2
 LIFE_S = (
     2.0  # approximate length of a life of the topic: a group that has lost its leader begins in that time
 )
+PAUSE_S = 0.03  # approximate time between two sends
 BEGIN_EVERY_S = 0.1
 POLLS_S = (0.0, 0.05, 0.3)
 RECORDS = (1, 5, 500)
 HANDLES_S = (0.0, 0.01, 0.1)
 COMMITS = 0.6  # share of polls with records that are followed by a commit
 DIES, STOPS, STOPPED_S = 0.02, 0.03, (0.3, 1.5, 3.0)
+#: Share of the polls with records after which it unsubscribes for a while, and of the records at which a poll
+#: is interrupted, as by Ctrl-C: it returns nothing of what it has taken.
+UNSUBSCRIBES, AWAY_S, INTERRUPTED = 0.06, (0.1, 0.5, 2.0), 0.1
 BACK_S = 0.3  # approximate time until another process comes for one that has died
 CONFIG = ConsumerConfig(
     auto_offset_reset="earliest",
@@ -60,6 +65,10 @@ CONFIG = ConsumerConfig(
 )
 
 
+class _Interrupted(BaseException):
+    """As ``KeyboardInterrupt``, in the middle of a poll."""
+
+
 class Member:
     """One process of the group."""
 
@@ -70,7 +79,12 @@ class Member:
         self.in_hand: set[str] = set()
         with self.process.making():
             self._consumer = Consumer(
-                group.info, group=GROUP, config=CONFIG, calls=self.process, background=self.process
+                group.info,
+                group=GROUP,
+                config=CONFIG,
+                calls=self.process,
+                background=self.process,
+                value_deserializer=self._deserialized,
             )
         group.fibres.start(name, self._live)
 
@@ -82,6 +96,8 @@ class Member:
             self.in_hand.update(self._group.given(record) for record in records)
             if records and not self._group.calm and self._falters():
                 return
+            if records and not self._group.calm and rng.random() < UNSUBSCRIBES:
+                self._stay_away()
             process.sleep(rng.choice(HANDLES_S) * rng.random())
             if self.in_hand and (self._group.calm or rng.random() < COMMITS):
                 self._commit()
@@ -95,6 +111,24 @@ class Member:
             else:
                 return
 
+    def _stay_away(self) -> None:
+        """Unsubscribes for a while, and polls as before. Others get what it had not committed."""
+        self._group.done["unsubscribed"] += 1
+        self._consumer.subscribe([])
+        self.in_hand.clear()
+        until = self._group.world.now + self.process.rng.choice(AWAY_S)
+        while self._group.world.now < until:
+            if records := self._poll():
+                text = f"{self.process.name} is subscribed to nothing, and is given {records[0]}"
+                raise Violation(text, "unsubscribed")
+            self.process.sleep(0.05)
+        self._subscribe()
+
+    def _deserialized(self, value: bytes) -> bytes:
+        if not self._group.calm and self.process.rng.random() < INTERRUPTED:
+            raise _Interrupted
+        return value
+
     def _poll(self) -> Sequence[ConsumerRecord]:
         rng = self.process.rng
         try:
@@ -102,6 +136,9 @@ class Member:
         except EscrowMQError as error:  # the topic is deleted, or nobody answers
             self._group.done[type(error).__name__] += 1
             self.process.sleep(0.05)
+            return ()
+        except _Interrupted:
+            self._group.done["interrupted"] += 1
             return ()
 
     def _commit(self) -> None:
@@ -149,7 +186,7 @@ class StreamGroup:
         self._names = 0
         self.works = all.recreated.works and (rng.random() < SHARE or "streams" in all.scene.reach)
         if self.works:
-            all.recreated.life_s = LIFE_S
+            all.recreated.is_streamed(LIFE_S, PAUSE_S)
             all.later(0.0, self._begin)
 
     @property

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from escrowmq.actors.consumer.membership import Membership
 from escrowmq.actors.consumer.positions import Positions
 from tests.sim.across.scene import KEPT
 from tests.sim.across.simulation import ManyGroups
@@ -15,14 +16,15 @@ from tests.sim.runner import WORKLOADS
 from tests.sim.schedules import carry_out, chosen_faults, made
 
 REACH = KEPT | {"streams"}
-SEEDS = (301, 303, 304)
+SEEDS = (303, 304, 305, 309)
+CHAOS_S = 15.0
 
 
 def run(seed: int) -> tuple[str | None, Counter[str]]:
     groups = 2 + seed % 2
-    faults = chosen_faults(seed, 6.0, None, None, groups)
+    faults = chosen_faults(seed, CHAOS_S, None, None, groups)
     simulation = made(
-        seed, workload=WORKLOADS["broker"], groups=groups, faults=faults, reach=REACH, chaos_s=6.0
+        seed, workload=WORKLOADS["broker"], groups=groups, faults=faults, reach=REACH, chaos_s=CHAOS_S
     )
     assert isinstance(simulation, ManyGroups)
     broken = carry_out(simulation)
@@ -35,7 +37,8 @@ def whole(seeds: Iterable[int]) -> Counter[str]:
     for seed in seeds:
         broken, of_one = run(seed)
         assert broken is None, (
-            f"{broken}: python -m tests.sim --seed {seed} --groups {2 + seed % 2} --reach streams"
+            f"{broken}: python -m tests.sim --seed {seed} --groups {2 + seed % 2} --reach streams "
+            f"--chaos {CHAOS_S:g}"
         )
         done += of_one
     return done
@@ -44,6 +47,7 @@ def whole(seeds: Iterable[int]) -> Counter[str]:
 def test_members_handle_each_message_whatever_happens() -> None:
     done = whole(SEEDS)
     assert done["given"] > 10 and done["commits"] > 5, done
+    assert done["unsubscribed"] and done["interrupted"], done
 
 
 def test_one_seed_is_one_schedule() -> None:
@@ -58,3 +62,20 @@ def test_planted_a_member_that_begins_one_message_further(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(Positions, "resolve", further)
     assert "which no member was given" in str([run(seed)[0] for seed in SEEDS])
+
+
+def test_planted_a_poll_that_is_interrupted_forgets_what_it_has_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Positions, "hand_out", lambda self, limit, take: self._hand_out(limit, take, {}))
+    assert "which no member was given" in str(run(304)[0])
+
+
+def test_planted_a_member_keeps_its_partitions_without_a_subscription(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def keeps(self: Membership, topics: tuple[str, ...], held: Any = frozenset()) -> None:
+        self.topics, self.joined = (*topics, *self.own_topics) if topics else (), False
+
+    monkeypatch.setattr(Membership, "subscribe", keeps)
+    assert "is subscribed to nothing, and is given" in str(run(309)[0])
