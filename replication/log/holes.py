@@ -253,6 +253,7 @@ def write_hole(disk: Disk, hole: Hole, data: bytes, file: File | None = None) ->
     try:
         file = file or disk.open(log_name(hole.segment))
         size = file.size()
+        was_sound = file.read(hole.start, len(data)) == data  # somebody else has mended it
         if grows := hole.end == UNKNOWN or hole.end > size:
             if hole.start > size:
                 return False  # something before it is missing too
@@ -267,7 +268,8 @@ def write_hole(disk: Disk, hole: Hole, data: bytes, file: File | None = None) ->
             file.sync()
         except FsyncFailed:
             with suppress(DiskFailed, DiskFull, UnknownVersion, OSError):  # none of them may hide this one
-                _damage_again(disk, file, hole, None if grows else data)
+                if not was_sound:
+                    _damage_again(disk, file, hole, None if grows else data)
             raise
     except (FileNotFoundError, DiskFull):
         return False

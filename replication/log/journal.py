@@ -360,10 +360,11 @@ class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
         return sidecar_is_sound(self._disk, segment.first, segment.last)
 
     def mend_frame(self, index: int) -> bool:
-        """Rewrite the header with the next sync job, and the sidecar of a sealed segment immediately."""
+        """Rewrite a damaged header with the next sync job, and the sidecar of a sealed segment immediately."""
         segment = self._segment(index)
-        hole = Hole(segment.first, segment.first, segment.first - 1, 0, FILE_HEADER_SIZE)
-        self._queue.mend(Mend(hole, None, encode_file_header(segment.first)))
+        if not self._reader.header_is_sound(segment):
+            hole = Hole(segment.first, segment.first, segment.first - 1, 0, FILE_HEADER_SIZE)
+            self._queue.mend(Mend(hole, None, encode_file_header(segment.first)))
         if (
             segment.sealed
             and not self._has_untold(segment)

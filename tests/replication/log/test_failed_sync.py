@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import pytest
 
 from escrowmq.replication.errors import CorruptLog, DiskFull, FsyncFailed
+from escrowmq.replication.format.segment_format import sidecar_name
 from escrowmq.replication.log.holes import Hole, StoredEntry, write_hole
 from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.log.survey import survey_log
@@ -234,6 +235,38 @@ def test_a_failed_mend_of_a_file_header_is_not_judged_as_a_torn_creation(
     for left in survey_log(disk).holes:
         assert write_hole(disk, left, sound[: left.end])
     assert SegmentJournal(disk).last_index == count
+    disk.power_cut()
+    assert disk.peek(NEWEST) == sound
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_sound_file_header_stays_so_when_its_sidecar_is_written_again(seed: int) -> None:
+    """On a full disk a sealed segment gets no sidecar. The one that scrubbing writes later came with a header
+    in place of the sound one, and when that header's sync failed, it was undone: the segment was lost."""
+    disk = sim_disk(seed)
+    synced_log(disk, 20, segment_bytes=200)
+    log = SegmentJournal(disk, mendable=True)
+    assert log.frame_is_sound(1), "it is open now"
+    disk.remove(sidecar_name(1))
+    assert not log.frame_is_sound(1) and log.mend_frame(1) and log.frame_is_sound(1)
+    fill(log, (21,))
+    fail_a_sync(disk, log)
+    survey = survey_log(disk.frozen())
+    assert not survey.holes and survey.last >= 20
+    assert indexes(SegmentJournal(disk))[:20] == list(range(1, 21))
+
+
+@pytest.mark.parametrize("header", [True, False])
+@pytest.mark.parametrize("seed", range(8))
+def test_what_was_sound_before_a_mend_whose_sync_failed_stays_so(seed: int, header: bool) -> None:
+    """As when two repairs meet: the second one finds that the first has mended it already."""
+    disk = sim_disk(seed)
+    synced_log(disk, 20)
+    sound = disk.peek(NEWEST)
+    disk.flip(NEWEST, 3 if header else len(sound) // 2)
+    (hole,) = survey_log(disk).holes
+    assert write_hole(disk, hole, sound[hole.start : hole.end]), "the first repair"
+    fail_a_mend(disk, hole, sound[hole.start : hole.end])
     disk.power_cut()
     assert disk.peek(NEWEST) == sound
 
