@@ -6,7 +6,13 @@ from escrowmq.replication.calling.answers import Reply
 from escrowmq.replication.errors import Closed, CorruptLog, DiskFailed
 from escrowmq.replication.host.byte_budget import ByteBudget
 from escrowmq.replication.host.mending import RANGE_BYTES_MAX
-from escrowmq.replication.host.repair import Manifest, damage_offered, may_be_offered, offered_files
+from escrowmq.replication.host.repair import (
+    Manifest,
+    begins_in_the_middle,
+    damage_offered,
+    may_be_offered,
+    offered_files,
+)
 from escrowmq.replication.host.running import NOT_RUNNING, RunningReplica
 from escrowmq.replication.replica.checkpoints import snapshot_name
 
@@ -28,7 +34,7 @@ class Offers:
         self._parts = ByteBudget(PARTS_BYTES_MAX, full, running.setup.report, PART_WAIT_S)
 
     def checkpoint_manifest(self) -> Reply:
-        """``("ok", Manifest)``: what may be copied; leader only.
+        """``("ok", Manifest)``: what may be copied; leader only, and only while it has what a copy needs.
 
         A leader need not be ready for this: if both peers needed repair it could never become ready.
         """
@@ -45,9 +51,10 @@ class Offers:
             return Manifest(str(running.rid), node.term, node.commit_index, files)
 
         try:
-            return ("ok", running.driver.call(read))
+            manifest = running.driver.call(read)
         except Closed:
             return NOT_RUNNING
+        return NOT_RUNNING if begins_in_the_middle(manifest.files) else ("ok", manifest)
 
     def checkpoint_read(self, name: str, pos: int, size: int) -> bytes:
         """Part of a file that ``checkpoint_manifest`` named; b"" past its end or if it is gone. Raises

@@ -180,7 +180,17 @@ def copy_from_leader(
         waited += ASK_INTERVAL_S
 
 
+def begins_in_the_middle(files: Sequence[tuple[str, int]]) -> bool:
+    """Whether the log of these files begins behind its first entry, and none of them holds the state before
+    that: no replica can start with them. So it is when all snapshots proved damaged, until the next one."""
+    logs = [first for name, _ in files if (first := first_of_name(name)) is not None]
+    states = [name for name, _ in files if not name.endswith((".log", *STATE_PARTS))]
+    return min(logs, default=1) > 1 and not states
+
+
 def _copy(disk: Disk, peer: str, offer: Manifest, source: PeerSource, begin: Begin) -> None:
+    if begins_in_the_middle(offer.files):
+        raise Unavailable(f"replica {peer} has no snapshot now", ASK_INTERVAL_S)
     # Segments last: they are the largest part, and while they are read the leader supersedes the snapshot
     # that it offered each time it takes one. It keeps segments until retention.
     looks = _Looks(peer, source, begin)

@@ -192,6 +192,15 @@ def test_what_is_no_file_of_a_log_is_not_taken(name: str) -> None:
     assert "incoming-" + name not in own.names()
 
 
+def test_a_log_without_its_beginning_is_not_taken_without_a_snapshot() -> None:
+    """A leader whose snapshots had all proved damaged offered what was left. The copy replaced our own log,
+    and this replica could not start any more."""
+    later = {name: data for name, data in files().items() if not name.endswith(".snap")}
+    later[f"{6:016x}.log"] = later.pop(NEWEST)
+    suspected, reports = refused_copy(later, sorted(later))
+    assert suspected == [] and "has no snapshot now" in reports[0]
+
+
 def interrupted_copy(own: Disk) -> None:
     """A copy that is interrupted in the middle of the first file, as by a crash: its staged part stays."""
     file = own.open(staged_name(NEWEST), create=True)
