@@ -153,6 +153,10 @@ def copy_from_leader(
 ) -> None:
     """Replace the log and the files of the state by the leader's, all or nothing. Retries other leaders.
 
+    A leader of an earlier term than ours may be deposed and not know it, so it is the last choice. But it may
+    also lead for as long as we are away: our term is later if our last campaign reached nobody. The copy is
+    safe either way: it ends no earlier than our own log, so it has what we acknowledged.
+
     Raises Unavailable if no leader was found in time; then the old files are unchanged. A copy that was
     decided and not finished before the power failed is finished first: its staged files are our log.
     """
@@ -162,19 +166,27 @@ def copy_from_leader(
         except (CorruptLog, ReadFailed) as error:  # this copy will replace it
             report(str(error))
     waited, known_term = 0.0, _known_term(disk)
+
+    def is_copied(peer: str, offer: Manifest) -> bool:
+        try:
+            _copy(disk, peer, offer, source, begin)
+        except (Unavailable, FileNotFoundError) as error:  # retention or a crash came first
+            report(f"copying from replica {peer} failed: {error}; trying again")
+            return False
+        report(f"copied {sum(size for _, size in offer.files)} bytes from replica {peer}")
+        return True
+
     while True:
+        earlier: list[tuple[str, Manifest]] = []
         for peer in peers:
             offer = source.manifest(peer)
-            if offer is None or offer.term < known_term:
-                continue  # not a leader, or a deposed one that does not know it yet
-            try:
-                _copy(disk, peer, offer, source, begin)
-            except (Unavailable, FileNotFoundError) as error:  # retention or a crash came first
-                report(f"copying from replica {peer} failed: {error}; trying again")
-                continue
-            report(f"copied {sum(size for _, size in offer.files)} bytes from replica {peer}")
-            return
+            if offer is not None and offer.term < known_term:
+                earlier.append((peer, offer))
+            elif offer is not None and is_copied(peer, offer):
+                return
         if waited >= patience_s:
+            if any(is_copied(*found) for found in sorted(earlier, key=lambda found: -found[1].term)):
+                return
             raise Unavailable("no leader to copy the log from", patience_s)
         sleep(ASK_INTERVAL_S)
         waited += ASK_INTERVAL_S

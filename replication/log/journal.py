@@ -360,7 +360,7 @@ class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
         return sidecar_is_sound(self._disk, segment.first, segment.last)
 
     def mend_frame(self, index: int) -> bool:
-        """Rewrite a damaged header with the next sync job, and the sidecar of a sealed segment immediately."""
+        """Rewrite a damaged header with the next sync job, and a sealed segment's sidecar immediately."""
         segment = self._segment(index)
         if not self._reader.header_is_sound(segment):
             hole = Hole(segment.first, segment.first, segment.first - 1, 0, FILE_HEADER_SIZE)

@@ -16,6 +16,7 @@ from escrowmq.replication.format.membership import Members
 from escrowmq.replication.format.segment_format import FILE_HEADER_SIZE
 from escrowmq.replication.format.wire import RaftMessage
 from escrowmq.replication.raft.node import RaftConfig, RaftNode
+from tests.sim import patience
 from tests.sim.aiming import Aim
 from tests.sim.broken_link import BrokenLink, prove
 from tests.sim.checks import Checker
@@ -205,12 +206,12 @@ class Simulation:
     def _prove_alive(self, before: int) -> list[str]:
         """Let time pass until an entry is acknowledged after the calm and all replicas agree.
 
-        Returns what the group still lacks after 20 s; nothing if it is well.
+        Returns what the group still lacks after some time; nothing if it is well.
         """
         world = self.world
-        for _ in range(40):
+        for _ in patience.steps([self]):
             self._touch()
-            world.run(world.now + 0.5)
+            world.run(world.now + patience.STEP_S)
             if not (missing := self.missing(before)):
                 break
         return missing

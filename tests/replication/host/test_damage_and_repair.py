@@ -18,6 +18,7 @@ from escrowmq.replication.log.disk import Disk
 from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.log.marks import BEHIND, WANTS_COPY
 from escrowmq.replication.log.segment import BLOCK_BYTES
+from escrowmq.replication.log.vote import VoteFile
 from escrowmq.replication.replica.checkpoints import Checkpoints
 from escrowmq.replication.state.machine import StateMachine
 from tests.support.broker_group import BrokerGroup, texts
@@ -126,6 +127,39 @@ def test_a_copy_may_be_shorter_if_it_ends_in_a_later_term() -> None:
     copy(own, later, term=2)
     journal = SegmentJournal(own)
     assert (journal.last_term, journal.last_index) == (2, 5)
+
+
+def test_a_replica_whose_term_is_later_copies_from_the_leader_that_there_is() -> None:
+    """It had campaigned without an answer, and then lost its snapshots. The others had a leader of the term
+    before, which did not change, so it waited for one for ever."""
+    own, leader = disk_with(last=8, term=1), disk_with(last=9, term=2)
+    vote = VoteFile(own)
+    vote.set(3, "r1")
+    vote.close()
+    copy(own, leader, term=2)
+    journal = SegmentJournal(own)
+    assert (journal.last_term, journal.last_index) == (2, 9)
+    assert (journal.getCurrentTerm(), journal.getVotedForNodeId()) == (3, "r1"), "its promise is kept"
+
+
+def test_a_leader_of_an_earlier_term_is_the_last_choice() -> None:
+    own, deposed, leader = disk_with(last=8, term=1), disk_with(last=8, term=1), disk_with(last=9, term=3)
+    VoteFile(own).set(3, None)
+    sources = {"r0": Leader(deposed, 2), "r1": Leader(leader, 3)}
+    asked: list[str] = []
+
+    class Both(Leader):
+        """The second one leads, and answers late."""
+
+        def manifest(self, peer: str) -> Manifest | None:
+            asked.append(peer)
+            return sources[peer].manifest(peer) if peer == "r0" or len(asked) > 4 else None
+
+        def read(self, peer: str, name: str, pos: int, size: int) -> bytes:
+            return sources[peer].read(peer, name, pos, size)
+
+    copy_from_leader(own, ["r0", "r1"], Both(leader, 3), lambda s: None, 1.0, lambda text: None)
+    assert SegmentJournal(own).last_index == 9
 
 
 # ------------------------------------------------------------------ whole groups

@@ -16,6 +16,7 @@ from escrowmq.replication.calling.answers import LevelReport
 from escrowmq.replication.replica import levels
 from escrowmq.replication.replica.replica import Replica
 from escrowmq.replication.state.machine import LEVEL_MAX
+from tests.sim import patience
 from tests.sim.across.changing import BrokerOperators
 from tests.sim.across.scene import Scene
 from tests.sim.across.workload import AcrossWorkload, GroupWorkload
@@ -260,10 +261,10 @@ class ManyGroups:
         self.workload.act()
 
     def _prove_alive(self, before: Sequence[int]) -> list[list[str]]:
-        """What each group still lacks after 20 s of calm; nothing if it is well."""
-        for _ in range(40):
+        """What each group still lacks after some time of calm; nothing if it is well."""
+        for _ in patience.steps(self.parts):
             self._touch()
-            self.world.run(self.world.now + 0.5)
+            self.world.run(self.world.now + patience.STEP_S)
             missing = [part.missing(n) for part, n in zip(self.parts, before, strict=True)]
             if not any(missing):
                 break
