@@ -46,6 +46,8 @@ RESOLVE_S = 60.0  # after the calm, for the last check
 STEP_S = 0.5
 TAKEN_UP, TAKEN_UP_S = 0.7, 5.0  # share of what a dead producer left open under ids that the application gave
 TWICE, TWICE_S = 0.05, (0.0, 0.02, 0.3)  # share of transactions begun again elsewhere while they run
+#: So many unanswered checks that no transaction of an app that answers is left to operators.
+CHECK_MAX = 100
 LEVEL = 3  # the highest format level in some schedules; in the others it is the newest
 NEWEST_SHARE = 0.5
 RISES_S = (0.0, 0.0, 0.0, 3.0, math.inf)  # when the level rises
@@ -101,7 +103,9 @@ class BrokerWorkload(Acting):
         self._topics = 0
         keep = self._rng.choice(({}, {}, {"retention_ms": 3_000}, {"retention_bytes": 2_000}))
         for name, partitions in (("t", 2), ("u", 1)):
-            settings = topic_settings(partitions, transaction_timeout_ms=self.check_after_ms, **keep)
+            settings = topic_settings(
+                partitions, transaction_timeout_ms=self.check_after_ms, check_max=CHECK_MAX, **keep
+            )
             self.desk.call(ops.create_topic(name, settings), self._created, lambda: True)
 
     def _hear(self, *entry: Any) -> None:

@@ -36,6 +36,7 @@ from tests.sim.across.scene import Scene
 from tests.sim.across.wire import Wire
 from tests.sim.acting import Acting
 from tests.sim.broker_app import BrokerApplication
+from tests.sim.broker_workload import CHECK_MAX
 from tests.sim.consumers import Consumer, read_finally
 from tests.sim.coverage import AnyPhase, Phase, cells
 from tests.sim.crowd import NAMES, Crowd
@@ -184,7 +185,9 @@ class AcrossWorkload(Acting):
 
     def _create_topics(self) -> None:
         for desk, (name, partitions) in itertools.product(self.desks, self.scene.topics.items()):
-            settings = topic_settings(partitions, transaction_timeout_ms=500, **self._keep)
+            settings = topic_settings(
+                partitions, transaction_timeout_ms=500, check_max=CHECK_MAX, **self._keep
+            )
             first = None if self.scene.firsts is None else self.scene.firsts[name]
             desk.call(ops.create_topic(name, settings, first), self._created, lambda: True)
 
