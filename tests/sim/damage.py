@@ -200,7 +200,7 @@ def others_have_all(sim: Simulation, victim: SimReplica) -> bool:
     if not sound_entries(victim) <= set().union(*held.values()):
         return False
     return all(
-        _damaged_entries(one) <= set().union(*(held[other] for other in others if other is not one))
+        damaged_entries(one) <= set().union(*(held[other] for other in others if other is not one))
         for one in damaged
     )
 
@@ -215,7 +215,7 @@ def may_drop(sim: Simulation, keeper: SimReplica, index: int) -> bool:
     if not damaged:
         return True
     held = {replica: sound_entries(replica) for replica in sim.replicas}
-    holes = {replica: _damaged_entries(replica) for replica in damaged}
+    holes = {replica: damaged_entries(replica) for replica in damaged}
 
     def beyond_mending() -> set[SimReplica]:
         rest = {one: set().union(*(held[other] for other in held if other is not one)) for one in damaged}
@@ -241,7 +241,7 @@ def keep_last_copies(sim: Simulation, keeper: SimReplica) -> None:
     journal.drop_before = when_allowed  # type: ignore[method-assign]
 
 
-def _damaged_entries(replica: SimReplica) -> set[tuple[int, int]]:
+def damaged_entries(replica: SimReplica) -> set[tuple[int, int]]:
     """(index, term) of all entries that are damaged on the replica's disk, whether it knows or not."""
     journal = replica.journal
     every = range(journal.first_index, journal.durable_index + 1)
@@ -295,7 +295,7 @@ def flip_in_vote(victim: SimReplica, rng: random.Random) -> bool:
 
 def mendable_entries(sim: Simulation, victim: SimReplica) -> list[int]:
     """Entries that are damaged on the victim's disk, whether it knows or not, and sound on another disk."""
-    damaged = _damaged_entries(victim)
+    damaged = damaged_entries(victim)
     if not damaged:
         return []
     held = set().union(*(sound_entries(r) for r in sim.replicas if r is not victim))

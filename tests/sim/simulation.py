@@ -22,7 +22,7 @@ from tests.sim.broken_link import BrokenLink, prove
 from tests.sim.checks import Checker
 from tests.sim.collector import resting_collector
 from tests.sim.coverage import AnyPhase
-from tests.sim.damage import a_majority_holds, knows_less, mendable_entries
+from tests.sim.damage import a_majority_holds, damaged_entries, knows_less, mendable_entries
 from tests.sim.faultplan import Fault, draw_faults
 from tests.sim.faults import Faults
 from tests.sim.meeting import meet
@@ -191,7 +191,7 @@ class Simulation:
                 left = mendable_entries(self, replica)
                 if left:
                     raise Violation(f"still damaged on {replica.name} after the calm: {left}", "unmended")
-                replica.flipped = bool(replica.journal.holes)  # of entries retention removed elsewhere
+                replica.flipped = bool(damaged_entries(replica))  # which retention removed elsewhere
         self.mended_checked = True
         self.checker.end(
             list(self.replicas), missing, lambda: a_majority_holds(self, self.checker.acknowledged)
