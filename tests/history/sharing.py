@@ -31,6 +31,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import comb
 from typing import Any, NamedTuple
 
 from escrowmq.replication.format.share_ops import BY_TABLE, REJECT
@@ -317,7 +318,12 @@ class Sharing:
                 )
 
     def _copied(self, group: _Group, id: str, job: _Job, copies: Counter[tuple[str, int]]) -> None:
-        rounds = 1 + len(job.redriven) + group.deletions  # topics may outlive an interrupted deletion
+        rounds, lives = 1 + len(job.redriven), group.deletions  # topics may outlive an interrupted deletion
+
+        def most(attempt: int) -> int:
+            """In each life all copies may fail again that there are by then, not only the original."""
+            return rounds * comb(lives + attempt - 1, lives)
+
         for (kind, attempt), count in sorted(copies.items()):
             if kind == "dead" and attempt < min(group.attempts, default=0) and not job.rejected:
                 self._report.add("dead-early", f"{id} is a dead letter after {attempt} attempts")
@@ -326,10 +332,10 @@ class Sharing:
             if kind == "retry" and attempt == 1:
                 if count > len(job.redriven) + group.deletions:
                     self._report.add("redriven-twice", f"{id}: {count} times, from {sorted(job.redriven)}")
-            elif kind == "retry" and count > rounds:
+            elif kind == "retry" and count > most(attempt):
                 self._report.add("retried-twice", f"{id}: attempt {attempt} {count} times")
         dead = sum(count for (kind, _), count in copies.items() if kind == "dead")
-        if dead > rounds:
+        if dead > most(1 + max(group.attempts, default=0)):
             self._report.add("retried-twice", f"{id} is {dead} dead letters")
 
 

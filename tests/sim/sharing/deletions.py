@@ -1,10 +1,10 @@
 """Operators who delete a share group under its members, with the admin's own functions.
 
-Leaders refuse that while members hold or want messages. So all members stop for longer than their leases run,
-and wake up meanwhile or later, with what they had: they begin the group again, as they were told. A leader is
-killed between the deletion of the group and that of its topics of retries and dead letters, or the operator
-dies there, and another one repeats the whole call. In the history each deletion may begin another life of the
-group (tests/history/sharing.py).
+Leaders refuse that while members hold or want messages, and are asked before anything is deleted. So all
+members stop for longer than their leases run, and wake up meanwhile or later, with what they had: they begin
+the group again, as they were told. A leader is killed between the deletion of the group and that of its
+topics of retries and dead letters, or the operator dies there, and another one repeats the whole call. In the
+history each call that was not refused at once may begin another life of the group (tests/history/sharing.py).
 
 Not drawn: copies of these requests that arrive when the group exists again and all of its members stand
 still. A leader would delete it once more.
@@ -52,7 +52,8 @@ class GroupDeletions:
         #: The group that is deleted; None: this world has no such operator.
         self.group = self._rng.choice(groups) if works else None
         self.busy = False
-        self._next_s, self._op, self._attempts = -1.0, -1, 0
+        self._next_s, self._attempts = -1.0, 0
+        self._ops: list[int] = []  # calls of this deletion in the history
         self._of_topics = False  # the request that is sent next belongs to the second half of the call
         #: Changes whenever another life of the group may begin, or may have begun.
         self.life = 0
@@ -67,13 +68,7 @@ class GroupDeletions:
             return
         self.busy, self._attempts = True, 0
         self._world.sleep(self.group, self._rng.choice(SLEEP_S) * (0.5 + self._rng.random()))
-        self._world.desks[0].later(0.3 + self._rng.random(), self._begin)
-
-    def _begin(self) -> None:
-        assert self.group is not None
-        self._op = self._world.recorder.invoke("share-delete", group=self.group)
-        self._another_life()
-        self._call()
+        self._world.desks[0].later(0.3 + self._rng.random(), self._call)
 
     def _another_life(self) -> None:
         assert self.group is not None
@@ -85,10 +80,15 @@ class GroupDeletions:
     def _call(self) -> None:
         """The whole call, from the beginning."""
         self._attempts += 1
-        known, killed = self._known(), self._rng.random()
-        if known is None:  # nobody can be asked
+        known, killed, members = self._known(), self._rng.random(), self._members()
+        if known is None or members is None:  # nobody can be asked
             self._again()
             return
+        if members:
+            self._ended(known, "refused")
+            return
+        self._ops.append(self._world.recorder.invoke("share-delete", group=self.group))
+        self._another_life()
         asked = False
 
         def ask(gid: int, request: bytes) -> None:
@@ -114,6 +114,17 @@ class GroupDeletions:
             return None
         topics = found.replica.state.topics.topics
         return {name: topics[name].info.topic_id for name in internal_topics(self.group) if name in topics}
+
+    def _members(self) -> list[str] | None:
+        """Who holds or wants messages of the group; None: some leader cannot be asked."""
+        assert self.group is not None
+        members: list[str] = []
+        for desk in self._world.desks:
+            leader = next((app for replica, app in desk.leaders() if replica.node.ready), None)
+            if leader is None:
+                return None
+            members += leader.replica.share_desk.members(self.group)
+        return members
 
     def _steps(self, known: dict[str, int], submit: Submit) -> str:
         """As ``delete_group`` does it."""
@@ -163,7 +174,9 @@ class GroupDeletions:
                 self._world.ids[name] = create_internal_topic(submit, groups, name)
 
         def over(result: object = None) -> None:
-            self._world.recorder.ok(self._op, topics=gone or [])
+            for op in self._ops:
+                self._world.recorder.ok(op, topics=gone or [])
+            self._ops.clear()
             told = {key: self._settings[key] for key in ("max_attempts", "delays_ms")}
             self._world.recorder.ok(self._world.recorder.invoke("share-group", group=group, **told))
             self._another_life()
