@@ -132,8 +132,9 @@ def _entry_at(data: bytes, at: int) -> tuple[int, int] | None:
 
 
 def knows_less(replica: SimReplica) -> bool:
-    """Whether the replica knows less than it promised, or soon will."""
-    return replica.learner or replica.spoilt or replica.given_up > 0
+    """Whether the replica knows less than it promised, or soon will. Of two processes with one number each
+    may be the one that some peer has recorded, and then both end: another one begins with an empty disk."""
+    return replica.learner or replica.spoilt or replica.given_up > 0 or replica.doubled or replica.superseded
 
 
 def sound_entries(replica: SimReplica) -> set[tuple[int, int]]:

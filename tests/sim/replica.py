@@ -70,6 +70,7 @@ class SimReplica:
         self.joining = False  # it joined after the group was founded
         self.superseded = False  # it was replaced, and remembers that forever (a file, in the broker)
         self.superseded_by: int | None = None  # the incarnation that took its place
+        self.doubled = False  # its predecessor has the same number, on another disk
         self.given_up = 0  # supervisors that have decided to replace it, and have not done so yet
         self.learner = False  # lost its disk, and is not a full member yet (a file, in the broker)
         self.wants_copy = ""  # of the leader's files, BEHIND or DAMAGED (a file, in the broker)

@@ -217,7 +217,7 @@ class Supervisor:
             address += "+"
         successor = type(ghost)(sim, ghost.name, number, address)
         successor.learner, successor.wants_copy = True, DAMAGED
-        successor.joining = ghost.joining
+        successor.joining, successor.doubled = ghost.joining, ghost.own.number == number
         sim.replicas[sim.replicas.index(ghost)] = successor
         sim.ghosts.append(ghost)
         sim.network.add(successor.address, successor)
