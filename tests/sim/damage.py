@@ -138,8 +138,15 @@ def knows_less(replica: SimReplica) -> bool:
 
 
 def sound_entries(replica: SimReplica) -> set[tuple[int, int]]:
-    """(index, term) of all entries that are sound and durable on a replica that knows what it promised."""
-    return set() if knows_less(replica) else sound_on_disk(replica)
+    """(index, term) of all entries that are sound and durable on a replica that knows what it promised, and
+    that is not being removed: its process ends soon, and nobody mends from it any more."""
+    return set() if knows_less(replica) or _may_be_removed(replica) else sound_on_disk(replica)
+
+
+def _may_be_removed(replica: SimReplica) -> bool:
+    """Whether a configuration that may be in force is without this replica."""
+    sim = replica._sim
+    return sim.operators.begun > 0 and any(replica.name not in one.voters for one in sim.configurations())
 
 
 def sound_on_disk(replica: SimReplica) -> set[tuple[int, int]]:
