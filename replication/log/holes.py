@@ -253,7 +253,7 @@ def write_hole(disk: Disk, hole: Hole, data: bytes, file: File | None = None) ->
     try:
         file = file or disk.open(log_name(hole.segment))
         size = file.size()
-        was_sound = file.read(hole.start, len(data)) == data  # somebody else has mended it
+        was_sound = _holds(file, hole.start, data)  # somebody else has mended it
         if grows := hole.end == UNKNOWN or hole.end > size:
             if hole.start > size:
                 return False  # something before it is missing too
@@ -274,6 +274,14 @@ def write_hole(disk: Disk, hole: Hole, data: bytes, file: File | None = None) ->
     except (FileNotFoundError, DiskFull):
         return False
     return True
+
+
+def _holds(file: File, start: int, data: bytes) -> bool:
+    """Whether the file has these bytes there. A sector that cannot be read has not: writing it mends it."""
+    try:
+        return file.read(start, len(data)) == data
+    except DiskFailed:
+        return False
 
 
 def _damage_again(disk: Disk, file: File, hole: Hole, data: bytes | None) -> None:

@@ -7,19 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from escrowmq.actors.broker.config import BrokerConfig
 from escrowmq.replication.errors import CorruptLog, Unavailable
+from escrowmq.replication.format.segment_format import log_name
 from escrowmq.replication.host import opening
 from escrowmq.replication.host.repair import Manifest, NoPeers, copy_from_leader, offered_files
+from escrowmq.replication.host.running import NOT_RUNNING
 from escrowmq.replication.log.disk import Disk
 from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.log.marks import BEHIND, WANTS_COPY
 from escrowmq.replication.log.segment import BLOCK_BYTES
 from escrowmq.replication.log.vote import VoteFile
-from escrowmq.replication.replica.checkpoints import Checkpoints
+from escrowmq.replication.replica.checkpoints import Checkpoints, snapshot_name
 from escrowmq.replication.state.machine import StateMachine
 from tests.support.broker_group import BrokerGroup, texts
 from tests.support.stage import Mail, OurMember, Stage
@@ -186,6 +189,22 @@ def test_a_damaged_log_is_not_copied_and_its_owner_mends_it(trio: BrokerGroup) -
     assert not trio.ended and trio.leader() is leader
     for member in list(trio.alive.values()):
         assert texts(member, 100) == written
+
+
+def test_a_leader_offers_nothing_while_it_has_no_snapshot(
+    trio: BrokerGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Replicas of earlier software would take what is left, and could not start any more."""
+    offers, running = trio.leader().parts.offers, trio.leader().parts.running
+    assert offers.checkpoint_manifest()[0] == "ok"
+    later = SimpleNamespace(name=log_name(6), size=64)
+    monkeypatch.setattr(running.journal, "segments", lambda: [later])
+    monkeypatch.setattr(running.checkpoints, "indexes", [])
+    assert offers.checkpoint_manifest() == NOT_RUNNING
+    monkeypatch.setattr(running.checkpoints, "indexes", [7])
+    monkeypatch.setattr(running.disk, "names", lambda: [snapshot_name(7)])
+    monkeypatch.setattr(running.disk, "open", lambda name: SimpleNamespace(size=lambda: 10))
+    assert offers.checkpoint_manifest()[0] == "ok"
 
 
 def test_a_majority_that_is_only_behind_does_not_wait_for_a_leader_for_ever(trio: BrokerGroup) -> None:

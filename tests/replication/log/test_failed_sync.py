@@ -271,6 +271,18 @@ def test_what_was_sound_before_a_mend_whose_sync_failed_stays_so(seed: int, head
     assert disk.peek(NEWEST) == sound
 
 
+def test_a_sector_that_cannot_be_read_is_written() -> None:
+    """A drive gives such a sector another place when it is written."""
+    disk = sim_disk()
+    synced_log(disk, 20)
+    sound = disk.peek(NEWEST)
+    disk.flip(NEWEST, len(sound) // 2)
+    (hole,) = survey_log(disk).holes
+    disk.fail_next("read")
+    assert write_hole(disk, hole, sound[hole.start : hole.end])
+    assert disk.peek(NEWEST) == sound
+
+
 @pytest.mark.parametrize("cut", [False, True])
 @pytest.mark.parametrize("error", [DiskFull, OSError])
 def test_what_fails_after_a_failed_sync_does_not_hide_it(
