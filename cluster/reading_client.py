@@ -58,6 +58,10 @@ def ask(address: str, namespace: str | None, config: Path | None, read: str, arg
         raise NotAnswered("no exporter or supervisor of this user has run here")
     wanted, space = _cluster(address, namespace, config)
     question = Question(version(), read, arguments, space, wanted, proof(space))
+    try:
+        msgspec.msgpack.encode(question)
+    except (OverflowError, UnicodeEncodeError) as error:  # the cluster's own client says which argument
+        raise NotAnswered(f"an argument cannot be sent: {error}") from None
     why = "no exporter or supervisor runs here"
     deadline, tried = time.monotonic() + TAKEN_S, 0
     paths = [path for folder in where for path in sorted(folder.glob("*.sock"))]

@@ -95,10 +95,13 @@ class Admin(MessageAdmin, MemberAdmin, Closing):
 
     # ------------------------------------------------------------ topics
 
-    def create_topic(self, name: str, partitions: int = 1, **options: int | str | None) -> TopicInfo:
+    def create_topic(
+        self, name: str, partitions: int | None = None, **options: int | str | None
+    ) -> TopicInfo:
         """Creates a topic in every broker group and returns its settings. Repeating the call changes nothing.
 
-        Options: the fields of ``TopicOptions``. Without ``retention_ms`` (milliseconds) and
+        A new topic has one partition unless ``partitions`` says more. Options: the fields of
+        ``TopicOptions``. Without ``retention_ms`` (milliseconds) and
         ``retention_bytes`` (per partition), messages are kept for ever. An option that is omitted or None
         accepts whatever an existing topic has. Raises ConfigError, or TopicExists if a stated option differs
         from the existing topic.

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from escrowmq.actors.admin.topic_creation import Submit
+from escrowmq.actors.admin.topic_creation import Submit, retention_problem
 from escrowmq.actors.client.call_arguments import unsendable
 from escrowmq.replication.errors import (
     ConfigError,
@@ -46,7 +46,7 @@ def alter_topic(
     if type(name) is not str:
         raise ConfigError(f"a topic's name is a str, not {name!r}")
     stated: dict[str, Any] = {k: v for k, v in settings.items() if v is not None or k not in ALTERABLE}
-    problem = unsendable(stated) or alter_problem(name, stated)
+    problem = unsendable(stated) or alter_problem(name, stated) or retention_problem(stated)
     if problem is not None:
         raise ConfigError(problem)
     topic_id: int | None = ops.ANY_ID

@@ -99,7 +99,7 @@ def create_topic(
     submit: Submit,
     groups: int,
     name: str,
-    partitions: int,
+    partitions: int | None,
     options: Mapping[str, int | str | None],
     *,
     clock: Callable[[], float] = time.monotonic,
@@ -112,7 +112,7 @@ def create_topic(
     """
     stated = _stated(name, partitions, options)
     settings = topic_settings(**stated)  # type: ignore[arg-type]
-    problem = unsendable(settings) or settings_problem(name, settings)
+    problem = unsendable(settings) or settings_problem(name, settings) or retention_problem(stated)
     if problem is not None:
         raise ConfigError(problem)
     first = BY_NAME if groups == 1 else spread_over(name, groups)
@@ -178,9 +178,19 @@ def _stated(
         raise ConfigError(f"unknown topic options {unknown}; known: {sorted(_KNOWN)}")
     if type(name) is not str:
         raise ConfigError(f"a topic's name is a str, not {name!r}")
-    if type(partitions) is not int:
+    if partitions is not None and type(partitions) is not int:
         raise ConfigError(f"partitions must be an int, not {partitions!r}")
-    return {"partitions": partitions, **{key: value for key, value in options.items() if value is not None}}
+    given = {"partitions": partitions, **options}
+    return {key: value for key, value in given.items() if value is not None}
+
+
+def retention_problem(stated: Mapping[str, object]) -> str | None:
+    """Why nobody wants this retention, or None. The log accepts 0, and always will; it deletes messages that
+    no consumer has had time to read, and who writes it means "without a limit" as often."""
+    for name in ("retention_ms", "retention_bytes"):
+        if stated.get(name) == 0:
+            return f"{name}=0 deletes messages before anybody reads them; -1 keeps them without a limit"
+    return None
 
 
 def _differences(wanted: Mapping[str, int | str], found: Mapping[str, int | str]) -> str:

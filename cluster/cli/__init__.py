@@ -15,10 +15,13 @@ from types import FrameType
 def main() -> None:
     """Entry point of the console script. SIGTERM ends a command as Ctrl-C does."""
     from escrowmq.cluster.cli.app import app_for
+    from escrowmq.cluster.cli.failing import writing_out
 
     signal.signal(signal.SIGTERM, _ended)
     # A shell that completes a line asks by this variable, and may ask for any command.
-    app_for([] if "_ESCROWMQ_COMPLETE" in os.environ else sys.argv[1:])(prog_name="escrowmq")
+    command = app_for([] if "_ESCROWMQ_COMPLETE" in os.environ else sys.argv[1:])
+    with writing_out():  # also the output of --help
+        command(prog_name="escrowmq")
 
 
 def _ended(number: int, frame: FrameType | None) -> None:

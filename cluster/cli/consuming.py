@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from escrowmq.cluster.cli.options import TAG_HELP, ConnectionOptions, moment, with_connection
+from escrowmq.cluster.cli.options import TAG_HELP, ConnectionOptions, number_or_date, with_connection
 from escrowmq.cluster.cli.output import note, text_or_base64, when
 from escrowmq.cluster.cli.record_template import HELP, template
 from escrowmq.cluster.cli.shown import Format, Shown
@@ -48,7 +48,7 @@ def consume(
         bool, typer.Option("--follow", help="Keep reading at the end, until interrupted.")
     ] = False,
     max_records: Annotated[
-        int | None, typer.Option("--max", min=1, help="Stop after this many messages.")
+        int | None, typer.Option("--max", min=1, max=sys.maxsize, help="Stop after this many messages.")
     ] = None,
     partition: Annotated[list[int] | None, typer.Option(help="Only these partitions; repeatable.")] = None,
     tag: Annotated[list[str] | None, typer.Option(help=TAG_HELP)] = None,
@@ -98,19 +98,11 @@ def _put(output: bytes, *, flush: bool) -> None:
 
 
 def _parse_start(text: str) -> str | int:
-    from escrowmq.replication.errors import ConfigError
-
     if text in (EARLIEST, LATEST):
         return text
-    if text.isdecimal():
-        return int(text)
-    date = moment(text)
-    if date is None:
-        raise ConfigError(
-            "--from must be earliest, latest, ms since the epoch or a date like 2026-01-31T12:00Z, "
-            f"not {text!r}"
-        )
-    return int(date.timestamp() * 1000)
+    wanted = "earliest, latest, ms since the epoch or a date like 2026-01-31T12:00Z"
+    found = number_or_date("--from", text, wanted)
+    return found if isinstance(found, int) else int(found.timestamp() * 1000)
 
 
 def _alone(

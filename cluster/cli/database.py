@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -157,16 +158,21 @@ def _fence(url: str, app_name: str, table: str) -> Fence:
 
 
 def engine_for(url: str) -> Engine:
-    """SQLAlchemy's engine; raises DatabaseMisused if there is none for this URL."""
+    """SQLAlchemy's engine; raises DatabaseMisused if there is none for this URL, or no such SQLite file,
+    which SQLite would create, empty."""
     try:
         from sqlalchemy import create_engine
         from sqlalchemy.exc import ArgumentError, NoSuchModuleError
     except ImportError as error:
         raise _no_sqlalchemy() from error
     try:
-        return create_engine(url)
+        engine = create_engine(url)
     except (ArgumentError, NoSuchModuleError, ImportError) as error:
         raise DatabaseMisused(f"SQLAlchemy cannot make an engine for this URL: {error}") from error
+    file = engine.url.database if engine.dialect.name == "sqlite" else None
+    if file and file != ":memory:" and not file.startswith("file:") and not Path(file).is_file():
+        raise DatabaseMisused(f"there is no SQLite file {file}; correct the path: commands create none")
+    return engine
 
 
 def _no_sqlalchemy() -> DatabaseMisused:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from escrowmq.cluster.cli.options import ConnectionOptions, moment, with_connection
+from escrowmq.cluster.cli.options import ConnectionOptions, time_ms, with_connection
 from escrowmq.cluster.cli.output import note, plain, show_pairs, show_rows, when
 from escrowmq.cluster.cli.shown import Format, Shown
 from escrowmq.cluster.cli.transactions import By, signed
@@ -185,12 +185,4 @@ def _text(value: bytes | None) -> str | None:
 
 
 def _since(text: str | None) -> int | None:
-    from escrowmq.replication.errors import ConfigError
-
-    if text is None:
-        return None
-    if text.isdecimal():
-        return int(text)
-    if (date := moment(text)) is None:
-        raise ConfigError(f"--since {text!r} is no time; give ISO 8601, such as 2026-01-31T12:00Z, or ms")
-    return int(date.timestamp() * 1000)
+    return None if text is None else time_ms("--since", text)

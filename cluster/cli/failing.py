@@ -6,7 +6,10 @@ first semicolon. There are only a few exit codes, so that scripts can tell "try 
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import typer
@@ -80,23 +83,52 @@ def explain(error: EscrowMQError) -> str:
     return "\n".join(lines)
 
 
+@contextlib.contextmanager
+def writing_out() -> Iterator[None]:
+    """Around what prints: output that cannot be written ends the command with one line and exit code 1, or 0
+    if the reader has closed the pipe (``escrowmq consume ... | head``)."""
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()  # at exit, Python could only print a traceback
+    except BrokenPipeError:
+        _drop_output()
+        sys.exit(0)
+    except OSError as error:
+        # With a file's name: one that the user named, or the profiles. Without one: most likely the output.
+        where = "input or output" if error.filename is None else error.filename
+        _drop_output()
+        with contextlib.suppress(OSError):
+            print(f"error: {where}: {error.strerror or error}", file=sys.stderr)
+        sys.exit(FAILED)
+    except UnicodeEncodeError as error:
+        what, part = "standard output", error.object[error.start : error.end]
+        todo = "set PYTHONIOENCODING=utf-8"
+        if any("\ud800" <= c <= "\udfff" for c in part):  # how Python passes on bytes that are not UTF-8
+            what, todo = "an argument", "give text in UTF-8"
+        print(f"error: {what} cannot take {part!r:.100}\nhint: {todo}", file=sys.stderr)
+        sys.exit(USAGE)
+
+
+def _drop_output() -> None:
+    """What is buffered cannot be written, and must not be tried again at exit."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    with contextlib.suppress(OSError, ValueError):  # tests replace the stream by one without a descriptor
+        os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
 class Commands(TyperGroup):
     """The top-level group. It turns EscrowMQ's errors into text and exit codes for all commands."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
         try:
-            return super().invoke(ctx)
+            with writing_out():
+                return super().invoke(ctx)
         except EscrowMQError as error:
             print(explain(error), file=sys.stderr)
             raise typer.Exit(exit_code(error)) from None
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
-        except BrokenPipeError:  # `escrowmq consume ... | head`: the reader has closed the pipe
-            sys.stderr.close()
-            raise typer.Exit(0) from None
-        except OSError as error:  # a file that the user named, or the profiles, cannot be read or written
-            if error.filename is None:
-                raise
-            print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
-            raise typer.Exit(FAILED) from None

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from escrowmq.cluster.cli.options import ConnectionOptions, moment, with_connection
+from escrowmq.cluster.cli.options import ConnectionOptions, number_or_date, with_connection
 from escrowmq.cluster.cli.output import note, plain, show_json, show_pairs, show_rows
 from escrowmq.cluster.cli.shown import Format, Shown
 from escrowmq.cluster.cli.transactions import By, signed
@@ -157,13 +157,8 @@ def reset(
     shown: Shown = Format.table,
 ) -> None:
     """Move the committed offsets of a group without live members. Shows the new offsets and asks first."""
-    from escrowmq.replication.errors import ConfigError
-
-    goal = to if to in ("earliest", "latest") else int(to) if to.isdecimal() else moment(to)
-    if goal is None:
-        raise ConfigError(
-            f"--to must be earliest, latest, an offset or a date like 2026-01-31T12:00Z, not {to!r}"
-        )
+    wanted = "earliest, latest, an offset or a date like 2026-01-31T12:00Z"
+    goal = to if to in ("earliest", "latest") else number_or_date("--to", to, wanted)
     with connection.joined() as cluster:
         plan = cluster.admin.plan_group_reset(name, goal, topic, partition)
         columns = ("topic", "partition", "committed", "to", "start", "end")

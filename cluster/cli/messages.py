@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from escrowmq.cluster.cli.options import ConnectionOptions, moment, with_connection
+from escrowmq.cluster.cli.options import TIME, ConnectionOptions, number_or_date, with_connection
 from escrowmq.cluster.cli.output import note, plain, show_json, show_pairs, show_rows, when
 from escrowmq.cluster.cli.shown import Format, Shown
 
@@ -190,14 +190,6 @@ def _header(given: str | None) -> tuple[str, str] | None:
 
 
 def _moment(option: str, given: str | None) -> Any:
-    from escrowmq.replication.errors import ConfigError
-
     if given is None:
         return None
-    if given.isdecimal():
-        return int(given)
-    date = moment(given)
-    if date is None:
-        wanted = "ISO 8601, such as 2026-01-31T12:00Z, or ms since the epoch"
-        raise ConfigError(f"{option} {given!r} is no time; give {wanted}")
-    return date
+    return number_or_date(option, given, TIME)

@@ -17,6 +17,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec
 
 import typer
 
+from escrowmq.actors.client.call_arguments import is_text
+from escrowmq.replication.errors import ConfigError
+
 if TYPE_CHECKING:
     from escrowmq.cluster.handle import Cluster
 
@@ -24,18 +27,35 @@ P = ParamSpec("P")
 
 
 AUTO = "auto"
+#: Of every number that is less than 2**63.
+DIGITS_MAX = 18
+TIME = "ISO 8601 (UTC unless it has an offset), such as 2026-01-31T12:00Z, or ms since the epoch"
 #: Of --tag, in both commands that have it.
 TAG_HELP = "Tag: produce gives it to its messages, consume prints only messages with it (repeatable)."
 App = Annotated[str | None, typer.Option("--app", help="App that the transaction belongs to.")]
 
 
-def moment(text: str) -> datetime | None:
-    """Parse a date and time in ISO 8601, UTC unless it has an offset; None if the text is not a date."""
+def number_or_date(option: str, text: str, wanted: str) -> int | datetime:
+    """A whole number, or a date and time in ISO 8601, UTC unless it has an offset.
+
+    Raises ConfigError for anything else, and for a number that fits into no request; ``wanted`` says what
+    the option takes.
+    """
+    if text.isdecimal():
+        if len(text) <= DIGITS_MAX:
+            return int(text)
+        raise ConfigError(f"{option} {text:.30}... is too large; give {wanted}")
     try:
         date = datetime.fromisoformat(text)
     except ValueError:
-        return None
+        raise ConfigError(f"{option} must be {wanted}, not {text!r:.100}") from None
     return date if date.tzinfo else date.replace(tzinfo=UTC)
+
+
+def time_ms(option: str, text: str) -> int:
+    """A point in time as milliseconds since the epoch: such a number, or a date. Raises ConfigError."""
+    found = number_or_date(option, text, TIME)
+    return found if isinstance(found, int) else int(found.timestamp() * 1000)
 
 
 @dataclass(frozen=True)
@@ -110,6 +130,10 @@ def with_connection(command: Callable[Concatenate[ConnectionOptions, P], None]) 
 
     @functools.wraps(command)
     def run(*args: P.args, **given: P.kwargs) -> None:
+        for name, value in given.items():
+            for text in value if isinstance(value, list) else (value,):
+                if isinstance(text, str) and not text.isascii() and not is_text(text):
+                    raise ConfigError(f"{name} must be text in UTF-8, not {text!r:.100}")
         chosen: dict[str, Any] = {name: given.pop(name) for name in options}
         command(ConnectionOptions(**chosen).resolved(), *args, **given)
 

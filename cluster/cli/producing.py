@@ -41,7 +41,7 @@ def produce(
         ),
     ] = None,
     file: Annotated[
-        Path | None, typer.Option("--file", "-f", help="Read lines from this file ('-': standard input).")
+        Path | None, typer.Option("--file", help="Read lines from this file ('-': standard input).")
     ] = None,
     key: Annotated[str | None, typer.Option(help="Key of every message.")] = None,
     key_separator: Annotated[str | None, typer.Option(help="Separates key and value in each line.")] = None,

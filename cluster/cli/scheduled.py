@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from escrowmq.cluster.cli.options import ConnectionOptions, moment, with_connection
+from escrowmq.cluster.cli.options import ConnectionOptions, time_ms, with_connection
 from escrowmq.cluster.cli.output import duration, note, plain, show_pairs, show_rows, when
 from escrowmq.cluster.cli.shown import Format, Shown
 
@@ -78,14 +78,4 @@ def _row(message: Any) -> dict[str, Any]:
 
 
 def _ms(before: str | None) -> int | None:
-    from escrowmq.replication.errors import ConfigError
-
-    if before is None:
-        return None
-    if before.isdecimal():
-        return int(before)
-    date = moment(before)
-    if date is None:
-        wanted = "ISO 8601, such as 2026-01-31T12:00Z, or ms since the epoch"
-        raise ConfigError(f"--readable-before {before!r} is no time; give {wanted}")
-    return int(date.timestamp() * 1000)
+    return None if before is None else time_ms("--readable-before", before)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from escrowmq.cluster.cli.options import ConnectionOptions, with_connection
+from escrowmq.cluster.cli.options import DIGITS_MAX, ConnectionOptions, with_connection
 from escrowmq.cluster.cli.output import show_rows
 from escrowmq.cluster.cli.shown import Format, Shown
 
@@ -22,7 +22,7 @@ def settings(connection: ConnectionOptions, changes: Changes = None, shown: Show
     values: dict[str, int] = {}
     for change in changes or ():
         name, _, number = change.partition("=")
-        if not number.isdecimal():
+        if not number.isdecimal() or len(number) > DIGITS_MAX:
             raise typer.BadParameter(f"{change!r} is not NAME=NUMBER")
         values[name] = int(number)
     if values:

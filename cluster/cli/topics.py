@@ -7,10 +7,9 @@ from typing import Annotated, Any
 import typer
 
 from escrowmq.actors.admin.topic_creation import kept
-from escrowmq.cluster.cli.options import ConnectionOptions, moment, with_connection
+from escrowmq.cluster.cli.options import ConnectionOptions, number_or_date, with_connection
 from escrowmq.cluster.cli.output import note, plain, show_pairs, show_rows
 from escrowmq.cluster.cli.shown import Format, Shown
-from escrowmq.replication.errors import ConfigError
 from escrowmq.replication.model import TopicInfo
 
 app = typer.Typer(no_args_is_help=True, help="Create, alter, list, describe, trim and delete topics.")
@@ -41,7 +40,9 @@ def _settings(topic: TopicInfo) -> dict[str, Any]:
 def create(
     connection: ConnectionOptions,
     name: Name,
-    partitions: Annotated[int, typer.Option(help="Number of partitions; it cannot change later.")] = 1,
+    partitions: Annotated[
+        int | None, typer.Option(help="Number of partitions, 1 for a new topic; it cannot change later.")
+    ] = None,
     on_check_exhausted: OnCheckExhausted = None,
     check_max: CheckMax = None,
     transaction_timeout_ms: TransactionTimeout = None,
@@ -138,9 +139,7 @@ def trim(
     shown: Shown = Format.table,
 ) -> None:
     """Delete a topic's oldest messages. Shows what will be deleted and asks first."""
-    place = int(before) if before.isdecimal() else moment(before)
-    if place is None:
-        raise ConfigError(f"--before must be an offset or a date like 2026-01-31T12:00Z, not {before!r}")
+    place = number_or_date("--before", before, "an offset or a date like 2026-01-31T12:00Z")
     with connection.joined() as cluster:
         plan = cluster.admin.plan_trim(name, place, partition)
         rows = [{**plain(trim), "messages": trim.messages} for trim in plan]

@@ -84,7 +84,7 @@ def test_cancel_says_whether_it_is_cancelled(cluster: InMemoryCluster, ids: list
     [
         (("list", "no-such"), NOT_FOUND, "unknown topic 'no-such'"),
         (("list", "orders", "--limit", "0"), USAGE, "limit must be 1 to 100000"),
-        (("list", "orders", "--readable-before", "soon"), USAGE, "'soon' is no time"),
+        (("list", "orders", "--readable-before", "soon"), USAGE, "must be ISO 8601"),
         (("list", "orders", "--readable-before", "1800000000"), USAGE, "before is in ms"),
         (("cancel", "soon"), USAGE, "'soon' is no schedule id"),
         (("cancel", "orders/0/1/2/3/4"), USAGE, "was mistyped, or comes from another cluster"),

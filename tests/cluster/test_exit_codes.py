@@ -62,11 +62,12 @@ def test_a_file_that_cannot_be_used_is_one_line(tmp_path: Path, directory: str) 
 @pytest.mark.parametrize(
     ("url", "code", "text"),
     [
-        ("sqlite:////no/such/folder/shop.db", UNAVAILABLE, "the database cannot be used: unable to open"),
+        ("sqlite:////no/such/folder/shop.db", USAGE, "there is no SQLite file /no/such/folder/shop.db"),
+        ("sqlite:///file:/no/such.db?uri=true", UNAVAILABLE, "the database cannot be used: unable to open"),
         ("postgresql+psycopg://127.0.0.1:1/shop", UNAVAILABLE, "the database cannot be used: "),
         ("sqlite:///{file}", FAILED, "the database refused a statement: file is not a database"),
     ],
-    ids=["no folder", "no server", "a file that is no database"],
+    ids=["no folder", "no file of a URI", "no server", "a file that is no database"],
 )
 @pytest.mark.parametrize("command", ["audit", "purge"])
 def test_a_database_that_cannot_be_used_is_one_line(

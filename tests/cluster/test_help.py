@@ -16,7 +16,7 @@ from escrowmq.cluster.cli.app import app
 #: Options that a command may explain in its own words, because they mean something else there.
 OF_THEIR_OWN = {
     "--address", "--app", "--config", "--group", "--header", "--key", "--namespace",
-    "--partition", "--replicas", "--table", "--topic", "--wait", "-f",
+    "--partition", "--replicas", "--table", "--topic", "--wait",
 }  # fmt: skip
 
 
