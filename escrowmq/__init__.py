@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         DataDirLocked,
         DataDirMismatch,
         DataLoss,
+        DiskFailed,
         DiskFull,
         EscrowMQError,
         GroupKindMismatch,
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
         Overloaded,
         ProducerFenced,
         RecordNotHeld,
+        SettingsDiffer,
         StaleMember,
         TooManyOpenTransactions,
         TooManyScheduled,
@@ -120,6 +122,7 @@ __all__ = [
     "DataDirLocked",
     "DataDirMismatch",
     "DataLoss",
+    "DiskFailed",
     "DiskFull",
     "EscrowMQError",
     "GroupKindMismatch",
@@ -157,6 +160,7 @@ __all__ = [
     "Reply",
     "RetryPolicy",
     "SentMany",
+    "SettingsDiffer",
     "ShareConsumer",
     "ShareConsumerConfig",
     "ShareConsumerStatistics",
@@ -193,13 +197,14 @@ __all__ = [
 ]
 
 _ERRORS = (
-    "Closed ClusterNotFound ConfigError CorruptLog DamagedValue DataDirLocked DataDirMismatch DataLoss "
-    "DiskFull EscrowMQError GroupKindMismatch GroupNotEmpty InvalidDecision InvalidMessage JavaNotFound "
-    "LeaseLost MemberFenced MessageTooLarge NotAuthorized NotDeserializable NotFullyPrepared NotLeader "
-    "NotSerializable NotSupported OffsetOutOfRange OutcomeUnknown Overloaded ProducerFenced "
-    "RecordNotHeld StaleMember TooManyOpenTransactions TooManyScheduled TopicExists TopicRecreated "
-    "TransactionConflict TransactionIdTaken TransactionRunning TransactionSettled Unavailable "
-    "UnknownDeadLetter UnknownGroup UnknownTopic UnknownTransaction UnknownVersion"
+    "Closed ClusterNotFound ConfigError CorruptLog DamagedValue DataDirLocked DataDirMismatch "
+    "DataLoss DiskFailed DiskFull EscrowMQError GroupKindMismatch GroupNotEmpty InvalidDecision "
+    "InvalidMessage JavaNotFound LeaseLost MemberFenced MessageTooLarge NotAuthorized "
+    "NotDeserializable NotFullyPrepared NotLeader NotSerializable NotSupported OffsetOutOfRange "
+    "OutcomeUnknown Overloaded ProducerFenced RecordNotHeld SettingsDiffer StaleMember "
+    "TooManyOpenTransactions TooManyScheduled TopicExists TopicRecreated TransactionConflict "
+    "TransactionIdTaken TransactionRunning TransactionSettled Unavailable UnknownDeadLetter "
+    "UnknownGroup UnknownTopic UnknownTransaction UnknownVersion"
 )
 _VALUES = "ConsumerRecord Message OpenTransaction RecordMetadata TopicInfo TransactionState"
 #: Module -> the names it gives to the public face.

@@ -73,6 +73,12 @@ def test_every_error_has_a_recipe(pages: ModuleType, monkeypatch: pytest.MonkeyP
     assert pages.errors_without_recipe() == ["Closed"], "a section of what is no public error"
 
 
+def test_what_public_calls_return_has_an_entry(pages: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert pages.without_entry() == []
+    monkeypatch.setitem(pages.RETURNED, "producer", ())
+    assert pages.without_entry() == ["AsyncProducer.transaction: AsyncTransaction"]
+
+
 def test_the_limits_are_those_of_the_code() -> None:
     mib, day_s = 1 << 20, 86_400
     producer = ProducerConfig()
@@ -126,6 +132,11 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     assert "WARNING" not in built.stderr
     producer = (tmp_path / "reference/producer.html").read_text()
     assert "send_message_in_transaction" in producer and ":class:" not in producer
+    for inherited in ("Transaction.unknown", "Transaction.state", "Transaction.tx_id"):
+        assert f'id="escrowmq.actors.producer.transaction.{inherited}"' in producer, inherited
+    admin = (tmp_path / "reference/admin.html").read_text()
+    assert 'Admin.drain_node"' in admin and 'types.ClusterStatus"' in admin
+    assert "ProducerCore" not in producer, "constructors of what calls return are nobody's business"
     assert "escrowmq topic create" in (tmp_path / "reference/command-line.html").read_text()
     for page in tmp_path.rglob("*.html"):
         loaded = re.findall(r"""<(?:script|link|img)[^>]+(?:src|href)=["']?(\w+:)?//""", page.read_text())

@@ -89,7 +89,9 @@ class TransactionBase:
         self._core = core
         self._given_id = tx_id is not None
         self.tx_id = next(core.ids) if tx_id is None else check_id(tx_id)
+        """The transaction's id, given or made here. Unique for the app."""
         self.query_id = self.tx_id if query_id is None else check_query_id(query_id)
+        """What a check asks the application about."""
         self._timeout_ms = timeout_ms(transaction_timeout_s, core.config.transaction_timeout_s)
         one_way = core.config.one_way_commit if one_way_commit is None else one_way_commit
         self._one_way_commit = one_way

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from dataclasses import dataclass, field
@@ -81,10 +82,17 @@ def own_megabytes(pid: int) -> float | None:
     return psutil.Process(pid).memory_info().rss / 1e6
 
 
+def round_step(least: float) -> float:
+    """The smallest of 1, 2, 2.5, 5, 10, 20, 25, 50, ... that is not below ``least``: steps of an axis."""
+    power = 10.0 ** max(math.floor(math.log10(max(least, 1.0))), 0)
+    return next(part * power for part in (1, 2, 2.5, 5, 10) if part * power >= least)
+
+
 def draw(series: dict[str, Series], title: str, unit: str, file: Path) -> None:
     """Draw an SVG with one line per process. A plotting library would be larger than this project."""
     end = max((s.seconds[-1] for s in series.values() if s.seconds), default=1.0) or 1.0
-    top = max((s.maximum() for s in series.values()), default=1.0) * 1.1 or 1.0
+    step = round_step(max((s.maximum() for s in series.values()), default=1.0) / 4)
+    top = 4 * step
     inner_w, inner_h = WIDTH - LEFT - 170, HEIGHT - BOTTOM - 30
 
     def x(t: float) -> float:
@@ -99,15 +107,15 @@ def draw(series: dict[str, Series], title: str, unit: str, file: Path) -> None:
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
         f'<text x="{LEFT}" y="18" font-size="14">{title}</text>',
     ]
-    for step in range(5):
-        value = top * step / 4
+    for number in range(5):
+        value = step * number
         parts.append(
             f'<line x1="{LEFT}" x2="{LEFT + inner_w}" y1="{y(value):.1f}" y2="{y(value):.1f}" stroke="#ddd"/>'
             f'<text x="{LEFT - 6}" y="{y(value) + 4:.1f}" text-anchor="end">{value:,.0f}</text>'
         )
-        at = end * step / 4
+        at = end * number / 4
         parts.append(f'<text x="{x(at):.1f}" y="{HEIGHT - 18}" text-anchor="middle">{at:,.0f} s</text>')
-    parts.append(f'<text x="8" y="{HEIGHT - 4}">{unit}</text>')
+    parts.append(f'<text x="{LEFT - 6}" y="18" text-anchor="end">{unit}</text>')
     for number, (name, s) in enumerate(series.items()):
         colour = COLOURS[number % len(COLOURS)]
         points = " ".join(f"{x(t):.1f},{y(v):.1f}" for t, v in zip(s.seconds, s.values, strict=True))

@@ -15,6 +15,8 @@ from escrowmq.cluster.demo.recording import BY_CHECK, BY_PRODUCER, MESSAGES, ROL
 
 WIDTH, LEFT, RIGHT, TOP = 960, 70, 20, 92
 HEIGHT, GAP = 120, 46
+#: Height of the title and legend above each graph.
+TITLE = 22
 #: Colours of the text, of grid lines, and of the fail-over's background.
 INK, FAINT, SHADE = "#1f2933", "#cbd2d9", "#f9d5d3"
 COLOURS = {BY_PRODUCER: "#2f6f4f", ROLLED_BACK: "#b7791f", BY_CHECK: "#6b46c1", MESSAGES: "#2b6cb0"}
@@ -78,8 +80,9 @@ def picture(
     for number, graph in enumerate(graphs):
         parts += _graph(graph, TOP + number * (HEIGHT + GAP), x)
     parts += _axis(begin, end, bottom, x)
+    tops = [TOP + number * (HEIGHT + GAP) for number in range(len(graphs))]
     for number, mark in enumerate(sorted(marks, key=lambda mark: mark.at)):
-        parts += _mark(mark, x(mark.at), 46 + 16 * (number % 2), bottom)
+        parts += _mark(mark, x(mark.at), 46 + 16 * (number % 2), tops)
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
@@ -115,10 +118,13 @@ def _axis(begin: float, end: float, bottom: int, x: Callable[[float], float]) ->
     return [f'<path d="M{LEFT} {bottom}H{WIDTH - RIGHT}" stroke="{INK}" fill="none"/>', *parts]
 
 
-def _mark(mark: Mark, place: float, y: int, bottom: int) -> list[str]:
+def _mark(mark: Mark, place: float, y: int, tops: Sequence[int]) -> list[str]:
+    """A line through the graphs. It leaves out their titles and legends, which it would cross out."""
     late = place > WIDTH * 0.7
+    spans = [(y + 4, TOP - TITLE), *((top, top + HEIGHT) for top in tops)]
+    path = "".join(f"M{place} {above}V{below}" for above, below in spans if above < below)
     return [
-        f'<path d="M{place} {y + 4}V{bottom}" stroke="#c53030" stroke-dasharray="4 3" fill="none"/>',
+        f'<path d="{path}" stroke="#c53030" stroke-dasharray="4 3" fill="none"/>',
         _text(place - 4 if late else place + 4, y, mark.text, anchor="end" if late else "start"),
     ]
 

@@ -6,9 +6,11 @@ docstring, an error without a recipe, a link to a file that has no page.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
-from collections.abc import Iterator
+import typing
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +72,44 @@ MODULES = {
     "ray-data": "escrowmq.ray_data",
     "testing": "escrowmq.testing",
 }
+#: Page -> types, by their places, that calls on it return or take, and that nobody makes or imports; their
+#: parts follow by themselves.
+RETURNED = {
+    "producer": ("actors.producer.async_producer.AsyncTransaction",),
+    "admin": (
+        "actors.admin.types.ClusterStatus",
+        "actors.admin.types.TopicDescription",
+        "actors.admin.types.TransactionDescription",
+        "actors.admin.types.GroupDescription",
+        "actors.admin.types.ScheduledMessage",
+        "actors.admin.types.GroupMembers",
+        "actors.admin.types.MemberChange",
+        "actors.admin.types.NodeStatus",
+        "actors.admin.types.ReplicaShift",
+        "actors.admin.trimming.PartitionTrim",
+        "actors.admin.group_reset.PlaceReset",
+        "actors.admin.message_types.StoredMessage",
+        "actors.admin.message_types.FoundMessages",
+        "actors.admin.message_types.MessageTrace",
+        "actors.admin.share_types.DeadLetter",
+        "actors.admin.share_types.Redriven",
+        "actors.admin.share_types.ShareSettings",
+    ),
+    "databases": ("feedback.database.inbox_rows.Entered",),
+    "settings": (
+        "cluster.settings.ClusterSettings",
+        "cluster.settings.StorageSettings",
+        "cluster.settings.SecuritySettings",
+        "cluster.settings.RaySettings",
+        "cluster.settings.SupervisorSettings",
+        "feedback.config.FeedbackConfig",
+        "feedback.config.AnswererConfig",
+    ),
+}
+#: Public by name, but only for our own code; mkdocs.yml leaves them out, too.
+OURS = frozenset(("create", "group_work", "checking", "link", "opening", "packing", "tls_files"))
+#: Special methods that users call.
+_OF_USERS = frozenset(("__enter__", "__aenter__", "__iter__", "__getitem__"))
 _OUTSIDE = re.compile(r"\]\(\.\./([\w./-]+)\)")
 _FROM_ROOT = re.compile(r"\]\((?:docs/)?([\w./-]+)((?:#[\w-]+)?)\)")
 
@@ -163,9 +203,11 @@ def undocumented() -> list[str]:
 
 
 def errors_without_recipe() -> list[str]:
-    """Public errors that have no section in docs/errors.md; there is one for no other."""
+    """Public errors, also those of the modules beside ``escrowmq``, that have no section in docs/errors.md;
+    there is one for no other."""
     sections = set(re.findall(r"^### (\w+)$", (ROOT / "docs/errors.md").read_text(), re.MULTILINE))
-    errors = {name.rpartition(".")[2] for name in public_names()["errors"]} - {"EscrowMQError"}
+    names = [name for names in public_names().values() for name in names]
+    errors = {name.rpartition(".")[2] for name in names if _is_error(_found(name))} - {"EscrowMQError"}
     return sorted(errors ^ sections)
 
 
@@ -178,7 +220,58 @@ def _reference() -> Iterator[tuple[str, str]]:
         places = [f"{thing.__module__}.{thing.__name__}" for thing in map(_found, names)]
         shown = "".join(f"\n::: {place}\n" for place in places)
         whence = MODULES.get(page, "escrowmq")
-        yield page, f"# {title}\n\n{introduction}\n\nAll are imported from `{whence}`.\n{shown}"
+        parts = "".join(f"\n::: {place}\n" for place in _returned(page))
+        if parts:
+            parts = f"\n## What these calls return or take\n\nNobody makes or imports these.\n{parts}"
+        yield page, f"# {title}\n\n{introduction}\n\nAll are imported from `{whence}`.\n{shown}{parts}"
+
+
+def _returned(page: str) -> list[str]:
+    """The page's types of RETURNED and, behind each, those that its fields have."""
+    public = {_found(name) for names in public_names().values() for name in names}
+    places: list[str] = []
+    for name in RETURNED.get(page, ()):
+        waiting = [_found(f"escrowmq.{name}")]
+        while waiting:
+            thing = waiting.pop(0)
+            place = f"{thing.__module__}.{thing.__name__}"
+            if place not in places and thing not in public:
+                places.append(place)
+                waiting += classes_in(typing.get_type_hints(thing).values())
+    return places
+
+
+def classes_in(hints: Iterable[Any]) -> list[type]:
+    """Our own classes in annotations, also inside of generic ones."""
+    found: list[type] = []
+    for hint in hints:
+        if isinstance(hint, type) and hint.__module__.startswith("escrowmq."):
+            found.append(hint)
+        found += classes_in(typing.get_args(hint))
+    return found
+
+
+def without_entry() -> list[str]:
+    """What public calls return that has no entry in the reference, as ``Admin.status: ClusterStatus``."""
+    shown = {_found(name) for names in public_names().values() for name in names}
+    shown |= {_found(place) for page in REFERENCE for place in _returned(page)}
+    missing = []
+    for thing in list(shown):
+        members = inspect.getmembers(thing) if inspect.isclass(thing) else [(thing.__name__, thing)]
+        for name, member in members:
+            function = member.fget if isinstance(member, property) else member
+            function = member.func if isinstance(member, functools.cached_property) else function
+            ours = name in OURS or (name.startswith("_") and name not in _OF_USERS)
+            if ours or not inspect.isfunction(function):
+                continue
+            try:
+                returned = typing.get_type_hints(function).get("return")
+            except NameError:  # of a library that is imported for type checkers only
+                continue
+            missing += [
+                f"{thing.__name__}.{name}: {c.__name__}" for c in classes_in([returned]) if c not in shown
+            ]
+    return sorted(set(missing))
 
 
 def _found(name: str) -> Any:

@@ -62,5 +62,7 @@ def _draw(
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     about = dict.fromkeys(("Creator", "Date", "Format", "Type"))  # without them an SVG is always the same
-    figure.savefig(file, metadata=about if file.suffix == ".svg" else None)
+    # "tight": the layout does not reserve room for slanted names of faults at the upper edge.
+    metadata = about if file.suffix == ".svg" else None
+    figure.savefig(file, metadata=metadata, bbox_inches="tight")
     pyplot.close(figure)

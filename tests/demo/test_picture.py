@@ -59,5 +59,9 @@ def test_kills_and_the_fail_over_stand_at_their_moment() -> None:
     broad = WIDTH - LEFT - RIGHT
     places = [float(found) for found in re.findall(r'd="M([\d.]+) [\d.]+V', drawn)]
     assert places == [LEFT + broad / 4, LEFT + 3 * broad / 4, WIDTH - RIGHT]
+    lines = re.findall(r'd="(M[^"]+)" stroke="#c53030"', drawn)
+    spans = [(float(a), float(b)) for line in lines for a, b in re.findall(r"([\d.]+)V([\d.]+)", line)]
+    texts_y = [float(y) for y in re.findall(r'y="([\d.]+)" font-size="12" font-weight="bold"', drawn)]
+    assert len(texts_y) == 3 and not any(a < y - 4 < b for a, b in spans for y in texts_y), "through a title"
     (shade,) = re.findall(r'<rect x="([\d.]+)" y="\d+" width="([\d.]+)"', drawn)
     assert [*map(float, shade)] == pytest.approx([LEFT + 3 * broad / 4, broad / 8], abs=0.1)
