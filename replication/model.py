@@ -243,6 +243,7 @@ class OpenTransaction:
     home_group: int  # group that holds the decision; -1 = this one
     home_index: int = -1  # over several groups: log index of the home group's record; -1: not told
     parked_for: str = ""  # why a check parked it; "": it used up its checks
+    fence: str = ""  # in hex: whose rows decide, so who may answer its checks; "": any producer of the app
 
     def __setstate__(self, values: Sequence[Any]) -> None:
         """Also reads what an earlier version pickles: values by position, without the newer fields."""

@@ -72,9 +72,9 @@ def _show(shown: Format, found: Any) -> None:
         show_rows(shown, rows, ("group", "topic", "query_id", "messages", "prepared", "checks", "by"))
     if shown is Format.table and found.open:
         rows = [{"group": gid, **_row(entry)} for gid, entry in found.open.items()]
-        show_rows(
-            shown, rows, ("group", "topic", "query_id", "messages", "prepared", "age_s", "checks", "parked")
-        )
+        fence = ("fence",) if any(entry.fence for entry in found.open.values()) else ()
+        known = ("group", "topic", "query_id", "messages", "prepared", "age_s", "checks", "parked")
+        show_rows(shown, rows, (*known, *fence))
 
 
 @app.command()

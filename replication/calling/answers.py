@@ -151,7 +151,8 @@ class LockedRow(NamedTuple):
     all of its checks, and its topic is set to roll it back then. ``instance``: its owner, the producer that
     prepared it last ("": not known, or one that cannot be asked). ``newest_index``: the log index of that
     PREPARE; a check's rollback applies only to this one (0: the group's format level has no such
-    condition). ``age_ms``: how long it has been open.
+    condition). ``age_ms``: how long it has been open. ``fence``: who may answer, see ``PrepareExtra`` (empty:
+    any producer of the app).
     """
 
     tx_id: str
@@ -163,6 +164,7 @@ class LockedRow(NamedTuple):
     instance: str = ""
     newest_index: int = 0
     age_ms: int = 0
+    fence: bytes = b""
 
 
 class LockedChecks(Carried, frozen=True):
@@ -177,6 +179,7 @@ class LockedChecks(Carried, frozen=True):
     instances: Sequence[str] = ()
     newest_indexes: Sequence[int] = ()
     ages_ms: Sequence[int] = ()
+    fences: Sequence[bytes] = ()
 
     @classmethod
     def of(cls, rows: Iterable[Sequence[Any]]) -> Self:
@@ -185,8 +188,10 @@ class LockedChecks(Carried, frozen=True):
 
     def rows(self) -> list[LockedRow]:
         """One row for each transaction."""
-        columns = (getattr(self, name) for name in self.__struct_fields__)
-        return list(map(LockedRow._make, zip(*columns, strict=True)))
+        columns = [getattr(self, name) for name in self.__struct_fields__]
+        if self.tx_ids and not self.fences:  # from an earlier version, which does not have this column
+            columns.pop()
+        return [LockedRow(*row) for row in zip(*columns, strict=True)]
 
 
 class EarlierChecks:
@@ -234,6 +239,7 @@ class OpenTransactions(Carried, frozen=True):
     home_groups: Sequence[int] = ()
     home_indexes: Sequence[int] = ()
     parked_for: Sequence[str] = ()
+    fences: Sequence[str] = ()
 
     @classmethod
     def of(cls, rows: Iterable[Sequence[Any]]) -> Self:

@@ -18,6 +18,8 @@ import msgspec
 from escrowmq.replication.errors import CorruptLog, UnknownVersion
 from escrowmq.replication.format.packing import PACKED, PackedRows, PlainRow, decode_stored
 
+#: The format level of a group whose log may name fences, and the length of a fence's name.
+LEVEL_OF_FENCES, FENCE_BYTES = 10, 16
 #: Version of the envelope, and of operations that have only ever had one shape.
 FORMAT_VERSION = 1
 
@@ -82,7 +84,9 @@ class PrepareExtra(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=Tru
     entry of this group that the client has seen (-1: none). ``claim``: name and epoch of the producer, and
     number and digest of the transaction; only groups of level 9 accept it (see claim_ops.py).
     ``on_timeout``: "rollback": when its time has passed, the leader rolls it back, and nobody is asked
-    ("": somebody is); of level 9, and not in branches, which follow home.
+    ("": somebody is); of level 9, and not in branches, which follow home. ``fence``: 16 bytes that name the
+    table in an application's database in which its rows say what was committed: only who has that one may
+    answer a check (empty: any producer of the app); of level 10, and not in branches either.
     """
 
     instance: str = ""
@@ -93,6 +97,7 @@ class PrepareExtra(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=Tru
     heard_ms: int = -1
     claim: tuple[str, int, int, bytes] | None = None
     on_timeout: str = ""
+    fence: bytes = b""
 
 
 #: For version 1, which has none of this.

@@ -250,4 +250,5 @@ def _open_row(app: str, tx_id: str, r: OpenTx) -> tuple[Any, ...]:
         app, tx_id, r.query_id, r.topic, r.prepared_ms, r.timeout_ms, r.checks,
         r.due_ms < 0, r.messages, r.home_group,
         r.home_record if r.participants or r.home_group >= 0 else -1, r.parked_for if r.due_ms < 0 else "",
+        r.fence.hex(),
     )  # fmt: skip

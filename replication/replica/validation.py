@@ -11,11 +11,17 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 
 from escrowmq.replication.errors import CorruptLog, InvalidMessage, UnknownVersion
-from escrowmq.replication.format.claim_ops import EPOCH_MAX, LEVEL_OF_CLAIMS
-from escrowmq.replication.format.codec import Op, OpType, PrepareExtra, decode_ops
+from escrowmq.replication.format.claim_ops import EPOCH_MAX
+from escrowmq.replication.format.codec import (
+    FENCE_BYTES,
+    LEVEL_OF_FENCES,
+    Op,
+    OpType,
+    PrepareExtra,
+    decode_ops,
+)
 from escrowmq.replication.format.cut_ops import HOLD_MS_MAX, TOPICS_PER_CUT_MAX
 from escrowmq.replication.format.internal_topics import RESERVED, is_internal
-from escrowmq.replication.format.offset_ops import LEVEL_OF_OFFSETS
 from escrowmq.replication.format.ops import ANY_ID
 from escrowmq.replication.format.share_ops import LEVEL_OF_SHARES
 from escrowmq.replication.format.timer_ops import LEVEL_OF_TIMERS, ORDINALS, OWNER_MAX
@@ -84,6 +90,8 @@ _WITH_ID: Mapping[int, int] = {
 _ID_AT: Mapping[int, int] = {kind: columns - 1 for kind, columns in _WITH_ID.items()}
 #: What clients send about delayed messages: added with level 8.
 _TIMERS = frozenset((OpType.SCHEDULED, OpType.PRE_SCHEDULED, OpType.CANCEL))
+#: Added with level 9; some older ones have further columns since then.
+_LEVEL_9 = frozenset((*SHARES, OpType.CUT, OpType.CLAIM, OpType.PRE_OFFSETS))
 #: Parts of a transaction: checked with the PREPARE before them.
 _BEHIND_PREPARE = frozenset((OpType.PRE_MESSAGE, OpType.PRE_SCHEDULED, OpType.PRE_OFFSETS))
 NAME_BYTES_MAX = 512
@@ -120,14 +128,18 @@ def level_needed(ops: Sequence[Op]) -> int:
     needed = 1
     for op in ops:
         kind, columns = op.type, len(op.meta)
-        if kind in SHARES or kind == OpType.CUT or (kind == OpType.CREATE_TOPIC and is_internal(op.meta[0])):
-            return LEVEL_OF_SHARES
-        if kind == OpType.DELETE_GROUP and columns > 2:
-            return LEVEL_OF_SHARES
-        if kind == OpType.CLAIM or (kind == OpType.PREPARE and columns > 9 and op.meta[9].claim):
-            return LEVEL_OF_CLAIMS
-        if kind == OpType.PRE_OFFSETS or (kind == OpType.PREPARE and columns > 9 and op.meta[9].on_timeout):
-            return LEVEL_OF_OFFSETS
+        if kind == OpType.PREPARE and columns > 9 and op.meta[9].fence:
+            return LEVEL_OF_FENCES
+        if needed >= LEVEL_OF_SHARES:
+            continue  # only what is above it matters
+        if (
+            kind in _LEVEL_9
+            or (kind == OpType.CREATE_TOPIC and is_internal(op.meta[0]))
+            or (kind == OpType.DELETE_GROUP and columns > 2)
+            or (kind == OpType.PREPARE and columns > 9 and (op.meta[9].claim or op.meta[9].on_timeout))
+        ):
+            needed = LEVEL_OF_SHARES
+            continue
         if kind in _TIMERS:
             needed = LEVEL_OF_TIMERS
             continue
@@ -384,6 +396,8 @@ def _extra_problem(extra: PrepareExtra, count: int, home_group: int) -> str | No
         return "PREPARE has one home index for each transaction of a branch, or none"
     if not all(0 < index <= NUMBER_MAX for index in extra.home_index):
         return f"PREPARE's home indexes must be 1 to {NUMBER_MAX}"
+    if extra.fence and (len(extra.fence) != FENCE_BYTES or home_group >= 0):
+        return f"PREPARE's fence has {FENCE_BYTES} bytes, and a branch, which follows its home, has none"
     if not (0 <= extra.parts <= NUMBER_MAX and -1 <= extra.heard_ms <= NUMBER_MAX):
         return f"PREPARE's parts and heard_ms must be at most {NUMBER_MAX}"
     return None

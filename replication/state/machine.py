@@ -53,7 +53,7 @@ OK: Result = [int(ResultCode.OK)]
 #: Fewer transactions of one PREPARE get a record each: a block has no fewer objects.
 BLOCK_MIN = 2
 #: The highest format level whose log entries this software can read.
-LEVEL_MAX = 9
+LEVEL_MAX = 10
 
 
 class StateMachine:
@@ -225,6 +225,7 @@ class StateMachine:
         problems, fresh = list[list[Any]](), list[str]()
         record = tuple.__new__  # the constructor of a named tuple costs another call: 0.3 us for each
         instance, parts, given, home_index = extra.instance, extra.parts, extra.given, extra.home_index
+        fence = extra.fence
         for i, tx_id in enumerate(tx_ids):
             if (
                 part == 0
@@ -242,7 +243,7 @@ class StateMachine:
                 open_young[tx_id] = record(OpenTx, (
                     index, topic, tx_id if query_ids is None else query_ids[i], now, timeout, home_group, 0,
                     due, (digests[i],), refs[i], index, instance, home_index[i] if home_index else -1,
-                    participants, parts, given, "", 0, timers[i] if timers else (),
+                    participants, parts, given, "", 0, timers[i] if timers else (), fence,
                 ))  # fmt: skip
                 fresh.append(tx_id)
             else:
@@ -323,7 +324,8 @@ class StateMachine:
         if self.level > 1:
             if (problem := refusal_of_repeated(self.level, record, extra)) is not None:
                 return problem
-            record = record._replace(newest_index=index, instance=extra.instance)
+            fence = extra.fence or record.fence
+            record = record._replace(newest_index=index, instance=extra.instance, fence=fence)
         if not again:
             record = record._replace(digests=(*record.digests, digest), refs=(*record.refs, *refs))
             if timers:

@@ -27,7 +27,8 @@ class OpenTx(NamedTuple):
     not a branch, or not told. ``parked_for``: why a check parked it; "": none did, or it used up
     its checks. ``checked_ms``: when a check was last answered without a decision (kept from level 5 on; 0:
     never). ``timers``: the messages that it has scheduled, flat: slot, log index, position, bytes, time,
-    ordinal, and so on (kept from level 8 on). The rest is as ``PrepareExtra`` says.
+    ordinal, and so on (kept from level 8 on). ``fence``: see ``PrepareExtra`` (kept from level 10 on). So is
+    the rest.
     """
 
     log_index: int
@@ -49,6 +50,7 @@ class OpenTx(NamedTuple):
     parked_for: str = ""
     checked_ms: int = 0
     timers: tuple[int, ...] = ()
+    fence: bytes = b""
 
     @property
     def messages(self) -> int:
@@ -108,8 +110,8 @@ class Block:
     """
 
     __slots__ = (
-        "_place_of", "_refs", "digests", "due_ms", "given", "instance", "log_index", "parts", "prepared_ms",
-        "query_ids", "rows", "timeout_ms", "topic", "tx_ids",
+        "_place_of", "_refs", "digests", "due_ms", "fence", "given", "instance", "log_index", "parts",
+        "prepared_ms", "query_ids", "rows", "timeout_ms", "topic", "tx_ids",
     )  # fmt: skip
     #: As in a record: none has branches, or is one.
     home_group: ClassVar[int] = -1
@@ -131,7 +133,9 @@ class Block:
         self.log_index, self.topic = log_index, topic
         self.tx_ids, self.query_ids, self.digests, self.rows = tx_ids, query_ids, digests, rows
         self.prepared_ms, self.timeout_ms, self.due_ms = prepared_ms, timeout_ms, prepared_ms + timeout_ms
-        self.instance, self.parts, self.given = extra.instance, extra.parts, extra.given
+        self.instance, self.parts, self.given, self.fence = (
+            extra.instance, extra.parts, extra.given, extra.fence
+        )  # fmt: skip
         self._place_of: dict[str, int] | None = None
         self._refs: Refs | None = None
 
@@ -157,6 +161,7 @@ class Block:
         return tuple.__new__(OpenTx, (
             self.log_index, self.topic, query_id, self.prepared_ms, self.timeout_ms, -1, 0, self.due_ms,
             (digest,), refs, self.log_index, self.instance, -1, (), self.parts, self.given, "", 0, (),
+            self.fence,
         ))  # fmt: skip
 
     def spans(self) -> list[tuple[int, int, int, int]] | None:

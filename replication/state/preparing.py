@@ -33,10 +33,13 @@ def refusal_of_repeated(level: int, record: OpenTx, extra: PrepareExtra) -> list
     """Why a PREPARE does not take over an open transaction, or None. It is a late copy, or may be one.
 
     A PREPARE of version 1 does not tell when it was sent. From level 3 on it takes nothing from a known
-    owner: that owner may be running its local transaction, and would no longer be asked.
+    owner: that owner may be running its local transaction, and would no longer be asked. One of another
+    fence is another database's transaction that happens to have the same id.
     """
     if extra is NO_EXTRA:
         return [int(ResultCode.TX_CONFLICT), "PREPARE"] if level > 2 and record.instance else None
+    if extra.fence and record.fence and extra.fence != record.fence:
+        return [int(ResultCode.TX_CONFLICT), "PREPARE"]
     return [int(ResultCode.STALE), None] if is_overtaken(record, extra) else None
 
 

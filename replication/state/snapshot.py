@@ -25,7 +25,7 @@ from google_crc32c import extend
 from google_crc32c import value as crc32c
 
 from escrowmq.replication.errors import CorruptLog, UnknownVersion
-from escrowmq.replication.format.codec import pack, unpack
+from escrowmq.replication.format.codec import LEVEL_OF_FENCES, pack, unpack
 from escrowmq.replication.format.membership import decode_members
 from escrowmq.replication.format.share_settings import DEFAULTS, group_settings_problem
 from escrowmq.replication.format.timer_ops import LEVEL_OF_TIMERS
@@ -57,6 +57,8 @@ _FIELDS_1 = OpenTx._fields.index("newest_index")
 _FIELDS_2 = OpenTx._fields.index("checked_ms")
 #: And below level 8.
 _FIELDS_5 = OpenTx._fields.index("timers")
+#: And below level 10.
+_FIELDS_8 = OpenTx._fields.index("fence")
 _DIGESTS, _REFS, _PARTICIPANTS = map(OpenTx._fields.index, ("digests", "refs", "participants"))
 _CHUNK = struct.Struct("<II")
 ITEMS_PER_CHUNK = 2_000
@@ -112,7 +114,9 @@ class Snapshot:
         level = self.meta.get("level", 1)
         if level < 5:
             return _FIELDS_1 if level < 2 else _FIELDS_2
-        return _FIELDS_5 if level < LEVEL_OF_TIMERS else len(OpenTx._fields)
+        if level < LEVEL_OF_TIMERS:
+            return _FIELDS_5
+        return _FIELDS_8 if level < LEVEL_OF_FENCES else len(OpenTx._fields)
 
 
 def encode(snapshot: Snapshot, rest: Callable[[], None] = lambda: None) -> Iterator[bytes]:
@@ -335,6 +339,7 @@ def restore(state: StateMachine, name: str, data: bytes | memoryview) -> tuple[i
 
 def _restore(state: StateMachine, name: str, data: bytes | memoryview) -> tuple[int, list[str]]:
     term, files = 0, list[str]()
+    fences: dict[bytes, bytes] = {}  # a few, each of which a million transactions may have
     for chunk in decode(name, data):
         kind = chunk[0]
         if kind == "meta":
@@ -345,7 +350,7 @@ def _restore(state: StateMachine, name: str, data: bytes | memoryview) -> tuple[
         elif kind == "open":
             table = state.transactions.app(chunk[1])
             for tx_id, fields in chunk[2]:
-                table.insert(tx_id, record := _open_record(fields))
+                table.insert(tx_id, record := _open_record(fields, fences))
                 state.timers.in_transactions |= bool(record.timers)
         elif kind in ("settled", "given"):
             table = state.transactions.app(chunk[1])
@@ -396,7 +401,7 @@ def _restore_groups(state: StateMachine, name: str, kind: str, rows: list[list[A
         state.transactions.unattended.update(((app, tx_id), None) for app, tx_id in rows)
 
 
-def _open_record(fields: list[Any]) -> OpenTx:
+def _open_record(fields: list[Any], fences: dict[bytes, bytes]) -> OpenTx:
     fields[_DIGESTS], fields[_REFS] = tuple(fields[_DIGESTS]), tuple(fields[_REFS])
     if len(fields) == _FIELDS_1:
         fields.append(fields[0])  # newest_index: the only PREPARE that is known
@@ -404,6 +409,8 @@ def _open_record(fields: list[Any]) -> OpenTx:
     fields[_PARTICIPANTS] = tuple(fields[_PARTICIPANTS])
     if len(fields) > _FIELDS_5:
         fields[_FIELDS_5] = tuple(fields[_FIELDS_5])
+    if len(fields) > _FIELDS_8:
+        fields[_FIELDS_8] = fences.setdefault(fence := fields[_FIELDS_8], fence)
     return OpenTx(*fields)
 
 

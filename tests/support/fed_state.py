@@ -217,6 +217,19 @@ def state_with_overtaken() -> FedState:
     return log
 
 
+def state_with_fences() -> FedState:
+    """The same at level 10, with transactions of two fences, and one that was prepared again."""
+    log = state_with_overtaken()
+    log.add(ops.level(10))
+    for name in (b"a" * 16, b"b" * 16):
+        extra = PrepareExtra("p", heard_ms=log.now_ms + 1, fence=name)
+        ids = [f"fenced {name[:1].decode()} {number}" for number in range(3)]
+        log.add(ops.prepare("app", "t", ids, None, 0, 0, [1, 2, 3], -1, 0, extra))
+    again = PrepareExtra("q", heard_ms=log.now_ms + 1, fence=b"b" * 16)
+    log.add(ops.prepare("app", "t", ["fenced b 1"], None, 0, 0, [2], -1, 0, again))
+    return log
+
+
 def waiting(state: StateMachine) -> list[bytes]:
     """The records of all messages that wait for their time, in order."""
     store = state.timers.store

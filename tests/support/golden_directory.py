@@ -2,10 +2,10 @@
 
 ``level-1.tar.xz`` was written by the software before format levels (commit 431ec1c, this script with that
 checkout's tree in PYTHONPATH), ``level-2.tar.xz`` by the first with level 2, ``level-3.tar.xz``
-to ``level-8.tar.xz`` by the last that had no level above. They are never written again:
+to ``level-9.tar.xz`` by the last that had no level above. They are never written again:
 they stand for what lies on users' disks. One for a further level:
 
-    python -P tests/support/golden_directory.py tests/golden/directories/level-N.tar.xz
+    PYTHONPATH=$PWD python tests/support/golden_directory.py tests/golden/directories/level-N.tar.xz
 
 It uses only what has been there since level 1. ``CONTENT`` says what is in them.
 """
@@ -24,7 +24,7 @@ from tests.support.broker_group import BrokerGroup
 from tests.support.requests import APP, TOPIC, prepare
 
 FOLDER = Path(__file__).parent.parent / "golden" / "directories"
-LEVELS = (1, 2, 3, 4, 5, 6, 7, 8)
+LEVELS = (1, 2, 3, 4, 5, 6, 7, 8, 9)
 SEGMENT_BYTES = 64 << 10
 #: Readable messages of t/0, by their transaction; transactions left open; one rolled back; a group's offset.
 PUBLISHED = [f"x{number}" for number in range(60)]

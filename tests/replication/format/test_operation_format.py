@@ -42,6 +42,7 @@ from tests.support.fed_state import (
     state_with_a_first_group,
     state_with_a_numbered_alteration,
     state_with_claims,
+    state_with_fences,
     state_with_held_places,
     state_with_ids,
     state_with_lives,
@@ -139,7 +140,7 @@ def samples() -> dict[str, str]:
     frames["ALTER_TOPIC version 3"] = ops.alter_topic("orders", {"check_max": 3}, 1_000, 9)
     frames["TRIM version 2"] = ops.trim("orders", {0: 12}, 9)
     frames["DELETE_GROUP"] = ops.delete_group("billing", 3 << 32 | 1)
-    frames |= timers() | shares() | claims() | offsets()
+    frames |= timers() | shares() | claims() | offsets() | fences()
     frames["CUT"] = cut(["orders", "invoices"], 250)
     frames["command"] = encode_command([frames["MESSAGE"], frames["COMMIT"]], 2, 1_700_000_000_123)
     frames["snapshot"] = b"".join(encode(capture(busy_state().state, 3, ["a.runs"])))
@@ -158,6 +159,7 @@ def samples() -> dict[str, str]:
     frames["snapshot with held places"] = b"".join(encode(taken))
     taken = capture(state_with_overtaken().state, 3, ["a.runs"])
     frames["snapshot with overtaken transactions"] = b"".join(encode(taken))
+    frames["snapshot of level 10"] = b"".join(encode(capture(state_with_fences().state, 3, ["a.runs"])))
     columns = tuple(array("Q", [i, i + 1]) for i in range(6))
     frames["run file"] = b"".join(encode_runs({7: columns}))
     return {name: data.hex() for name, data in frames.items()}
@@ -206,6 +208,14 @@ def claims() -> dict[str, bytes]:
     return {
         "CLAIM": claim_ops.claim("outbox.shop.0", 3, "producer-1"),
         "PREPARE version 2 with a claim": ops.prepare("shop", "orders", ["a"], None, 0, 0, [1], -1, 0, extra),
+    }
+
+
+def fences() -> dict[str, bytes]:
+    """What came with level 10."""
+    extra = PrepareExtra("producer-1", heard_ms=5, fence=bytes(range(16)))
+    return {
+        "PREPARE version 2 of a fence": ops.prepare("shop", "orders", ["a"], None, 0, 0, [1], -1, 0, extra)
     }
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from escrowmq.replication.errors import InvalidMessage, UnknownVersion
-from escrowmq.replication.format import ops
+from escrowmq.replication.format import claim_ops, ops
 from escrowmq.replication.format.codec import PrepareExtra
 from escrowmq.replication.model import ResultCode
-from escrowmq.replication.replica.validation import NUMBER_MAX, TIMEOUT_MS_MAX, parse_request
+from escrowmq.replication.replica.validation import NUMBER_MAX, TIMEOUT_MS_MAX, level_needed, parse_request
 from escrowmq.replication.state.capture import capture
 from escrowmq.replication.state.machine import LEVEL_MAX, StateMachine
 from escrowmq.replication.state.settings import BOUNDS, Settings, setting_problem
@@ -28,6 +28,7 @@ from tests.support.fed_state import (
     state_with_a_first_group,
     state_with_a_numbered_alteration,
     state_with_claims,
+    state_with_fences,
     state_with_held_places,
     state_with_lives,
     state_with_overtaken,
@@ -69,6 +70,7 @@ def without_runs(state: StateMachine) -> dict[str, object]:
         ("snapshot with claims", 9, state_with_claims),
         ("snapshot with held places", 9, state_with_held_places),
         ("snapshot with overtaken transactions", 9, state_with_overtaken),
+        ("snapshot of level 10", 10, state_with_fences),
     ],
 )
 def test_snapshots_of_all_levels_bring_back_the_state(
@@ -86,6 +88,42 @@ def test_a_state_of_level_1_writes_what_older_software_reads() -> None:
     assert data[:8] == b"EMQS\x01\0\0\0"
     log.add(ops.level(2))
     assert b"".join(encode(capture(log.state, 1, [])))[:8] == b"EMQS\x02\0\0\0"
+
+
+def test_a_transaction_keeps_its_fence_and_is_of_no_other_one() -> None:
+    log = FedState()
+    log.add(*(ops.level(level) for level in range(2, 11)))
+    mine, other = b"m" * 16, b"o" * 16
+
+    def again(tx_id: str, instance: str, fence: bytes) -> list[list[object]]:
+        extra = PrepareExtra(instance, heard_ms=log.now_ms + 1, fence=fence)
+        return log.add(ops.prepare("app", "t", [tx_id], None, 0, 0, [7], -1, 0, extra))
+
+    log.add(ops.prepare("app", "t", ["x", "y"], None, 0, 0, [7, 7], -1, 0, PrepareExtra("one", fence=mine)))
+    table = log.state.transactions.look("app").open
+    assert table["x"].fence == table["y"].fence == mine, "also of those that form a block"
+    conflict = [[int(ResultCode.PARTIAL), [[0, int(ResultCode.TX_CONFLICT), "PREPARE"]]]]
+    assert again("x", "two", other) == conflict
+    assert table["x"].instance == "one", "the one that was refused owns nothing"
+    assert again("x", "two", b"") == [[0]] == again("x", "three", mine)
+    assert (table["x"].instance, table["x"].fence) == ("three", mine), "one that names none keeps it"
+    assert again("z", "old", b"") == [[0]] == again("z", "new", mine) and table["z"].fence == mine
+
+
+@pytest.mark.parametrize(
+    ("fence", "home", "problem"), [(b"short", -1, "16 bytes"), (b"f" * 16, 1, "follows its home")]
+)
+def test_a_fence_has_16_bytes_and_is_homes_alone(fence: bytes, home: int, problem: str) -> None:
+    request = ops.prepare("app", "t", ["x"], None, 0, 0, [7], home, 0, PrepareExtra(fence=fence))
+    with pytest.raises(InvalidMessage, match=problem):
+        parse_request(request)
+
+
+def test_only_a_group_of_level_10_takes_a_fence() -> None:
+    fenced = ops.prepare("app", "t", ["x"], None, 0, 0, [7], -1, 0, PrepareExtra(fence=b"f" * 16))
+    claim, plain = claim_ops.claim("n", 1, "c"), ops.rollback("app", ["x"])
+    assert level_needed(parse_request(plain + fenced)) == level_needed(parse_request(claim + fenced)) == 10
+    assert level_needed(parse_request(claim + plain)) == level_needed(parse_request(plain + claim)) == 9
 
 
 def test_an_open_transaction_knows_its_owner_and_its_newest_prepare() -> None:

@@ -59,7 +59,7 @@ def test_whoever_prepares_last_owns_it_and_its_checks_begin_anew() -> None:
     assert log.x.log_index == first.log_index and log.x.refs == first.refs, "its messages are where they were"
     assert log.locked(log.now_ms + 5_000) == []
     (row,) = log.locked(log.now_ms + 6_500)
-    assert row[6:] == ("two", log.index, 6_500)
+    assert row[6:] == ("two", log.index, 6_500, b"")
 
 
 def test_a_parked_transaction_that_is_prepared_again_is_checked_again() -> None:
@@ -104,7 +104,7 @@ def test_a_lock_at_level_1_tells_no_index() -> None:
     log.prepare(["x"], timeout_ms=100)
     log.state.due.advance(log.now_ms + 1_000)
     (row,) = lock_due(log.state, "app", "t", 10, 4.0, "me", log.now_ms + 1_000)
-    assert row[6:] == ("", 0, 1_000)
+    assert row[6:] == ("", 0, 1_000, b"")
 
 
 def test_that_rule_is_what_keeps_the_late_copy_out(monkeypatch: pytest.MonkeyPatch) -> None:
