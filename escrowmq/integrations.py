@@ -24,7 +24,12 @@ from escrowmq.feedback.database.inbox import Inbox
 from escrowmq.feedback.database.inbox_purging import InboxPurged
 from escrowmq.feedback.database.outbox import Outbox
 from escrowmq.feedback.database.outbox_desk import OutboxEntry, OutboxShard
-from escrowmq.feedback.database.outbox_errors import OutboxBehind, OutboxRowBusy, UnknownOutboxRow
+from escrowmq.feedback.database.outbox_errors import (
+    OutboxBehind,
+    OutboxRowBusy,
+    SendTooLarge,
+    UnknownOutboxRow,
+)
 from escrowmq.feedback.database.purging import Purged
 
 if TYPE_CHECKING:
@@ -55,6 +60,7 @@ __all__ = [
     "OutboxRowBusy",
     "OutboxShard",
     "Purged",
+    "SendTooLarge",
     "TableMissing",
     "UnknownOutboxRow",
     "WrongDatabase",

@@ -82,16 +82,27 @@ class BrokerShipping:
 
     def ship(self, shard: int, epoch: int, number: int, messages: Sequence[Message], digest: bytes) -> None:
         """See ``Shipping``."""
-        producer = self._producers.get(shard)
-        if producer is None or self._claims[shard] != epoch:
-            raise ProducerFenced(f"this process has claimed {claim_name(self._app, shard)!r} again since")
+        producer = self._own(shard, epoch)
         try:
             producer.send_numbered(number, messages, digest=digest)
         except claim_errors.OutOfStep as error:
             raise OutOfStep(str(error)) from error
         except REFUSALS as error:
             if not self._settled(shard, number, digest, error):
-                raise BatchRefused(str(error)) from error
+                raise BatchRefused(str(error), hopeless=isinstance(error, MessageTooLarge)) from error
+
+    def settle(self, shard: int, epoch: int, number: int, digest: bytes, why: str) -> None:
+        """See ``Shipping``."""
+        self._own(shard, epoch)
+        refusal = BatchRefused(why)
+        if not self._settled(shard, number, digest, refusal):
+            raise refusal
+
+    def _own(self, shard: int, epoch: int) -> Producer:
+        producer = self._producers.get(shard)
+        if producer is None or self._claims[shard] != epoch:
+            raise ProducerFenced(f"this process has claimed {claim_name(self._app, shard)!r} again since")
+        return producer
 
     def _settled(self, shard: int, number: int, digest: bytes, refusal: Exception) -> bool:
         """Whether the batch is in after all. If it is not, nothing of this number is in the broker, nor will

@@ -128,11 +128,16 @@ def show(
     pairs = _row(entry, shown) | {
         "group": entry.group,
         "next_attempt": _when(entry.next_ms or None, shown),
-        "partition": entry.message.partition,
-        "headers": ", ".join(f"{name}={_text(value)}" for name, value in entry.message.headers.items()),
-        "value": _text(entry.message.value),
         "error": entry.error,
     }
+    if (message := entry.message) is None:
+        pairs["content_hex"] = entry.content.hex()
+    else:
+        pairs |= {
+            "partition": message.partition,
+            "headers": ", ".join(f"{name}={_text(value)}" for name, value in message.headers.items()),
+            "value": _text(message.value),
+        }
     show_pairs(shown, pairs, pairs)
 
 
@@ -216,9 +221,9 @@ def _row(entry: Any, shown: Format) -> dict[str, Any]:
         "state": state,
         "created": _when(entry.created_ms, shown),
         "attempts": entry.attempts,
-        "topic": message.topic,
-        "key": _text(message.key),
-        "value": _short(_text(message.value) or "", shown),
+        "topic": None if message is None else message.topic,
+        "key": None if message is None else _text(message.key),
+        "value": None if message is None else _short(_text(message.value) or "", shown),
         "error": _short(entry.error, shown),
     }
 

@@ -21,6 +21,7 @@ from typing import Any
 from escrowmq.feedback.database import rows
 from escrowmq.feedback.database.auditing import Audited, TransactionStates, audit
 from escrowmq.feedback.database.checking import Checking, identity
+from escrowmq.feedback.database.durability import warn_of_lost_commits
 from escrowmq.feedback.database.errors import (
     AlreadyDone,
     DatabaseMisused,
@@ -105,6 +106,7 @@ class Fence(TxStatusQuerier):
         with self._database.checking() as link:
             link.run(self._schema)
             link.commit()
+            warn_of_lost_commits(link, "fence", self.statements.table)
         self.learn_identity()
 
     # ------------------------------------------------------------ local transactions

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from escrowmq.feedback.database.durability import warn_of_lost_commits
 from escrowmq.feedback.database.errors import DatabaseMisused
 from escrowmq.feedback.database.failures import explained
 from escrowmq.feedback.database.inbox_purging import GroupPlaces, InboxPurged, purge_inbox
@@ -80,6 +81,7 @@ class Inbox:
             with self._database.checking() as link:
                 link.run(self.statements.create)
                 link.commit()
+                warn_of_lost_commits(link, "inbox", self.statements.table)
         except Exception as error:
             raise self._explained(error) from error
 

@@ -9,18 +9,20 @@ from __future__ import annotations
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from escrowmq.feedback.database.durability import warn_of_lost_commits
 from escrowmq.feedback.database.errors import DatabaseMisused
 from escrowmq.feedback.database.failures import explained
 from escrowmq.feedback.database.opening import database_of
 from escrowmq.feedback.database.outbox_desk import OutboxDesk, OutboxEntry, OutboxShard
-from escrowmq.feedback.database.outbox_rows import content_of, order_key_of, shard_of
+from escrowmq.feedback.database.outbox_errors import SendTooLarge
+from escrowmq.feedback.database.outbox_rows import content_of, order_key_of, row_bytes, shard_of
 from escrowmq.feedback.database.outbox_statements import INSERT_MAX, OutboxStatements
 from escrowmq.feedback.database.statements import dialect_of
-from escrowmq.replication.errors import InvalidMessage
+from escrowmq.replication.errors import InvalidMessage, MessageTooLarge
 from escrowmq.replication.model import Message
 
 #: The table's name, unless another is given.
@@ -28,6 +30,11 @@ OUTBOX_TABLE = "escrowmq_outbox"
 SHARDS_MAX = 256
 #: Messages of one call. They go in one transaction of the broker's, however large.
 GROUP_ROWS_MAX = 10_000
+#: The limits of a relay's producer, unless it is given others.
+MESSAGE_BYTES_MAX, TRANSACTION_BYTES_MAX = 1 << 20, 16 << 20
+#: Bytes of one INSERT, or one row: servers limit a statement (MariaDB to 16 MiB), in which a driver may need
+#: two bytes for one.
+INSERT_BYTES_MAX = 2 << 20
 
 
 class Outbox:
@@ -46,11 +53,16 @@ class Outbox:
         shards: int = 1,
         table: str = OUTBOX_TABLE,
         clock: Callable[[], float] = time.time,
+        message_bytes_max: int = MESSAGE_BYTES_MAX,
+        transaction_bytes_max: int = TRANSACTION_BYTES_MAX,
     ) -> None:
-        """``database``: as for ``Fence``. ``clock``: seconds since the epoch; it is only shown."""
+        """``database``: as for ``Fence``. ``clock``: seconds since the epoch; it is only shown.
+        ``message_bytes_max``, ``transaction_bytes_max``: ``send`` refuses more; give those of the relay's
+        producer, if its configuration has others than the default."""
         if type(shards) is not int or not 1 <= shards <= SHARDS_MAX:
             raise DatabaseMisused(f"shards must be from 1 to {SHARDS_MAX}, not {shards!r:.80}")
         self.shards, self._clock = shards, clock
+        self._message_bytes_max, self._transaction_bytes_max = message_bytes_max, transaction_bytes_max
         self.database = database_of(database)
         self.statements = OutboxStatements(dialect_of(self.database.dialect), table)
         self.desk = OutboxDesk(self.database, self.statements)
@@ -66,6 +78,7 @@ class Outbox:
             for statement in self.statements.create:
                 link.run(statement)
             link.commit()
+            warn_of_lost_commits(link, "outbox", self.statements.table)
 
     def send(self, db: Any, *messages: Message) -> None:
         """Insert messages, as a part of ``db``'s transaction; they are sent once that is committed.
@@ -74,28 +87,36 @@ class Outbox:
         of one call stay together. Between transactions the order is that of the calls, so change the rows
         that two transactions compete for before the call.
 
-        Raises InvalidMessage; DatabaseMisused: a connection in autocommit, or without the table.
+        Raises InvalidMessage; MessageTooLarge: a message can never be sent; SendTooLarge: all of them
+        together can never be; DatabaseMisused: a connection in autocommit, or without the table.
         """
         group, created_ms = uuid.uuid4().bytes, int(self._clock() * 1000)
         rows: list[dict[str, Any]] = []
+        sizes = Counter[int]()
         for message in messages:
             content, order_key = content_of(message), order_key_of(message)
+            shard, size = shard_of(order_key, group, self.shards), row_bytes(message, content)
+            if size > self._message_bytes_max:
+                raise MessageTooLarge(size, self._message_bytes_max)
+            sizes[shard] += size
             rows.append({
-                "shard": shard_of(order_key, group, self.shards), "group": group, "order_key": order_key,
-                "content": content, "created_ms": created_ms,
+                "shard": shard, "group": group, "order_key": order_key, "content": content,
+                "created_ms": created_ms,
             })  # fmt: skip
         if len(rows) > GROUP_ROWS_MAX:
             raise InvalidMessage(
                 f"{len(rows):,} messages in one call, which are sent together, and at most "
                 f"{GROUP_ROWS_MAX:,} can be; use several calls"
             )
+        if sizes and (most := max(sizes.values())) > self._transaction_bytes_max:
+            raise SendTooLarge(most, self._transaction_bytes_max)
         in_shard = Counter(row["shard"] for row in rows)
         link = self.database.link(db)
         link.refuse_autocommit("the outbox's row")
         with self._explaining():
-            for at in range(0, len(rows), INSERT_MAX):
-                part = [row | {"group_rows": in_shard[row["shard"]]} for row in rows[at : at + INSERT_MAX]]
-                link.run(*self.statements.insert(part))
+            for part in _parts(rows):
+                counted = [row | {"group_rows": in_shard[row["shard"]]} for row in part]
+                link.run(*self.statements.insert(counted))
         if self._woken and rows:
             link.after_commit(self.wake)
 
@@ -161,3 +182,17 @@ class Outbox:
 
     def _explained(self, error: Exception) -> Exception:
         return explained(error, "outbox", self.statements.table, "the database that the service changes")
+
+
+def _parts(rows: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """As many rows as one statement takes."""
+    part: list[dict[str, Any]] = []
+    size = 0
+    for row in rows:
+        size += len(row["content"])
+        if part and (len(part) == INSERT_MAX or size > INSERT_BYTES_MAX):
+            yield part
+            part, size = [], len(row["content"])
+        part.append(row)
+    if part:
+        yield part

@@ -13,7 +13,7 @@ from typing import Any
 
 from escrowmq.feedback.database.links import Database, Link
 from escrowmq.feedback.database.outbox_errors import OutboxBehind, OutboxRowBusy, UnknownOutboxRow
-from escrowmq.feedback.database.outbox_rows import DEAD, PENDING, message_of
+from escrowmq.feedback.database.outbox_rows import DEAD, PENDING, UnreadableContent, message_of
 from escrowmq.feedback.database.outbox_statements import OutboxStatements
 from escrowmq.replication.model import Message
 
@@ -25,8 +25,9 @@ _IDS_MAX = 500
 class OutboxEntry:
     """A row of an outbox. ``group``: hexadecimal, the same for the messages of one ``send``; ``attempts``:
     how often the broker has refused it; ``next_ms``: when it is tried again, 0: as soon as its turn comes;
-    ``batch``: the number under which it is being sent now; ``error``: why it was refused last. Times are in
-    ms since the epoch."""
+    ``batch``: the number under which it is being sent now; ``error``: why it was refused last; ``message``:
+    None if this version cannot read it, and then ``content`` is what the row has. Times are in ms since the
+    epoch."""
 
     id: int
     shard: int
@@ -37,7 +38,8 @@ class OutboxEntry:
     created_ms: int
     batch: int | None
     error: str
-    message: Message
+    message: Message | None
+    content: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,8 @@ class OutboxDesk:
             found.append(
                 OutboxShard(
                     shard, int(waiting or 0), int(sending or 0), int(dead or 0),
-                    None if oldest is None else int(oldest), int(last), bytes(owner).decode(),
+                    None if oldest is None else int(oldest), int(last),
+                    bytes(owner).decode(errors="replace"),
                     int(until), bytes(stopped or b"").decode(errors="replace"),
                 )
             )  # fmt: skip
@@ -173,15 +176,21 @@ def _slices(ids: Collection[int]) -> Iterator[Sequence[int]]:
 
 def _entry(row: Sequence[Any]) -> OutboxEntry:
     id, shard, group, state, attempts, next_ms, created_ms, batch, error, content, placed = row
+    why, message = bytes(error or b"").decode(errors="replace"), None
+    try:
+        message = message_of(bytes(content), None if placed is None else int(placed))
+    except UnreadableContent as unreadable:
+        why = why or str(unreadable)
     return OutboxEntry(
         int(id),
         int(shard),
         bytes(group).hex(),
         int(state) == DEAD,
         int(attempts),
-        int(next_ms),
+        max(int(next_ms), 0),
         int(created_ms),
         None if batch is None else int(batch),
-        bytes(error or b"").decode(errors="replace"),
-        message_of(bytes(content), None if placed is None else int(placed)),
+        why,
+        message,
+        b"" if message is not None else bytes(content),
     )

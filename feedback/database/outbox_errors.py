@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from escrowmq.replication.errors import EscrowMQError
+from escrowmq.replication.errors import EscrowMQError, MessageTooLarge
 
 
 class OutboxBehind(EscrowMQError):
@@ -37,6 +37,18 @@ class OutboxRowBusy(EscrowMQError):
 
     def __str__(self) -> str:
         return f"{_rows(self.ids)}: {self.why}"
+
+
+class SendTooLarge(MessageTooLarge):
+    """The messages of one ``Outbox.send``, which are sent together, are larger than a transaction of the
+    broker's can be. Nothing was inserted."""
+
+    def __str__(self) -> str:
+        return (
+            f"the messages of this send, which are sent together, have {self.size_bytes} bytes, and a "
+            f"transaction of the broker can have {self.limit_bytes}; use several calls of send, or raise "
+            "producer.transaction_bytes_max for the relay and transaction_bytes_max of the Outbox"
+        )
 
 
 class UnknownOutboxRow(EscrowMQError):

@@ -7,7 +7,7 @@ that was written once can be read for ever.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -17,14 +17,23 @@ from escrowmq.replication.errors import InvalidMessage
 from escrowmq.replication.model import Message
 
 PENDING, DEAD = 1, 2
+#: ``next_ms`` of a row whose batch has a digest that covers the rows themselves. Rows that an earlier version
+#: has marked have 0 or more there, and keep the digest under which they may have been sent.
+MARKED = -1
 #: Of an error's text, no more than this is kept with the row.
 ERROR_BYTES_MAX = 1024
+#: A larger content is not read: no message can be so large, and a relay would need the memory.
+CONTENT_BYTES_MAX = 64 << 20
 _ORDER_KEY_BYTES = 16
 
 _encode = msgspec.msgpack.Encoder().encode
 #: Topic, partition or None, key or None, value, headers or None, delivery time (see delivery_times.py).
 _Fields = tuple[str, int | None, bytes | None, bytes, dict[str, bytes] | None, int]
 _decode = msgspec.msgpack.Decoder(_Fields).decode
+
+
+class UnreadableContent(Exception):
+    """This version cannot read a row's content: a later one has written it, or it is damaged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +74,23 @@ def content_of(message: Message) -> bytes:
 
 
 def message_of(content: bytes, placed: int | None = None) -> Message:
-    """The message of a content. ``placed``: the partition that was chosen for it."""
-    topic, partition, key, value, headers, time_ms = _decode(content)
-    chosen = partition if placed is None else placed
-    return Message(topic, value, key, headers, chosen, **given_by(time_ms))
+    """The message of a content. ``placed``: the partition that was chosen for it. Raises
+    UnreadableContent."""
+    try:
+        topic, partition, key, value, headers, time_ms = _decode(content)
+        chosen = partition if placed is None else placed
+        return Message(topic, value, key, headers, chosen, **given_by(time_ms))
+    except (msgspec.MsgspecError, InvalidMessage, ValueError) as error:
+        raise UnreadableContent(
+            f"the row's content cannot be read: it is damaged, or of a later version of EscrowMQ ({error}); "
+            "upgrade the relay and retry the row, or drop it"
+        ) from error
+
+
+def row_bytes(message: Message, content: bytes) -> int:
+    """Of a message of this content, at least so many bytes count for the broker's limits: key, value and
+    headers, but not topic, partition and time. The id of the batch's transaction comes to that."""
+    return max(len(content) - len(_encode((message.topic, message.partition, 1 << 63))), 0)
 
 
 def order_key_of(message: Message) -> bytes | None:
@@ -88,22 +110,32 @@ def shard_of(order_key: bytes | None, group: bytes, shards: int) -> int:
     return int.from_bytes((order_key or group)[:8], "big") % shards
 
 
-def digest_of(messages: Iterable[tuple[str, int, bytes | None, bytes, Mapping[str, bytes]]]) -> bytes:
-    """16 bytes that say what a batch contains: topic, partition, key, value and headers of each message, in
-    order. A repetition of the batch has the same ones, whatever its transaction's id."""
+def digest_of_rows(rows: Sequence[OutboxRow]) -> bytes:
+    """16 bytes that stand for the rows of a batch, in order: a repetition of the batch has the same ones,
+    whatever its transaction's id.
+
+    A row is known by its number and by the random bytes of its group: in a database that was restored, a new
+    row may have the number and the content of one that was sent. It must not be taken for that one.
+    """
+    if any(row.next_ms != MARKED for row in rows):
+        try:
+            return _digest_of_contents(rows)
+        except UnreadableContent:
+            return b"?" * 16  # what the broker may have is not known: it does not fit, and a person decides
     digest = hashlib.sha256()
-    for topic, partition, key, value, headers in messages:
-        row = _encode((topic, partition, key, value, sorted(headers.items())))
-        digest.update(b"%d:" % len(row))
-        digest.update(row)
+    for row in rows:
+        packed = _encode((row.batch, row.id, row.group, row.placed, row.content))
+        digest.update(b"%d:" % len(packed))
+        digest.update(packed)
     return digest.digest()[:16]
 
 
-def digest_of_rows(rows: Sequence[OutboxRow]) -> bytes:
-    """The same for rows of a batch, whose partitions are chosen."""
-    found = []
+def _digest_of_contents(rows: Sequence[OutboxRow]) -> bytes:
+    """As earlier versions made it: topic, partition, key, value and headers of each message."""
+    digest = hashlib.sha256()
     for row in rows:
-        message = message_of(row.content, row.placed)
-        assert message.partition is not None, row.id
-        found.append((message.topic, message.partition, message.key, message.value, message.headers))
-    return digest_of(found)
+        one = message_of(row.content, row.placed)
+        packed = _encode((one.topic, one.partition, one.key, one.value, sorted(one.headers.items())))
+        digest.update(b"%d:" % len(packed))
+        digest.update(packed)
+    return digest.digest()[:16]

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from escrowmq.feedback.database.links import Database, Link
-from escrowmq.feedback.database.outbox_rows import ERROR_BYTES_MAX, OutboxRow
+from escrowmq.feedback.database.outbox_rows import CONTENT_BYTES_MAX, ERROR_BYTES_MAX, MARKED, OutboxRow
 from escrowmq.feedback.database.outbox_statements import OutboxStatements
 from escrowmq.feedback.database.relay_plan import ROWS_MAX, pick, refused
 
@@ -116,10 +116,11 @@ class OutboxShards:
 
     def _with_contents(self, link: Link, rows: Sequence[OutboxRow]) -> list[OutboxRow]:
         """The same rows. Raises LeaseLost if somebody has taken one away meanwhile."""
-        found = link.rows(self._statements.contents([row.id for row in rows])) if rows else []
-        _expect(len(rows), len(found))
+        readable = [row.id for row in rows if row.size <= CONTENT_BYTES_MAX]
+        found = link.rows(self._statements.contents(readable)) if readable else []
+        _expect(len(readable), len(found))
         read = {int(id): bytes(content) for id, content in found}
-        return [replace(row, content=read[row.id], size=0) for row in rows]
+        return [replace(row, content=read[row.id], size=0) if row.id in read else row for row in rows]
 
     def mark(self, lease: Lease, rows: Sequence[OutboxRow], placed: dict[int, int]) -> list[OutboxRow]:
         """Write the next batch's number on rows, and the partition of each; from here on the batch does not
@@ -127,7 +128,7 @@ class OutboxShards:
         batch = lease.last + 1
         with self._holding(lease) as link:
             _expect(len(placed), link.changed(self._statements.mark(batch, placed), {}))
-        return [replace(row, batch=batch, placed=placed[row.id]) for row in rows]
+        return [replace(row, batch=batch, placed=placed[row.id], next_ms=MARKED) for row in rows]
 
     def finish(self, lease: Lease, batch: int, rows: Sequence[OutboxRow]) -> Lease:
         """The batch is committed in the broker: remove its rows."""
@@ -136,10 +137,12 @@ class OutboxShards:
             link.run(self._statements.advance, {"shard": lease.shard, "batch": batch})
         return Lease(lease.shard, lease.epoch, batch)
 
-    def dissolve(self, lease: Lease, batch: int, rows: Sequence[OutboxRow], error: str) -> Lease:
+    def dissolve(
+        self, lease: Lease, batch: int, rows: Sequence[OutboxRow], error: str, *, hopeless: bool = False
+    ) -> Lease:
         """The broker has refused the batch for good, and has stored none of it: its number is not used
-        again."""
-        changes = refused(rows, self._clock())
+        again. ``hopeless``: see ``BatchRefused``."""
+        changes = refused(rows, self._clock(), hopeless=hopeless)
         with self._holding(lease) as link:
             statement = self._statements.dissolve(batch, changes)
             _expect(len(rows), link.changed(statement, {"error": _text(error)}))

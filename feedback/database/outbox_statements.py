@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from escrowmq.feedback.database.errors import DatabaseMisused
-from escrowmq.feedback.database.outbox_rows import DEAD, PENDING
+from escrowmq.feedback.database.outbox_rows import DEAD, MARKED, PENDING
 from escrowmq.feedback.database.relay_plan import Change
 from escrowmq.feedback.database.statements import TABLE, Dialect
 
@@ -104,11 +104,11 @@ class OutboxStatements:
             "WHERE shard = :shard AND stopped IS NOT NULL"
         )
         self.undo_batch = (
-            f"UPDATE {table} SET batch = NULL, placed = NULL, error = :error "
+            f"UPDATE {table} SET batch = NULL, placed = NULL, next_ms = 0, error = :error "
             f"WHERE shard = :shard AND state = {PENDING} AND batch IS NOT NULL"
         )
         self.hold_back = (
-            f"UPDATE {table} SET batch = NULL, placed = NULL, error = :error, state = {DEAD} "
+            f"UPDATE {table} SET batch = NULL, placed = NULL, next_ms = 0, error = :error, state = {DEAD} "
             f"WHERE shard = :shard AND state = {PENDING}"
         )
 
@@ -157,7 +157,7 @@ class OutboxStatements:
         """Give rows the number of a batch, and each its partition."""
         cases = " ".join(f"WHEN {id} THEN {partition}" for id, partition in placed.items())
         return (
-            f"UPDATE {self.table} SET batch = {batch}, placed = CASE id {cases} END "
+            f"UPDATE {self.table} SET batch = {batch}, next_ms = {MARKED}, placed = CASE id {cases} END "
             f"WHERE id IN ({_list(placed)}) AND batch IS NULL AND state = {PENDING}"
         )
 

@@ -56,15 +56,16 @@ def pick(rows: Sequence[OutboxRow], now_ms: int, *, all_seen: bool) -> list[Outb
     return sorted(chosen, key=lambda row: row.id)
 
 
-def refused(rows: Sequence[OutboxRow], now_ms: int) -> list[Change]:
+def refused(rows: Sequence[OutboxRow], now_ms: int, *, hopeless: bool = False) -> list[Change]:
     """After the broker has refused a batch for good. Several groups are tried again at once, each alone:
-    which of them was refused is not known. One group waits, longer each time, and is dead in the end."""
+    which of them was refused is not known. One group waits, longer each time, and is dead in the end;
+    ``hopeless``: at once."""
     if len({row.group for row in rows}) > 1:
         return [Change(row.id, max(row.attempts, 1), now_ms, PENDING) for row in rows]
     changes = []
     for row in rows:
         attempts = row.attempts + 1
-        state = DEAD if attempts >= ATTEMPTS_MAX else PENDING
+        state = DEAD if hopeless or attempts >= ATTEMPTS_MAX else PENDING
         changes.append(Change(row.id, attempts, now_ms + pause_ms(attempts), state))
     return changes
 

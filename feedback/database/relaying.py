@@ -15,14 +15,25 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from escrowmq.feedback.database.errors import DatabaseMisused
-from escrowmq.feedback.database.outbox_rows import OutboxRow, digest_of_rows, message_of
+from escrowmq.feedback.database.outbox_rows import (
+    CONTENT_BYTES_MAX,
+    OutboxRow,
+    UnreadableContent,
+    digest_of_rows,
+    message_of,
+)
 from escrowmq.feedback.database.outbox_shards import Lease, LeaseLost, OutboxShards
 from escrowmq.replication.errors import EscrowMQError, ProducerFenced
 from escrowmq.replication.model import Message
 
 
 class BatchRefused(Exception):
-    """The broker refuses these messages for good, and has stored none of them."""
+    """The broker refuses these messages for good, and has stored none of them. ``hopeless``: whatever becomes
+    of the broker, they are not fit to be sent."""
+
+    def __init__(self, why: str, *, hopeless: bool = False) -> None:
+        super().__init__(why)
+        self.hopeless = hopeless
 
 
 class OutOfStep(Exception):
@@ -45,6 +56,10 @@ class Shipping(Protocol):
 
         Raises BatchRefused, OutOfStep, ProducerFenced (the claim is another's now); any other EscrowMQError
         means that the answer is not known, or that the broker is away: the same batch is sent again."""
+
+    def settle(self, shard: int, epoch: int, number: int, digest: bytes, why: str) -> None:
+        """The same for a batch whose messages nobody can read: it ends if they are committed. If not, they
+        never will be, and BatchRefused says ``why``."""
 
 
 class Step(enum.Enum):
@@ -120,7 +135,7 @@ class Relay:
         placed: dict[int, int] = {}
         broken: dict[bytes, str] = {}
         for row in rows:
-            place = self._shipping.place(self._shard, message_of(row.content), row.id)
+            place = self._place(row)
             if isinstance(place, int):
                 placed[row.id] = place
             else:
@@ -133,16 +148,25 @@ class Relay:
         self._batch = self._shards.mark(lease, rows, placed)
         return Step.SENT
 
+    def _place(self, row: OutboxRow) -> int | str:
+        """The row's partition, or why it can never be sent."""
+        if row.size > CONTENT_BYTES_MAX:
+            return f"the row's content has {row.size:,} bytes, more than any message may have: drop it"
+        try:
+            message = message_of(row.content)
+        except UnreadableContent as error:
+            return str(error)
+        return self._shipping.place(self._shard, message, row.id)
+
     def _send(self, lease: Lease) -> Step:
         rows, number = self._batch, lease.last + 1
         if any(row.batch != number for row in rows):
             return self._stopped(lease, f"rows of batch {rows[0].batch}, and the next one is {number}")
-        messages = [message_of(row.content, row.placed) for row in rows]
         try:
-            self._shipping.ship(self._shard, self._epoch, number, messages, digest_of_rows(rows))
+            self._ship(number, rows)
         except BatchRefused as error:
             self.problem = str(error)
-            self._lease = self._shards.dissolve(lease, number, rows, str(error))
+            self._lease = self._shards.dissolve(lease, number, rows, str(error), hopeless=error.hopeless)
             self._batch = []
             return Step.REFUSED
         except OutOfStep as error:
@@ -152,6 +176,14 @@ class Relay:
         self.rows_sent += len(rows)
         self.problem = ""
         return Step.SENT
+
+    def _ship(self, number: int, rows: Sequence[OutboxRow]) -> None:
+        try:
+            messages = [message_of(row.content, row.placed) for row in rows]
+        except UnreadableContent as error:  # marked by a later version, or damaged since
+            self._shipping.settle(self._shard, self._epoch, number, digest_of_rows(rows), str(error))
+        else:
+            self._shipping.ship(self._shard, self._epoch, number, messages, digest_of_rows(rows))
 
     def _stopped(self, lease: Lease, why: str) -> Step:
         self._shards.stop(lease, why)

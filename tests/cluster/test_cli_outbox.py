@@ -69,6 +69,22 @@ def test_rows_are_listed_shown_retried_and_dropped(world: World, url: str) -> No
     assert code == 4 and f"the outbox has no row {first}" in text and "hint: 'escrowmq outbox list'" in text
 
 
+def test_a_row_that_nobody_can_read_is_listed_shown_retried_and_dropped(world: World, url: str) -> None:
+    world.send(Message("t", b"1"))
+    with world.connect() as db:
+        db.execute(sa.text("update escrowmq_outbox set content = :content"), {"content": b"\x97damaged"})
+        db.commit()
+    assert world.relay().step() is Step.REFUSED
+    (row,) = read("list", url, "--dead")
+    assert (row["topic"], row["value"]) == (None, None) and "cannot be read" in row["error"]
+    assert read("show", url, row["id"])["content_hex"] == b"\x97damaged".hex()
+    for shown in ("list", "show"):
+        code, text = said(shown, url, *([row["id"]] if shown == "show" else []))
+        assert code == 0 and "cannot be read" in " ".join(text.split())
+    assert read("retry", url, row["id"]) == {"retried": 1}
+    assert read("drop", url, row["id"], "--yes") == {"dropped": 1}
+
+
 def test_what_is_being_sent_or_cannot_work_ends_with_a_line_that_says_what_to_do(
     world: World, url: str
 ) -> None:

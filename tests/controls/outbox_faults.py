@@ -10,11 +10,11 @@ import pytest
 from escrowmq.actors.outbox.shipping import BrokerShipping
 from escrowmq.actors.producer.blocks import NO_NUMBER
 from escrowmq.actors.producer.numbered import Numbered
-from escrowmq.feedback.database import outbox_shards, relay_plan
+from escrowmq.feedback.database import outbox_rows, outbox_shards, relay_plan, relaying
 from escrowmq.feedback.database.outbox_rows import OutboxRow
 from escrowmq.feedback.database.outbox_shards import Lease, OutboxShards
 from escrowmq.feedback.database.outbox_statements import OutboxStatements
-from escrowmq.feedback.database.relaying import OutOfStep, Relay, Step
+from escrowmq.feedback.database.relaying import BatchRefused, OutOfStep, Relay, Step
 from escrowmq.replication.state.claims import Claims
 from tests.controls.planting import RELAYS, plant
 from tests.history.outbox import DUPLICATE, LOST, REORDERED, STOPPED
@@ -31,6 +31,19 @@ def fails_over(patch: pytest.MonkeyPatch) -> None:
     restores(patch)
     for what, chance in {"fail over": 0.01, "kill": 0.0, "long stop": 0.001, "end": 0.0}.items():
         patch.setitem(schedule.CHANCES, what, chance)
+
+
+def equal(patch: pytest.MonkeyPatch) -> None:
+    """The database often fails over, and rows are equal to others. They come singly, and so do batches."""
+    fails_over(patch)
+    patch.setattr(schedule, "EQUAL", 1.0)
+    patch.setattr(schedule, "TWINS", 1.0)
+    patch.setitem(schedule.CHANCES, "send", 0.02)
+
+
+def spoils(patch: pytest.MonkeyPatch) -> None:
+    """Some rows cannot be read in every world."""
+    patch.setattr(schedule, "SPOILS", 1.0)
 
 
 def changes(patch: pytest.MonkeyPatch) -> None:
@@ -143,6 +156,30 @@ def number_without_digest(patch: pytest.MonkeyPatch) -> None:
         return refusal(self, app, tx_id, (name, epoch, number, digest), *rest)
 
     patch.setattr(Claims, "refusal", by_number)
+
+
+@plant("digest-of-contents", LOST, workload=RELAYS, within=60, conditions=equal)
+def digest_of_contents(patch: pytest.MonkeyPatch) -> None:
+    """A batch is known by its contents, and not by its rows: one of new rows may be equal to the last one."""
+    patch.setattr(relaying, "digest_of_rows", outbox_rows._digest_of_contents)
+
+
+@plant(
+    "unreadable-batch-not-settled",
+    DUPLICATE,
+    STOPPED,
+    workload=RELAYS,
+    start=14,
+    within=20,
+    conditions=spoils,
+)
+def unreadable_batch_not_settled(patch: pytest.MonkeyPatch) -> None:
+    """A batch with a row that nobody can read is taken apart, although an earlier sending may be in."""
+
+    def refuses(self: BrokerShipping, shard: int, epoch: int, number: int, digest: bytes, why: str) -> None:
+        raise BatchRefused(why)
+
+    patch.setattr(BrokerShipping, "settle", refuses)
 
 
 @plant("out-of-step-is-done", LOST, workload=RELAYS, start=2, conditions=restores)

@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from tests.relays import schedule as relays
 from tests.sim import aiming, broken_link, broker_workload, delayed, purging, supervisor, topic_changes
 from tests.sim.across import later, named, producers, scene
 from tests.sim.checks import Checker
@@ -155,6 +156,8 @@ def planted(fault: Planted | str | None) -> Iterator[None]:
         patch.setattr(scene, "draw_level", lambda rng, lowest: (lowest, None))
         patch.setattr(broker_workload, "NEWEST_SHARE", 0.0)
         patch.setattr(producers, "COMPRESSING", 0.0)
+        patch.setattr(relays, "EQUAL", 0.0)
+        patch.setattr(relays, "SPOILS", 0.0)
         for kind, weight in fault.often.items():
             weights = next(table for table in (WEIGHTS, GROUP_WEIGHTS, ADDED) if kind in table)
             patch.setitem(weights, kind, weight)

@@ -4,6 +4,8 @@ The database's side is told row by row: when its transaction began and when it w
 person has done with it since. Order is promised where one transaction began after the other was committed;
 two that overlapped may come in either order.
 
+Rows of the same content cannot be told apart in the log, so these are counted.
+
 ``outbox-lost``: a committed row's message is not readable; ``outbox-duplicate``: it is readable twice, or
 without a committed row, or although a person has dropped the row; ``outbox-reordered``: two messages of a key
 are in a partition in another order than their transactions; ``outbox-stopped``: a shard has stopped although
@@ -38,7 +40,8 @@ class Row:
     ``unsure``: nobody knows whether its transaction was committed, or whether a person's drop was carried
     out; ``dropped``: a person gave it up; ``may_miss``: something else has taken it away, e.g. its topic was
     deleted, or the database lost it; ``may_repeat``: a person has sent it knowing that it may be there
-    already; ``unordered``: it was refused for good, or given out of turn.
+    already; ``unordered``: it was refused for good, or given out of turn. ``content``: of a row that others
+    are equal to, in place of ``value`` in the log.
     """
 
     value: str
@@ -50,6 +53,7 @@ class Row:
     may_miss: bool = False
     may_repeat: bool = False
     unordered: bool = False
+    content: str = ""
 
 
 class Seen(NamedTuple):
@@ -62,10 +66,15 @@ class Seen(NamedTuple):
 
 def anomalies(rows: Iterable[Row], log: Iterable[Seen]) -> list[str]:
     """What is wrong, in one line each."""
-    known = {row.value: row for row in rows}
+    rows = list(rows)
+    known = {row.value: row for row in rows if not row.content}
     seen = sorted(log, key=lambda one: (str(one.place), one.offset))
     counted = Counter(one.value for one in seen)
-    found = [
+    equal = [row for row in rows if row.content]
+    found = _of_equal_rows(equal, counted)
+    for content in {row.content for row in equal}:
+        del counted[content]
+    found += [
         f"{LOST}: {row.value}"
         for row in known.values()
         if row.committed < NEVER and not counted[row.value]
@@ -80,6 +89,21 @@ def anomalies(rows: Iterable[Row], log: Iterable[Seen]) -> list[str]:
         elif count > 1 and not row.may_repeat:
             found.append(f"{DUPLICATE}: {value} is readable {count} times")
     return found + _reordered(known, seen)
+
+
+def _of_equal_rows(rows: Sequence[Row], counted: Counter[str]) -> list[str]:
+    """Too few or too many messages of a content that several rows have."""
+    found = []
+    for content in sorted({row.content for row in rows}):
+        own = [row for row in rows if row.content == content]
+        sure = [row for row in own if row.committed < NEVER and not row.unsure and not row.dropped]
+        least = sum(not row.may_miss for row in sure)
+        most = len(sure) + sum(row.unsure for row in own)
+        if counted[content] < least:
+            found.append(f"{LOST}: {content}, of {least} rows, is readable {counted[content]} times")
+        elif counted[content] > most and not any(row.may_repeat for row in own):
+            found.append(f"{DUPLICATE}: {content}, of {most} rows, is readable {counted[content]} times")
+    return found
 
 
 def _reordered(known: dict[str, Row], seen: Sequence[Seen]) -> list[str]:

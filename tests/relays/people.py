@@ -13,7 +13,7 @@ from functools import partial
 
 from escrowmq import EscrowMQError, Message
 from escrowmq.actors.outbox.shipping import BrokerShipping, claim_name
-from escrowmq.feedback.database.outbox import Outbox
+from escrowmq.feedback.database.outbox import OUTBOX_TABLE, Outbox
 from escrowmq.feedback.database.outbox_desk import OutboxEntry
 from tests.history.outbox import Row
 from tests.relays.cluster import VALUE_BYTES, RelayBroker
@@ -25,17 +25,23 @@ STABLE, CHANGING, NOWHERE = "t", "u", "nowhere"
 KEYS = (b"a", b"b", b"c", None)
 LARGE, TOO_LARGE, TOO_LARGE_IN_ALL = 1_500, 3_000, 6_000  # bytes; see ``relay.SIZES``
 DELAY_S = 1.0
+#: In worlds that have them, the share of sends that are one message equal to others of its kind.
+TWINS, TWIN = 0.7, "twin"
+#: So many ticks long they are of one kind: of one that is lost, a repetition of another can take the place.
+TWIN_TICKS = 16
 
 
 class Rows:
-    """Every row that a service has ever inserted, by its value. ``topic``: of each; ``restored``: whether the
-    database was, so that it has rows that were sent."""
+    """Every row that a service has ever inserted, by its value, or by a name where others have the same value
+    or nobody can read it any more. ``topic``: of each; ``restored``: whether the database was, so that it has
+    rows that were sent."""
 
     def __init__(self) -> None:
         self.known: dict[str, Row] = {}
         self.topic: dict[str, str] = {}
         self.delayed: set[str] = set()
         self.restored = False
+        self._named: dict[tuple[str, int], str] = {}  # group and id -> name
         self._tick = 0
 
     def tick(self) -> int:
@@ -43,11 +49,17 @@ class Rows:
         return self._tick
 
     def of(self, entries: Sequence[OutboxEntry]) -> list[Row]:
-        return [self.known[value_of(entry)] for entry in entries]
+        return [self.known[self.name_of(entry)] for entry in entries]
 
+    def give_name(self, group: str, id: int, name: str) -> None:
+        self._named[group, id] = name
 
-def value_of(entry: OutboxEntry) -> str:
-    return bytes(entry.message.value)[:VALUE_BYTES].decode().rstrip()
+    def name_of(self, entry: OutboxEntry) -> str:
+        given = self._named.get((entry.group, entry.id))
+        if given is None:
+            assert entry.message is not None, entry
+            given = bytes(entry.message.value)[:VALUE_BYTES].decode().rstrip()
+        return given
 
 
 class Service:
@@ -57,6 +69,43 @@ class Service:
         self, rows: Rows, outbox: Outbox, database: SteppedDatabase, late: LateRows, rng: random.Random
     ) -> None:
         self._rows, self._outbox, self._database, self._late, self._rng = rows, outbox, database, late, rng
+
+    def send_twin(self) -> None:
+        """One message, equal to others."""
+        began = self._rows.tick()
+        content = f"{TWIN}s{began // TWIN_TICKS}"
+        try:
+            with self._database.connection() as db:
+                self._outbox.send(db, Message(STABLE, content.encode().ljust(VALUE_BYTES), KEYS[0]))
+                last = f"SELECT lower(hex(tx_group)), id FROM {OUTBOX_TABLE} ORDER BY id DESC LIMIT 1"
+                ((group, id),) = db.execute(last)
+                db.commit()
+        except sqlite3.Error:
+            return
+        name = f"{TWIN}{began}"
+        self._rows.give_name(group, id, name)
+        self._rows.known[name] = Row(name, None, began, self._rows.tick(), content=content)
+        self._rows.topic[name] = STABLE
+
+    def spoil(self, rng: random.Random) -> bool:
+        """A row that waits, or is being sent, has a content that nobody can read."""
+        found = [entry for entry in self._outbox.rows(limit=1000) if entry.message is not None]
+        found = [entry for entry in found if not self._rows.known[self._rows.name_of(entry)].content]
+        if not found:
+            return False
+        entry = rng.choice(found)
+        name, content = self._rows.name_of(entry), rng.choice((b"", rng.randbytes(20), b"\x96\xa1t\xc0"))
+        try:
+            with self._database.connection() as db:
+                db.execute(f"UPDATE {OUTBOX_TABLE} SET content = ? WHERE id = ?", (content, entry.id))
+                db.commit()
+        except sqlite3.Error:
+            return False
+        self._rows.give_name(entry.group, entry.id, name)
+        for row in self._rows.of([one for one in self._outbox.rows(limit=1000) if one.group == entry.group]):
+            row.unordered = True
+        self._rows.known[name].may_miss = True
+        return True
 
     def send(self, changing: bool) -> None:
         """One transaction, as the seed says."""
@@ -166,11 +215,16 @@ class Person:
                 continue
             there = {seen.value for seen in self._broker.read()}
             topics = self._broker.topics()
-            messages = [entry.message for entry in entries]
+            messages = [entry.message for entry in entries if entry.message is not None]
             sizes = [len(one.value) for one in messages]
-            hopeless = max(sizes) >= TOO_LARGE or sum(sizes) >= TOO_LARGE_IN_ALL
+            hopeless = max(sizes, default=0) >= TOO_LARGE or sum(sizes) >= TOO_LARGE_IN_ALL
+            hopeless = hopeless or len(messages) < len(entries)
             hopeless = hopeless or any(one.topic not in topics for one in messages)
-            if any(value_of(entry) in there for entry in entries):
+            if any(row.content for row in self._rows.of(entries)):
+                for row in self._rows.of(entries):  # nobody can tell whether it is in the log
+                    row.may_repeat = self._rows.restored
+                self._outbox.retry([entries[0].id])
+            elif any(self._rows.name_of(entry) in there for entry in entries):
                 self._count("found in the log")
                 self._outbox.drop([entries[0].id])
             elif hopeless and (tidy or self._rng.random() < 0.3):

@@ -71,6 +71,11 @@ class SteppedShipping:
         self._inner.ship(shard, epoch, number, messages, digest)
         self._turns.pause()
 
+    def settle(self, shard: int, epoch: int, number: int, digest: bytes, why: str) -> None:
+        self._turns.pause()
+        self._inner.settle(shard, epoch, number, digest, why)
+        self._turns.pause()
+
 
 @contextmanager
 def pausing_between_prepare_and_commit(turns: Turns) -> Iterator[None]:

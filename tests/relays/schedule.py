@@ -28,7 +28,7 @@ from escrowmq.feedback.database.relaying import Step
 from tests.history.outbox import LOST, STOPPED, anomalies
 from tests.relays.cluster import RelayBroker
 from tests.relays.database import LateRows, SteppedDatabase
-from tests.relays.people import CHANGING, STABLE, Person, Rows, Service, value_of
+from tests.relays.people import CHANGING, STABLE, TWINS, Person, Rows, Service
 from tests.relays.relay import APP, LEASE_S, RelayProcess, pausing_between_prepare_and_commit
 from tests.relays.turns import Turns
 
@@ -42,6 +42,8 @@ CHANCES = {
 }  # fmt: skip
 #: What only some worlds have.
 RESTORES, CHANGES, HOLDS, THREE = 0.35, 0.4, 0.7, 0.4
+#: The same, drawn on their own: rows that are equal to others, and rows that nobody can read.
+EQUAL, SPOILS, SPOILED = 0.3, 0.3, 0.02
 OUTAGE_TURNS, STOP_TURNS, LAG_TURNS = (20, 200), (5, 120), 60
 #: The last relay gives up when it has found the same rows so often, each time after the longest pause of one:
 #: that is oftener than a row is tried.
@@ -76,6 +78,8 @@ class Schedule:
     def __init__(self, seed: int, folder: Path, turns: int = TURNS) -> None:
         self.seed, self._folder, self._length = seed, folder, turns
         self._rng = rng = random.Random(f"outbox-{seed}")
+        self._apart = random.Random(f"outbox-apart-{seed}")  # leaves the other draws as they are
+        self._equal, self._spoils = self._apart.random() < EQUAL, self._apart.random() < SPOILS
         self.did: Counter[str] = Counter()
         self.found: list[str] = []
         self._restores, self._changes = rng.random() < RESTORES, rng.random() < CHANGES
@@ -142,6 +146,8 @@ class Schedule:
                 self._count(what)
         if self._broker.down and self._turns.taken >= self._down_until:
             self._broker.down = False
+        if self._spoils and self._apart.random() < SPOILED and self._service.spoil(self._apart):
+            self._count("spoiled")
         self._follow()
         self._turns.take()
         self._broker.step(self._rng.choice((0.0, 0.01, 0.05, 0.2)))
@@ -150,7 +156,10 @@ class Schedule:
         return self._relays[self._rng.choice(sorted(self._relays))]
 
     def _send(self) -> bool:
-        self._service.send(self._changes)
+        if self._equal and self._apart.random() < TWINS:
+            self._service.send_twin()
+        else:
+            self._service.send(self._changes)
         return True
 
     def _commit_late(self) -> bool:
@@ -213,7 +222,7 @@ class Schedule:
 
     def _values(self) -> frozenset[str]:
         """Of the rows that are in the database."""
-        return frozenset(value_of(entry) for entry in self._outbox.rows(limit=10_000))
+        return frozenset(self._rows.name_of(entry) for entry in self._outbox.rows(limit=10_000))
 
     def _backup(self) -> bool:
         if not self._restores:
@@ -243,6 +252,7 @@ class Schedule:
         return _Backup(path, self._rows.tick(), self._values())
 
     def _back_to(self, backup: _Backup) -> bool:
+        before = self._values()
         self._database.restore(backup.path)
         self._late.open.clear()
         self._backups, self._standby = [one for one in self._backups if one.at <= backup.at], backup
@@ -250,8 +260,8 @@ class Schedule:
         for row in self._rows.known.values():
             if row.value in backup.values:
                 row.dropped = row.unsure = False  # whatever was decided since
-            elif row.committed > backup.at:
-                row.may_miss = True
+            elif row.committed > backup.at and (not row.content or row.value in before):
+                row.may_miss = True  # of equal rows, one that is gone was sent
         return True
 
     def _topic(self) -> bool:
@@ -263,8 +273,8 @@ class Schedule:
             return True
         self._broker.delete(CHANGING)
         for entry in self._outbox.rows(limit=10_000):
-            value = value_of(entry)
-            if entry.batch is not None and entry.message.topic == CHANGING:
+            value = self._rows.name_of(entry)
+            if entry.batch is not None and self._rows.topic[value] == CHANGING:
                 self._rows.known[value].may_miss = True  # it may go with its earlier topic
         for value in self._rows.delayed:
             if self._rows.topic[value] == CHANGING:

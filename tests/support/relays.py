@@ -60,6 +60,14 @@ class Broker:
         self.last[shard] = number, digest
         self.log += messages
 
+    def settle(self, shard: int, epoch: int, number: int, digest: bytes, why: str) -> None:
+        if self.away:
+            raise Unavailable("away", 0.1)
+        if number < self.last.get(shard, (0, b""))[0]:
+            raise OutOfStep(f"number {number} is behind")
+        if self.last.get(shard) != (number, digest):
+            raise BatchRefused(why)
+
 
 class Stepping:
     """Stands between a relay and what it calls: something may happen before and after each call."""

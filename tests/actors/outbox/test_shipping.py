@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from escrowmq import Message, TransactionSettled
 from escrowmq.actors.outbox.shipping import BrokerShipping
 from escrowmq.actors.producer.numbered import Numbered
+from escrowmq.feedback.database import outbox_desk, outbox_rows, relaying
 from escrowmq.feedback.database.outbox import Outbox
 from escrowmq.feedback.database.outbox_errors import OutboxBehind
 from escrowmq.feedback.database.outbox_shards import LEASE_MS
@@ -136,16 +137,72 @@ def test_a_database_that_is_put_back_under_a_relay_stops_its_shard(
     assert values(world) == [b"0", b"1", b"2"] and len(world.outbox.rows()) == 1
 
 
-def test_the_same_batch_after_a_restore_is_recognised(world: ClusterWorld) -> None:
+def put_back(world: ClusterWorld, tmp_path: Path) -> Callable[[], None]:
+    """A backup of now; the call restores it. The lease in it is over by then."""
+    shutil.copy(tmp_path / "shop.db", tmp_path / "backup.db")
+
+    def restore() -> None:
+        shutil.copy(tmp_path / "backup.db", tmp_path / "shop.db")
+        world.now_ms += LEASE_MS + 1
+
+    return restore
+
+
+def test_a_row_that_was_sent_is_recognised_after_a_restore(world: ClusterWorld, tmp_path: Path) -> None:
+    """The backup was made after the row's commit, and before the relay's."""
     world.send(Message("t", b"1", key=b"k"))
+    restore = put_back(world, tmp_path)
     assert world.relay().step() is Step.SENT
-    with world.connect() as db:
-        world.outbox.send(db, Message("t", b"1", key=b"k"))
-        db.execute(sa.text(f"update {world.outbox.statements.shards} set last_batch = 0, until_ms = 0"))
-        db.commit()
-    world.now_ms += LEASE_MS + 1
+    restore()
     assert world.relay().step() is Step.SENT
     assert values(world) == [b"1"] and world.outbox.rows() == []
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_new_row_with_number_and_content_of_one_that_was_sent_is_not_taken_for_it(
+    world: ClusterWorld, tmp_path: Path, rows: int
+) -> None:
+    """Messages that say only that something has changed are all equal, and the numbers are used again."""
+    same = [Message("t", b"refresh", key=b"prices")] * rows
+    world.send(Message("t", b"0"))
+    assert world.relay().step() is Step.SENT
+    restore = put_back(world, tmp_path)
+    world.send(*same)
+    (before, *_) = world.outbox.rows()
+    world.now_ms += LEASE_MS + 1
+    assert world.relay().step() is Step.SENT
+    restore()
+    world.send(*same)
+    (new, *_) = world.outbox.rows()
+    assert new.id == before.id and new.message == before.message
+    relay = world.relay()
+    assert relay.step() is Step.STOPPED and len(world.outbox.rows()) == rows
+    asked = BrokerShipping(world.broker.cluster, "shop")
+    world.outbox.desk.adopt(0, lambda: asked.last_batch(0), hold=False)
+    asked.close()
+    world.now_ms += LEASE_MS + 1
+    assert world.relay().step() is Step.SENT and world.outbox.rows() == []
+    assert values(world) == [b"0"] + [b"refresh"] * 2 * rows
+
+
+@pytest.mark.parametrize("carried_out", [True, False])
+def test_a_batch_that_an_earlier_version_has_sent_is_recognised(
+    world: ClusterWorld, monkeypatch: pytest.MonkeyPatch, carried_out: bool
+) -> None:
+    """Its digest is of the contents alone, and its rows do not say that theirs are in it."""
+    world.send(Message("t", b"1", key=b"k"), Message("t", b"2"))
+    world.broker.lose_answer("commit", carried_out)
+    with monkeypatch.context() as earlier:
+        earlier.setattr(relaying, "digest_of_rows", outbox_rows._digest_of_contents)
+        assert world.relay().step() is Step.AWAY
+    with world.connect() as db:
+        db.execute(sa.text(f"update {world.outbox.statements.table} set next_ms = 0"))
+        db.commit()
+    world.send(Message("t", b"3"))
+    world.now_ms += LEASE_MS + 1
+    relay = world.relay()
+    assert [relay.step(), relay.step()] == [Step.SENT, Step.SENT]
+    assert values(world) == [b"1", b"2", b"3"] and world.outbox.rows() == []
 
 
 def test_what_can_never_be_sent_is_dead_at_once(world: ClusterWorld) -> None:
@@ -157,6 +214,51 @@ def test_what_can_never_be_sent_is_dead_at_once(world: ClusterWorld) -> None:
     assert values(world) == [b"3"]
     errors = [row.error for row in world.outbox.rows(dead=True)]
     assert len(errors) == 3 and "nowhere" in errors[0] and "2000" in errors[2]
+
+
+def test_messages_that_are_too_large_together_are_dead_at_once(
+    world: ClusterWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that a service of an earlier version has inserted."""
+    monkeypatch.setattr(world.outbox, "_transaction_bytes_max", 100 << 20)
+    world.send(*[Message("t", bytes(1_000_000))] * 17)
+    world.send(Message("t", b"1"))
+    relay = world.relay()
+    assert [relay.step() for _ in range(3)] == [Step.REFUSED, Step.SENT, Step.IDLE]
+    assert values(world) == [b"1"] and len(world.outbox.rows(dead=True)) == 17
+
+
+@pytest.mark.parametrize("lost", ["prepare", "commit"])
+@pytest.mark.parametrize("carried_out", [True, False])
+def test_a_batch_that_nobody_can_read_any_more_is_done_or_refused(
+    world: ClusterWorld, lost: str, carried_out: bool
+) -> None:
+    """A relay of a later version has marked it, and may have sent it."""
+    world.send(Message("t", b"1"))
+    world.send(Message("t", b"2"))
+    world.broker.lose_answer(lost, carried_out)
+    shards = world.outbox.statements.table
+    assert world.relay().step() is Step.AWAY
+    with world.connect() as db:
+        # Marked with this content: so its digest is that of what was sent.
+        found = db.execute(sa.text(f"select content from {shards} where id = 2")).scalar_one()
+    with world.connect() as db, pytest.MonkeyPatch.context() as earlier:
+        message_of = outbox_rows.message_of
+
+        def reads(content: bytes, placed: int | None = None) -> Message:
+            if content == found:
+                raise outbox_rows.UnreadableContent("cannot be read")
+            return message_of(content, placed)
+
+        for module in (relaying, outbox_desk):
+            earlier.setattr(module, "message_of", reads)
+        world.now_ms += LEASE_MS + 1
+        relay, is_in = world.relay(), lost == "commit" and carried_out
+        steps = [relay.step() for _ in range(4)]
+        assert steps[:2] == ([Step.SENT, Step.IDLE] if is_in else [Step.REFUSED, Step.SENT])
+        assert values(world) == ([b"1", b"2"] if is_in else [b"1"])
+        assert [row.message for row in world.outbox.rows(dead=True)] == ([] if is_in else [None])
+    assert world.broker.cluster.admin.list_transactions() == []
 
 
 def test_a_topic_that_is_deleted_while_its_batch_is_under_way_loses_and_repeats_nothing(
