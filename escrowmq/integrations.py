@@ -19,6 +19,7 @@ from escrowmq.feedback.database.errors import (
     TableMissing,
     WrongDatabase,
 )
+from escrowmq.feedback.database.failures import is_away as database_is_away
 from escrowmq.feedback.database.fence import Fence
 from escrowmq.feedback.database.inbox import Inbox
 from escrowmq.feedback.database.inbox_purging import InboxPurged
@@ -64,6 +65,7 @@ __all__ = [
     "TableMissing",
     "UnknownOutboxRow",
     "WrongDatabase",
+    "database_is_away",
     "fence_table",
     "inbox_table",
     "outbox_tables",

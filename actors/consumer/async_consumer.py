@@ -18,6 +18,8 @@ from escrowmq.actors.client.consumer_groups import TopicPartition
 from escrowmq.actors.client.group_work import GroupWork
 from escrowmq.actors.client.handling_once import HandlesOnce, once
 from escrowmq.actors.client.loop_news import LoopNews
+from escrowmq.actors.client.pausing import PauseOn
+from escrowmq.actors.client.pausing import pause_on as concerns_of
 from escrowmq.actors.client.surely import made, surely
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.client.values import Deserializer
@@ -215,11 +217,12 @@ class AsyncConsumer(AsyncClosing):
         ordered: bool | None = None,
         stop: asyncio.Event | None = None,
         inbox: HandlesOnce | None = None,
+        pause_on: PauseOn = (),
     ) -> None:
         """As :meth:`Consumer.run`, with a coroutine. Cancelling it cancels the handler; its record was not
         handled, and ``poll`` returns it again. ``inbox``: an AsyncInbox."""
         handle = once(handler, inbox, self._core.group, awaited=True)
-        await run_async(self, self._core, handle, ordered, stop)
+        await run_async(self, self._core, handle, ordered, stop, concerns_of(pause_on, inbox))
 
     def pause(self, *partitions: TopicPartition) -> None:
         """As :meth:`Consumer.pause`; does not wait."""

@@ -22,6 +22,8 @@ from escrowmq.actors.client.closing import Closing
 from escrowmq.actors.client.consumer_groups import TopicPartition
 from escrowmq.actors.client.group_work import GroupWork
 from escrowmq.actors.client.handling_once import HandlesOnce, once
+from escrowmq.actors.client.pausing import PauseOn
+from escrowmq.actors.client.pausing import pause_on as concerns_of
 from escrowmq.actors.client.replica_calls import ReplicaCalls
 from escrowmq.actors.client.statistics_timer import StatisticsTimer
 from escrowmq.actors.client.topology import ClusterInfo
@@ -309,6 +311,7 @@ class Consumer(Closing):
         ordered: bool | None = None,
         stop: threading.Event | None = None,
         inbox: HandlesOnce | None = None,
+        pause_on: PauseOn = (),
     ) -> None:
         """Calls ``handler(record)`` for one record after the other, until ``stop`` is set or this consumer is
         closed. Needs ``retry``.
@@ -321,8 +324,16 @@ class Consumer(Closing):
         other one. A handler that takes longer than ``poll_interval_max_s`` loses its partitions. What it
         raises that is no ``Exception`` (SystemExit) ends this, too. ``inbox``: as for
         :meth:`ShareConsumer.run`.
+
+        ``pause_on``: exceptions that say nothing about the record, since what the handler needs is away:
+        classes, or a function that says so of an exception. The partition then waits at the record, at first
+        0.5 s and up to 30 s, and no attempt is counted. An exception that wraps such a one (``raise ...
+        from``, a group) counts, too. With an ``inbox``, the errors of a database that cannot be reached
+        (``escrowmq.integrations.database_is_away``) are among them unasked. A member that waits keeps its
+        partitions. Raises ConfigError.
         """
-        run(self.core, once(handler, inbox, self.core.group, awaited=False), ordered, stop)
+        handle = once(handler, inbox, self.core.group, awaited=False)
+        run(self.core, handle, ordered, stop, concerns_of(pause_on, inbox))
 
     def statistics(self) -> ConsumerStatistics:
         """Its counters and present state. Cheap, from any thread, also after ``close``."""

@@ -114,7 +114,7 @@ class ConsumerCore:
         )
         self.redelivery = Redelivery()
         self.retries: LocalRetries | Retries = LocalRetries(self)
-        self._counted, self._calls = Counted(), calls or over_ray(info)
+        self.counted, self._calls = Counted(), calls or over_ray(info)
         self.router = Router(info, config.channel, self._calls, name=THREAD, background=background)
         self.clock, self.offsets = background.clock, OffsetReader(self.router)
         self._subscribing = Subscribing(
@@ -123,9 +123,9 @@ class ConsumerCore:
         salt = random.randrange(info.replicas)  # it only spreads load: no outcome depends on it
         choice = ReplicaChoice(info.replicas, salt=salt, members=self.router.members)
         self.fetch = FetchThread(
-            self.positions, choice, config, self._calls, self.condition, background, self._counted
+            self.positions, choice, config, self._calls, self.condition, background, self.counted
         )
-        self.taking = Taking(self.positions, self.redelivery, self._counted, self.fetch.wake, *chosen)
+        self.taking = Taking(self.positions, self.redelivery, self.counted, self.fetch.wake, *chosen)
         self.membership: Membership | None = None
         if group is not None:
             name = static_name(instance_id, time.time_ns() // 10**6) if instance_id else dynamic_name(group)
@@ -163,7 +163,7 @@ class ConsumerCore:
             self.offsets,
             self.condition,
             wait_s,
-            self._counted,
+            self.counted,
         )
 
     def _begin(
@@ -332,7 +332,7 @@ class ConsumerCore:
         assert self.membership is not None
         for tp in self.positions.assign(wanted, kept, self.membership.ids or {}):
             self.redelivery.drop(tp)
-        self._counted.assignments += 1
+        self.counted.assignments += 1
         self.membership_thread.wake(heartbeat=True)  # confirms, so released partitions move on at once
 
     def _raise_error(self) -> None:
@@ -463,7 +463,7 @@ class ConsumerCore:
     def statistics(self) -> ConsumerStatistics:
         """See :meth:`Consumer.statistics`."""
         with self.condition:
-            return self._counted.told(
+            return self.counted.told(
                 self.clock(),
                 self.positions.states(),
                 group=self.group,

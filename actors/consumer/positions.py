@@ -75,6 +75,9 @@ class PartitionState:
     resume_at: float = 0.0
     returned: int = 0
     failed: Failed = NEVER_FAILED
+    #: Why a handler could not work when it was called last, though nothing is wrong with the message; see
+    #: ``run``. "": it could.
+    put_off: str = ""
     #: What to look up while the position is unknown: "committed", "earliest", "latest", or "check": whether
     #: ``suspect`` (an offset that one replica does not have) is really out of range.
     goal: str = "committed"

@@ -13,11 +13,14 @@ import threading
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
+from escrowmq.actors.client.consumer_groups import TopicPartition
 from escrowmq.actors.client.failure_arguments import reason_of
 from escrowmq.actors.client.handler_check import check_returned
+from escrowmq.actors.client.pausing import PAUSES, TELL_S, Concerns
 from escrowmq.actors.client.surely import surely
 from escrowmq.actors.consumer.core import ConsumerCore
 from escrowmq.actors.consumer.ordered_retries import OrderedRetries
+from escrowmq.actors.consumer.putting_off import go_back_to, goes_on, put_off
 from escrowmq.actors.consumer.retries import NEEDS_RETRY, Retries
 from escrowmq.replication.errors import (
     Closed,
@@ -26,6 +29,7 @@ from escrowmq.replication.errors import (
     EscrowMQError,
     MemberFenced,
     NotDeserializable,
+    Overloaded,
     StaleMember,
 )
 from escrowmq.replication.model import ConsumerRecord
@@ -47,7 +51,7 @@ class Polls(Protocol):
 class _Run:
     """What both ways to run share: what becomes of a failure, and when to commit."""
 
-    def __init__(self, core: ConsumerCore, ordered: bool | None) -> None:
+    def __init__(self, core: ConsumerCore, ordered: bool | None, concerns: Concerns) -> None:
         retries = core.retries
         if not isinstance(retries, Retries):
             raise ConfigError(f"run {NEEDS_RETRY}")
@@ -56,6 +60,30 @@ class _Run:
         core.check_open()
         self.core, self._retries = core, retries
         self._handled, self._committed_at = 0, core.clock()
+        self._concerns = concerns
+        #: How often in a row partitions were put off, and when the log has said so last.
+        self._pauses: dict[TopicPartition, int] = {}
+        self._told_at = float("-inf")
+
+    def handled(self, record: ConsumerRecord) -> None:
+        """The handler has returned, or has failed because of this record."""
+        if self._pauses.pop((record.topic, record.partition), 0):
+            goes_on(self.core, record)
+            log.info("%s/%d goes on at offset %d", record.topic, record.partition, record.offset)
+
+    def _put_off(self, record: ConsumerRecord, failure: BaseException) -> None:
+        """Nothing is wrong with the record. Its partition waits, and no attempt is counted."""
+        tp, why, now = (record.topic, record.partition), reason_of(failure), self.core.clock()
+        pauses = self._pauses.get(tp, 0)
+        self._pauses[tp] = pauses + 1
+        pause_s = PAUSES.pause_s(pauses)
+        if now >= self._told_at + TELL_S:
+            self._told_at = now
+            log.warning(
+                "%s/%d waits at offset %d for %g s, and longer each time, without counting an attempt: %s",
+                *tp, record.offset, pause_s, why,
+            )  # fmt: skip
+        put_off(self.core, record, pause_s, why)
 
     def failed(self, record: ConsumerRecord, failure: BaseException) -> None:
         """The handler raised."""
@@ -63,10 +91,18 @@ class _Run:
         log.info("the handler failed at %s/%d, offset %d", *place, exc_info=failure)
         if self._retries.last is record:  # the handler has nacked it itself
             return
+        if self._concerns(failure):
+            self._put_off(record, failure)
+            return
+        self.handled(record)
         try:
             self._retries.nack(record, None, reason_of(failure))
         except Closed:
             raise
+        except Overloaded as error:  # too many wait here: this one is read again
+            log.warning("%s/%d, offset %d, could not be nacked: %s", *place, error)
+            with contextlib.suppress(StaleMember):
+                go_back_to(self.core, record)
         except EscrowMQError as error:  # it comes again, here or at the partition's next reader
             log.warning("%s/%d, offset %d, could not be nacked: %s", *place, error)
 
@@ -111,9 +147,10 @@ def run(
     handler: Callable[[ConsumerRecord], object],
     ordered: bool | None,
     stop: threading.Event | None,
+    concerns: Concerns,
 ) -> None:
     """See :meth:`Consumer.run`."""
-    work = _Run(core, ordered)
+    work = _Run(core, ordered, concerns)
     with contextlib.suppress(Closed):
         while stop is None or not stop.is_set():
             try:
@@ -125,6 +162,7 @@ def run(
             for record in records:
                 try:
                     check_returned(handler(record))
+                    work.handled(record)
                 except Exception as failure:
                     work.failed(record, failure)
                 except BaseException as failure:
@@ -142,9 +180,10 @@ async def run_async(
     handler: Callable[[ConsumerRecord], Awaitable[object]],
     ordered: bool | None,
     stop: asyncio.Event | None,
+    concerns: Concerns,
 ) -> None:
     """See :meth:`AsyncConsumer.run`."""
-    work = _Run(core, ordered)
+    work = _Run(core, ordered, concerns)
     with contextlib.suppress(Closed):
         while stop is None or not stop.is_set():
             try:
@@ -156,21 +195,13 @@ async def run_async(
             for record in records:
                 try:
                     await handler(record)
+                    work.handled(record)
                 except asyncio.CancelledError:
                     with contextlib.suppress(StaleMember, Closed):
-                        _go_back_to(core, record)
+                        go_back_to(core, record)
                     raise
                 except Exception as failure:
                     await surely(work.failed, record, failure)
             if work.commit_due(len(records)):
                 await asyncio.to_thread(work.commit)
         await asyncio.to_thread(core.commit, None)
-
-
-def _go_back_to(core: ConsumerCore, record: ConsumerRecord) -> None:
-    """It was not handled. Before it in its partition there may be others that wait for redelivery, which
-    ``seek`` forgets: reading goes back to the first of them."""
-    tp = record.topic, record.partition
-    with core.condition:
-        waiting = core.redelivery.floor(tp)
-        core.seek(*tp, record.offset if waiting is None else min(waiting, record.offset))

@@ -17,11 +17,13 @@ class ConsumerStatistics:
 
     ``records``: returned by ``poll``, including redeliveries. ``bytes``: fetched. ``fetches``: answered.
     ``fetches_failed``: ended in an error, or were abandoned for another replica. ``commits``: durable.
-    ``assignments``: taken over by ``poll``.
+    ``assignments``: taken over by ``poll``. ``pauses``: of a partition, since what the handler needs was away
+    (``pause_on`` of ``run``).
 
     ``fetches_in_flight``, ``buffered_bytes`` (of ``buffer_bytes_max``), ``buffer_fill``, ``nacked`` (records
     that wait for redelivery) and ``lag`` describe the present. ``lag``: by partition, the messages between
-    ``position`` and the end reported by its last fetch; None before the first. Latencies cover the last one
+    ``position`` and the end reported by its last fetch; None before the first. ``pausing``: the partitions
+    whose last record was put off so, and why. Latencies cover the last one
     to two minutes, accurate to within a quarter; None if there were none. Those of fetches count only fetches
     that brought messages, and include the wait at the broker.
     """
@@ -34,11 +36,13 @@ class ConsumerStatistics:
     fetches_failed: int
     commits: int
     assignments: int
+    pauses: int
     fetches_in_flight: int
     buffered_bytes: int
     buffer_bytes_max: int
     nacked: int
     lag: Mapping[TopicPartition, int | None]
+    pausing: Mapping[TopicPartition, str]
     fetch_p50_s: float | None
     fetch_p99_s: float | None
     commit_p50_s: float | None
@@ -67,12 +71,13 @@ class Counted:
         "fetch_latencies",
         "fetches",
         "fetches_failed",
+        "pauses",
         "records",
     )
 
     def __init__(self) -> None:
         self.records = self.bytes = self.fetches = self.fetches_failed = 0
-        self.commits = self.assignments = 0
+        self.commits = self.assignments = self.pauses = 0
         self.fetch_latencies, self.commit_latencies = RecentLatencies(), RecentLatencies()
 
     def told(
@@ -98,11 +103,13 @@ class Counted:
             fetches_failed=self.fetches_failed,
             commits=self.commits,
             assignments=self.assignments,
+            pauses=self.pauses,
             fetches_in_flight=fetches_in_flight,
             buffered_bytes=sum(state.buffered for state in states),
             buffer_bytes_max=buffer_bytes_max,
             nacked=nacked,
             lag={state.tp: _lag_of(state) for state in states},
+            pausing={state.tp: state.put_off for state in states if state.put_off},
             fetch_p50_s=fetch[0],
             fetch_p99_s=fetch[1],
             commit_p50_s=commit[0],

@@ -8,9 +8,11 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from escrowmq.actors.client.failure_arguments import reason_of
+from escrowmq.actors.client.pausing import Concerns, Gate
 from escrowmq.actors.client.surely import surely
 from escrowmq.actors.share_consumer.core import ShareConsumerCore
 from escrowmq.actors.share_consumer.record import ShareRecord
+from escrowmq.actors.share_consumer.running import go_on, put_off
 from escrowmq.replication.errors import Closed, EscrowMQError, RecordNotHeld
 
 log = logging.getLogger(__name__)
@@ -35,7 +37,9 @@ class AsyncRunner:
         handler: Callable[[ShareRecord], Awaitable[object]],
         tasks: int,
         stop: asyncio.Event | None,
+        concerns: Concerns,
     ) -> None:
+        self._concerns, self._gate = concerns, Gate()
         self._consumer, self._core, self._handler = consumer, core, handler
         self._tasks, self._stop = tasks, stop or asyncio.Event()
         self._running: set[asyncio.Task[None]] = set()
@@ -77,6 +81,9 @@ class AsyncRunner:
             if not free:
                 await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
                 continue
+            if left_s := self._gate.left_s(self._core.clock()):
+                await asyncio.to_thread(self._core.pause, min(left_s, LOOK_S))
+                continue
             try:
                 records = await self._consumer.poll(free, LOOK_S)
             except Closed:
@@ -106,8 +113,14 @@ class AsyncRunner:
             if limit.expired():
                 reason = f"the handler did not return within {patience_s:g} s"
             log.info("the handler failed at %s/%d, offset %d", *_place(record), exc_info=error)
-            await self._say(record, self._core.nack, None, reason)
+            if not limit.expired() and self._concerns(error):
+                put_off(self._gate, self._core, record, reason)
+                await self._say(record, self._core.release)
+            else:
+                go_on(self._gate, self._core)
+                await self._say(record, self._core.nack, None, reason)
         else:
+            go_on(self._gate, self._core)
             try:
                 self._core.ack(record)
             except (RecordNotHeld, Closed):  # settled by the handler itself; or it comes again

@@ -15,6 +15,8 @@ from escrowmq.actors.client.call_arguments import check_wait
 from escrowmq.actors.client.closing import AsyncClosing
 from escrowmq.actors.client.handling_once import HandlesOnce, once
 from escrowmq.actors.client.loop_news import LoopNews
+from escrowmq.actors.client.pausing import PauseOn
+from escrowmq.actors.client.pausing import pause_on as concerns_of
 from escrowmq.actors.client.surely import made, surely
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.client.values import Deserializer
@@ -103,6 +105,7 @@ class AsyncShareConsumer(AsyncClosing):
         tasks: int = 64,
         stop: asyncio.Event | None = None,
         inbox: HandlesOnce | None = None,
+        pause_on: PauseOn = (),
     ) -> None:
         """Awaits ``handler(record)`` in so many tasks, until ``stop`` is set, this consumer is closed, or
         ``run`` is cancelled, which cancels the handlers and gives their records back.
@@ -111,7 +114,8 @@ class AsyncShareConsumer(AsyncClosing):
         and its record nacked. ``inbox``: an AsyncInbox.
         """
         handle = once(handler, inbox, self._core.group, awaited=True)
-        await AsyncRunner(self, self._core, handle, check_threads(tasks, "tasks"), stop).run()
+        concerns = concerns_of(pause_on, inbox)
+        await AsyncRunner(self, self._core, handle, check_threads(tasks, "tasks"), stop, concerns).run()
 
     def ack(self, record: ShareRecord) -> None:
         """As :meth:`ShareConsumer.ack`; does not wait."""

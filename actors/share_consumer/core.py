@@ -123,6 +123,16 @@ class ShareConsumerCore:
         """Waits, by the clock that everything here goes by."""
         wait_out(self.condition, self.clock, seconds)
 
+    def stand_still(self, why: str) -> None:
+        """Handlers cannot work now, or ("") again: what lies here is for others meanwhile."""
+        with self.condition:
+            self._counted.pausing = why
+            if not why:
+                return
+            self._counted.pauses += 1
+            self._session.aside = True
+        self.router.wakeup.set()
+
     # ------------------------------------------------------------ beginning
 
     def _begin(self) -> Begun:
@@ -188,7 +198,7 @@ class ShareConsumerCore:
                 )
             records, unreadable = self._in_hand.take(max_records, now)
             self._ack_passed_over(now)
-            session.polled_at = now
+            session.polled_at, session.aside = now, False
             session.target = (0 if records else max_records) + self.prefetch
             self._counted.records += len(records)
             if session.asking.may_ask(now, self._in_hand.buffered, session.target):
@@ -299,6 +309,8 @@ class ShareConsumerCore:
                 nacked=counted.nacked,
                 rejected=counted.rejected,
                 released=counted.released,
+                pauses=counted.pauses,
+                pausing=counted.pausing,
                 passed_over=counted.passed_over,
                 leases_lost=held.leases_lost,
                 extensions=counted.extensions,

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from escrowmq.actors.client.failure_arguments import reason_of
 from escrowmq.actors.client.handler_check import check_returned
+from escrowmq.actors.client.pausing import Concerns, Gate
 from escrowmq.actors.share_consumer.core import ShareConsumerCore
 from escrowmq.actors.share_consumer.record import ShareRecord
 from escrowmq.replication.errors import Closed, EscrowMQError, Overloaded, RecordNotHeld
@@ -47,7 +48,9 @@ class Runner:
         handler: Callable[[ShareRecord], object],
         threads: int,
         stop: threading.Event,
+        concerns: Concerns,
     ) -> None:
+        self._concerns, self._gate = concerns, Gate()
         self._core, self._handler, self._threads, self._stop = core, handler, threads, stop
         self._lock = threading.Lock()
         self._ended = threading.Condition(self._lock)
@@ -98,6 +101,11 @@ class Runner:
 
     def _take_turns(self, me: _Worker) -> None:
         while not (self._ending or self._stop.is_set() or me.abandoned):
+            with self._lock:
+                left_s = self._gate.left_s(self._core.clock())
+            if left_s:
+                self._core.pause(min(left_s, LOOK_S))
+                continue
             try:
                 records = self._core.poll(1, LOOK_S)
             except Closed:
@@ -125,13 +133,29 @@ class Runner:
         with self._lock:
             me.record = None
         if failure is None:
+            self._go_on()
             self._say(record, self._core.ack)
             return
         reason = reason_of(failure)
         log.info("the handler failed at %s/%d, offset %d", *_place(record), exc_info=failure)
-        self._say(record, self._core.nack, None, reason)
+        if self._concerns(failure):
+            self._put_off(record, reason)
+        else:
+            self._go_on()
+            self._say(record, self._core.nack, None, reason)
         if not isinstance(failure, Exception):
             self._fatal = failure
+
+    def _put_off(self, record: ShareRecord, why: str) -> None:
+        """Nothing is wrong with the record: others may have it, and no attempt is counted. Nobody here takes
+        another one for a while."""
+        with self._lock:
+            put_off(self._gate, self._core, record, why)
+        self._say(record, self._core.release)
+
+    def _go_on(self) -> None:
+        with self._lock:
+            go_on(self._gate, self._core)
 
     def _say(self, record: ShareRecord, what: Callable[..., None], *about: object) -> None:
         """Settles the record, unless that was done by the handler itself, or because it was late."""
@@ -168,6 +192,27 @@ class Runner:
             reason = f"the handler did not return within {patience_s:g} s"
             log.warning("%s/%d, offset %d: %s", *_place(record), reason)
             self._say(record, self._core.nack, None, reason)
+
+
+def put_off(gate: Gate, core: ShareConsumerCore, record: ShareRecord, why: str) -> None:
+    """A handler could not work on this record now."""
+    now = core.clock()
+    if (pause_s := gate.shut(now)) is None:
+        return
+    if gate.tells(now):
+        log.warning(
+            "no handler is called for %g s, and longer each time, without counting an attempt: "
+            "%s/%d, offset %d: %s",
+            pause_s, *_place(record), why,
+        )  # fmt: skip
+    core.stand_still(why)
+
+
+def go_on(gate: Gate, core: ShareConsumerCore) -> None:
+    """A handler has worked."""
+    if gate.open():
+        log.info("handlers are called again")
+        core.stand_still("")
 
 
 def _place(record: ShareRecord) -> tuple[str, int, int]:

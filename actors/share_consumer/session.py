@@ -87,6 +87,8 @@ class ShareSession:
         self.asking = Asking(topics, config.groups_at_a_time, config.acquire_wait_s, others)
         #: Messages that the application waits for, and those to have ahead. 0: it does not poll.
         self.target, self.polled_at = 0, router.clock()
+        #: The application cannot work until it polls again: what comes is for others.
+        self.aside = False
         self._acks_under_way = dict.fromkeys(self._topics, 0)
         #: Why acks were put back, and why acks were given up, the last time, since the application asked.
         self.ack_delayed: EscrowMQError | None = None
@@ -138,7 +140,7 @@ class ShareSession:
             if gid not in full:
                 self._send_acks(gid)
         buffered = self._in_hand.buffered
-        if (self.target or buffered) and self._is_idle(now):
+        if (self.target or buffered) and (self.aside or self._is_idle(now)):
             self.target = 0  # the application is busy, or hangs: others have time for what lies here
             self.give_back()
         alike: dict[tuple[int, float], list[Batch]] = {}

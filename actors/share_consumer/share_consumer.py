@@ -17,6 +17,8 @@ from escrowmq.actors.client.background import Background
 from escrowmq.actors.client.call_arguments import check_wait
 from escrowmq.actors.client.closing import Closing
 from escrowmq.actors.client.handling_once import HandlesOnce, once
+from escrowmq.actors.client.pausing import PauseOn
+from escrowmq.actors.client.pausing import pause_on as concerns_of
 from escrowmq.actors.client.replica_calls import ReplicaCalls
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.client.values import Deserializer
@@ -106,6 +108,7 @@ class ShareConsumer(Closing):
         threads: int = 8,
         stop: threading.Event | None = None,
         inbox: HandlesOnce | None = None,
+        pause_on: PauseOn = (),
     ) -> None:
         """Calls ``handler(record)`` in so many threads, until ``stop`` is set or this consumer is closed.
 
@@ -119,11 +122,16 @@ class ShareConsumer(Closing):
         database transaction of its own, which is committed before the record is acked. A record that comes
         again after that is acked without it.
 
+        ``pause_on``: as for :meth:`Consumer.run`, and with an ``inbox`` unasked the errors of a database that
+        cannot be reached. The record is released, so another consumer gets it, and no attempt is counted;
+        this one takes no more for a while, at first 0.5 s and up to 30 s, and gives back what it has ahead.
+
         Returns when the handlers under way have returned and all acks are durable. What a handler raises that
         is no ``Exception`` (SystemExit) ends it, too. Call it from one thread.
         """
         handle = once(handler, inbox, self.core.group, awaited=False)
-        Runner(self.core, handle, check_threads(threads), stop or threading.Event()).run()
+        concerns = concerns_of(pause_on, inbox)
+        Runner(self.core, handle, check_threads(threads), stop or threading.Event(), concerns).run()
 
     # ------------------------------------------------------------ settling
 

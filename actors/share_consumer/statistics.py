@@ -15,6 +15,8 @@ class ShareConsumerStatistics:
     up, so these messages are delivered again. ``nacked`` (with those that could not be read), ``rejected``
     and ``released`` (with what lay in the buffer) are counted when a broker has confirmed them.
     ``passed_over``: had none of this consumer's ``tags``, and were acked; they are in ``acked``, too.
+    ``pauses``: times in which no handler was called, since what it needs was away (``pause_on`` of ``run``);
+    ``pausing``: why this is so now; "": it is not.
     ``leases_lost``: messages whose lease ended before they were settled. ``extensions``: calls for that.
 
     ``buffered`` (waiting for ``poll``), ``held`` (buffered, or with the application) and ``acks_waiting``
@@ -32,6 +34,8 @@ class ShareConsumerStatistics:
     nacked: int
     rejected: int
     released: int
+    pauses: int
+    pausing: str
     passed_over: int
     leases_lost: int
     extensions: int
@@ -47,10 +51,11 @@ class ShareCounted:
 
     __slots__ = (
         "ack_latencies", "acked", "acks_failed", "acquires", "bytes", "extensions", "nacked", "passed_over",
-        "records", "rejected", "released",
+        "pauses", "pausing", "records", "rejected", "released",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.records = self.bytes = self.acquires = self.extensions = 0
         self.acked = self.acks_failed = self.nacked = self.rejected = self.released = self.passed_over = 0
+        self.pauses, self.pausing = 0, ""
         self.ack_latencies = RecentLatencies()

@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 
 from escrowmq.feedback.database.async_links import asynchronous, engine_of, with_core_of
+from escrowmq.feedback.database.failures import is_away
 from escrowmq.feedback.database.inbox import INBOX_TABLE, Inbox
 from escrowmq.feedback.database.inbox_purging import GroupPlaces, InboxPurged
 from escrowmq.feedback.database.inbox_rows import Entered, Place
@@ -102,6 +103,11 @@ class AsyncInbox:
                     await db.commit()
 
         return handle
+
+    @staticmethod
+    def is_away(error: BaseException) -> bool:
+        """See ``Inbox.is_away``."""
+        return is_away(error)
 
     async def purge(self, admin: GroupPlaces | None, *, keep_s: float = KEEP_S) -> InboxPurged:
         """See ``Inbox.purge``; runs in a helper thread."""

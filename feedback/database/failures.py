@@ -119,6 +119,38 @@ def certainly_rolled_back(error: BaseException) -> bool:
     return state[:2] in ("23", "40") and state != "40003"
 
 
+#: Of PostgreSQL: it shuts down, has crashed, starts; it has no connection or no room left; it is a standby.
+_AWAY_STATES = frozenset(("57P01", "57P02", "57P03", "57P05", "53300", "53100", "25006"))
+#: Of MariaDB: not to be reached, gone, shutting down, too many connections, no room; it accepts no writes.
+_AWAY_NUMBERS = frozenset(
+    (1021, 1040, 1053, 1203, 1290, 1792, 1836, 1927, 2002, 2003, 2005, 2006, 2013, 2055, 4031)
+)
+_AWAY_NAMES = ("SQLITE_CANTOPEN", "SQLITE_IOERR", "SQLITE_FULL", "SQLITE_READONLY")
+
+
+def is_away(error: BaseException) -> bool:
+    """Whether an error says that the database cannot be reached or takes no work now, whatever it is asked.
+
+    Not a lock, a deadlock or a time-out of one statement: those may be the statement's own doing, and come
+    again with it. A driver of PostgreSQL has no code for a server that is not there: a connection that cannot
+    be opened, or was lost, is an operational error without one."""
+    if isinstance(error, NotPrimary):
+        return True
+    if getattr(error, "connection_invalidated", False):
+        return True
+    error = _driver_error(error)
+    if isinstance(error, sqlite3.Error):
+        return getattr(error, "sqlite_errorname", "").startswith(_AWAY_NAMES)
+    kinds = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(error).__mro__}
+    if ("pymysql", "Error") in kinds:
+        number = error.args[0] if error.args else None
+        return number in _AWAY_NUMBERS or (("pymysql", "InterfaceError") in kinds and number == 0)
+    state = sqlstate_of(error)
+    if state is not None:
+        return state in _AWAY_STATES or state.startswith("08")
+    return not kinds.isdisjoint({("psycopg", "OperationalError"), ("psycopg2", "OperationalError")})
+
+
 def sqlstate_of(error: BaseException) -> str | None:
     """PostgreSQL's code: psycopg and asyncpg call it ``sqlstate``, psycopg2 ``pgcode``."""
     for name in ("sqlstate", "pgcode"):

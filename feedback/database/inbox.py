@@ -18,7 +18,7 @@ from typing import Any
 
 from escrowmq.feedback.database.durability import warn_of_lost_commits
 from escrowmq.feedback.database.errors import DatabaseMisused
-from escrowmq.feedback.database.failures import explained
+from escrowmq.feedback.database.failures import explained, is_away
 from escrowmq.feedback.database.inbox_purging import GroupPlaces, InboxPurged, purge_inbox
 from escrowmq.feedback.database.inbox_rows import (
     GROUP_BYTES_MAX,
@@ -135,6 +135,12 @@ class Inbox:
                     link.commit(lambda: self.refuse_undone(link, entered))
 
         return handle
+
+    @staticmethod
+    def is_away(error: BaseException) -> bool:
+        """Whether an error says that the database cannot be reached, or takes no work now: see
+        ``escrowmq.integrations.database_is_away``. ``run`` asks this, and waits."""
+        return is_away(error)
 
     def enter(self, link: Link, record: Place) -> Entered | None:
         """Write the record's row; None if it was there."""
