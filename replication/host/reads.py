@@ -1,7 +1,8 @@
 """Reads: committed messages, where partitions begin and end, topics, and positions of consumer groups.
 
 Messages are read in the caller's thread, in parallel with the driver. Unless a method says "leader only", any
-replica answers from its own state, which may lag. Once the replica is closed,
+replica answers from its own state, which may lag. "Leader only" answers are linearizable: a majority confirms
+that this replica leads, after the question. Once the replica is closed,
 these methods raise Unavailable, and the others answer as a follower.
 """
 
@@ -88,7 +89,7 @@ class Reads:
             return FoundOffsets([code for code, _ in found], [offset for _, offset in found], ids)
 
         if leader:
-            return self._running.if_leading(read)
+            return self._running.confirmed(read)
         self._running.check_open()
         return read(self._replica.state)
 
@@ -105,9 +106,9 @@ class Reads:
         if self._running.closed:
             return NOT_RUNNING
         if leader is True:
-            return self._running.if_leading(self._topics)
+            return self._running.confirmed(self._topics)
         names = list(leader)[:TOPICS_NAMED_MAX]
-        return self._running.if_leading(lambda state: _named(state, names))
+        return self._running.confirmed(lambda state: _named(state, names))
 
     def _topics(self, state: StateMachine) -> Sequence[TopicInfo]:
         with self._listing:  # otherwise many callers at once would each create a list, and each pack it
@@ -128,7 +129,7 @@ class Reads:
             now = self._running.node.term, state.topics.version  # before the names
             return TopicNames(*now, None if now == (term, version) else list(state.topics.topics))
 
-        return self._running.if_leading(read)
+        return self._running.confirmed(read)
 
     def partition_bounds(self, topic: str) -> dict[int, tuple[int, int]]:
         """partition -> (start, end) of those that this group hosts."""
@@ -160,7 +161,7 @@ class Reads:
 
     def committed(self, group: str, topics: Sequence[str] | None = None) -> Reply:
         """``("ok", {topic: {partition: next offset}})`` of a consumer group; leader only."""
-        return self._running.led(lambda: self.group_offsets(group, topics))
+        return self._running.confirmed(lambda _: self.group_offsets(group, topics), in_loop=True)
 
     def group_offsets(self, group: str, topics: Sequence[str] | None = None) -> dict[str, dict[int, int]]:
         """As ``committed``, from this replica's state, without asking whether it leads."""
@@ -171,18 +172,21 @@ class Reads:
     def places(self, group: str, topics: Sequence[str]) -> Reply:
         """``("ok", HeldPlaces)``: as ``committed``, with those that open transactions hold; leader only."""
 
-        def read() -> HeldPlaces:
+        def read(_: StateMachine) -> HeldPlaces:
             held = self._replica.state.held.holders.get(group, {})
             by_topic = {topic: list(held[topic]) for topic in topics if topic in held}
             return HeldPlaces(self.group_offsets(group, topics), by_topic)
 
-        return self._running.led(read)
+        return self._running.confirmed(read, in_loop=True)
 
     def attempts(self, group: str, places: Sequence[tuple[str, int, int]]) -> Reply:
         """``("ok", [number, ...])``: how often the message at each of these places (topic, partition, next
         offset) of a consumer group has failed; leader only."""
-        noted = self._replica.state.attempts
-        return self._running.led(lambda: [noted.at(group, *place) for place in places])
+
+        def read(state: StateMachine) -> list[int]:
+            return [state.attempts.at(group, *place) for place in places]
+
+        return self._running.confirmed(read, in_loop=True)
 
     def group_names(self) -> list[str]:
         """Groups that have committed offsets or settings."""

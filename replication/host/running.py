@@ -16,6 +16,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from escrowmq.replication.calling.answers import Leadership, LevelReport, Reply
@@ -65,6 +66,11 @@ from escrowmq.replication.state.machine import LEVEL_MAX, StateMachine
 #: The answer of a replica that does not run yet, or no longer: nothing was done, and another one may lead.
 NOT_RUNNING: Reply = Leadership(False, None, 0).refusal()
 TIMER_S = 0.1
+#: Maximum wait for a majority that confirms a read. A healthy group takes a millisecond; one that has lost
+#: its leader has another one by then, whom the caller finds.
+CONFIRM_S = 2.0
+#: When a reader may come again who finds too many reads waiting.
+READS_RETRY_S = 0.1
 #: Maximum wait at the end for a checkpoint that is being written.
 CHECKPOINT_WAIT_S = 10.0
 #: Maximum wait at the end for a call to a peer that is under way.
@@ -214,10 +220,50 @@ class RunningReplica:
         return self._learner
 
     def if_leading(self, read: Callable[[StateMachine], Any]) -> Reply:
-        """``("ok", read(state))`` in this thread, or who leads; for state that may be read beside the
-        driver."""
+        """``("ok", read(state))`` in this thread, or who leads, as far as this replica knows; for state that
+        may be read beside the driver."""
         self.check_open()
         return ("ok", read(self.replica.state)) if self.node.ready else self.replica.not_leader()
+
+    def confirmed(self, read: Callable[[StateMachine], Any], *, in_loop: bool = False) -> Reply:
+        """As ``if_leading``, and linearizable: what is read has everything that was acknowledged before this
+        call, by whichever leader (replica/read_index.py). ``in_loop``: in the driver's thread, for state that
+        may not be read beside it.
+
+        One trip to a majority. Raises Unavailable if none answers in time.
+        """
+        if self.closed:
+            return NOT_RUNNING
+        if not self.node.ready:
+            return self.replica.not_leader()
+        answer: Future[Reply] = Future()
+
+        def asked() -> None:
+            if self.replica.read_index.full:
+                answer.set_result(("overloaded", READS_RETRY_S))
+            else:
+                self.replica.confirm(told)
+
+        def told(leads: bool) -> None:
+            if not leads:
+                answer.set_result(self.replica.not_leader())
+                return
+            try:
+                answer.set_result(("ok", read(self.replica.state) if in_loop else None))
+            except Exception as error:  # its caller's, not the loop's
+                answer.set_exception(error)
+
+        try:
+            self.driver.submit(asked)
+            reply = answer.result(CONFIRM_S)
+        except Closed:
+            return NOT_RUNNING
+        except Overloaded as error:
+            return "overloaded", error.retry_after_s
+        except TimeoutError as error:
+            why = f"no majority confirms within {CONFIRM_S:g} s that it leads"
+            raise Unavailable(f"{self.setup}: {why}", READS_RETRY_S) from error
+        return ("ok", read(self.replica.state)) if reply[0] == "ok" and not in_loop else reply
 
     def log_end(self) -> int | None:
         """The log's last index; None as long as requests wait to be written, or the driver is busy."""
@@ -484,6 +530,7 @@ class RunningReplica:
         self.checks_due.close()
         with contextlib.suppress(Closed, Overloaded):
             self.driver.submit(self.replica.share_desk.resign)
+            self.driver.submit(self.replica.read_index.resign)
         self.driver.stop()
         self.room.stop()
         if not all(stop() for stop in self.stops) or not self._upkeep.stop(UPKEEP_WAIT_S):

@@ -33,16 +33,18 @@ class Watching:
         """``("ok", PartitionBounds)`` once an end differs from the known one, or after ``wait_s``."""
         running = self._running
         known = [end for _, _, end in requests[:PARTITIONS_MAX]]
-        answer: Reply = ("ok", PartitionBounds([], [], []))
+
+        def read(state: StateMachine) -> PartitionBounds:
+            return bounds(state, requests)
 
         def attempt() -> Reply | None:
-            nonlocal answer
-            answer = running.if_leading(lambda state: bounds(state, requests))
-            if answer[0] != "ok":
-                return answer
-            return answer if answer[1].ends != known else None
+            answer = running.if_leading(read)
+            if answer[0] == "ok" and answer[1].ends == known:
+                return None
+            return running.confirmed(read)
 
-        return running.news.wait_for(attempt, wait_s) or answer
+        # Also "nothing new" is an answer that a leader without a majority may not give.
+        return running.news.wait_for(attempt, wait_s) or running.confirmed(read)
 
     def spans(self, requests: Sequence[SpanRequest]) -> Reply:
         """``("ok", PartitionSpans)``: see :func:`span`."""

@@ -31,6 +31,7 @@ from escrowmq.replication.replica.checkpoints import Checkpoints, Job
 from escrowmq.replication.replica.entry_writing import ComposedEntry
 from escrowmq.replication.replica.group_time import LEVEL_OF_CLOCKS, Clocks, GroupTime
 from escrowmq.replication.replica.levels import next_level
+from escrowmq.replication.replica.read_index import ReadIndex
 from escrowmq.replication.replica.share_desk import ShareDesk
 from escrowmq.replication.replica.submission import AboutTopics, Submission
 from escrowmq.replication.replica.validation import level_needed
@@ -115,6 +116,7 @@ class Replica:
         self.share_desk = ShareDesk(state, self._submit_own, self.not_leader)
         self.admission.shares.members = self.share_desk.members
         self.share_desk.is_deleting = self.admission.shares.is_deleting
+        self.read_index = ReadIndex()
         self._start_job, self._on_due = start_job, on_due
         self._number_of, self._monotonic = number_of, monotonic
         self._raft: Raft | None = None
@@ -224,6 +226,14 @@ class Replica:
         """What this replica tells leaders of its wall clock; None: they may not know such messages yet."""
         return now_ms if self.state.level >= LEVEL_OF_CLOCKS else None
 
+    def confirm(self, done: Callable[[bool], None]) -> None:
+        """See ``ReadIndex.ask``; at once if this replica does not lead."""
+        assert self._raft is not None
+        if self._raft.ready:
+            self.read_index.ask(done)
+        else:
+            done(False)
+
     def pump(self, now_ms: int) -> None:
         """Propose what waits, as far as the window of entries in flight allows."""
         now_ms = self.group_ms(now_ms)
@@ -238,6 +248,7 @@ class Replica:
             if self.admission.waiting():
                 self.admission.fail_all(self.not_leader())
             self.share_desk.resign()
+            self.read_index.resign()
             return
         if not self._leads:
             self._leads, self._retention = True, None
@@ -246,6 +257,7 @@ class Replica:
             self.terms_led += 1
             self._next_retention_ms = now_ms + self.limits.retention_pause_ms
         self.share_desk.step(self.monotonic_ms())
+        self.read_index.step(raft)
         if self.state.claims.overtaken.any_new and not self._rolling_back:
             self._end_overtaken(now_ms)
         while self._in_flight < self.limits.entries_in_flight:

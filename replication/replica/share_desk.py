@@ -1,11 +1,9 @@
 """Where share consumers ask a leader for messages: who waits, who is served, whose lease is over.
 
 **Confirmed rounds.** A leader that was deposed without knowing it would hand out what was acknowledged to its
-successor. So nothing is handed out before a majority of the voters has answered, in this leader's term, a
-message that was sent after the call arrived (``Replicator.leads_since``). Until then no later leader was
-elected, so everything that was acknowledged before the call is in this log; and a leader that is ready has
-applied it. No clock is trusted, and no earlier round. One round serves all calls that wait for one. A call
-that finds nothing waits without a round, and takes part in one when there is something.
+successor. So nothing is handed out before a round has shown that this replica still leads (read_index.py).
+One round serves all calls that wait for one. A call that finds nothing waits without a round, and takes part
+in one when there is something.
 """
 
 from __future__ import annotations
@@ -14,7 +12,6 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 from escrowmq.replication.calling.answers import Reply
 from escrowmq.replication.format import share_ops
@@ -22,6 +19,7 @@ from escrowmq.replication.format.codec import Op, OpType
 from escrowmq.replication.format.internal_topics import dead_topic, retry_topic
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.replica.handing_out import HandedOut, Reach
+from escrowmq.replication.replica.read_index import Lead, Rounds
 from escrowmq.replication.sharing.leases import Doomed, Leases, Pair
 from escrowmq.replication.sharing.pieces import UNNUMBERED
 from escrowmq.replication.sharing.ranges import Final, Range
@@ -46,15 +44,6 @@ EXPIRED = f"{EXPIRIES_MAX + 1} leases in a row ended without an answer from thei
 TOLD_MS = 60_000
 #: How often windows of deleted partitions are looked for.
 TIDY_MS = 10_000
-
-
-class Lead(Protocol):
-    """What the desk needs of the Raft node; see ``Replicator``."""
-
-    @property
-    def ready(self) -> bool: ...
-    def check_lead(self) -> Any: ...
-    def leads_since(self, check: Any) -> bool: ...
 
 
 @dataclass(slots=True)
@@ -96,17 +85,13 @@ class ShareDesk:
         self.is_deleting: Callable[[str], bool] = lambda group: False
         self.leases = Leases()
         self._receipts = Receipts()
-        self._wanting: list[Ask] = []  # for the next round
-        self._asked: list[Ask] = []  # wait for the round under way
-        self._round: Any = None
+        self._rounds: Rounds[Ask] = Rounds()
         self._parked: deque[Ask] = deque()  # nothing there for them
         self._stirred = False  # something may be there that was not when they looked
         self._seen_index = self._turn = self._tidied_ms = 0
         self._told_ms: dict[str, int] = {}  # group -> when its next warning may come
         #: Whether something was given back or has expired, since somebody last looked and cleared this.
         self.freed = False
-        #: Rounds that were begun.
-        self.rounds = 0
         self._answers = 0  # that handed something out
         #: Messages whose leases ended because the answer that brought them was lost: of this process.
         self.unreceived = 0
@@ -126,8 +111,7 @@ class ShareDesk:
             self.leases, self._receipts = Leases(), Receipts()
         if not self.waiting:
             return
-        asks = [*self._asked, *self._wanting, *self._parked]
-        self._asked, self._wanting, self._round = [], [], None
+        asks = [*self._rounds.drain(), *self._parked]
         self._parked.clear()
         for ask in asks:
             ask.done(self._refusal())
@@ -135,11 +119,16 @@ class ShareDesk:
     @property
     def waiting(self) -> int:
         """How many calls are here."""
-        return len(self._asked) + len(self._wanting) + len(self._parked)
+        return len(self._rounds) + len(self._parked)
+
+    @property
+    def rounds(self) -> int:
+        """Rounds that were begun."""
+        return self._rounds.begun
 
     def members(self, group: str) -> list[str]:
         """Who of a group waits here, or holds something."""
-        asks = [*self._asked, *self._wanting, *self._parked]
+        asks = [*self._rounds.waiting(), *self._parked]
         return sorted({ask.member for ask in asks if ask.group == group} | self.leases.members(group))
 
     # -------------------------------------------------------------- calls
@@ -155,7 +144,7 @@ class ShareDesk:
         elif self._is_late(ask, now_ms):
             ask.done(("ok", []))
         elif self._has_some(ask, now_ms):
-            self._wanting.append(ask)
+            self._rounds.add(ask)
         elif ask.until_ms <= now_ms:
             ask.done(("ok", []))
         else:
@@ -172,25 +161,22 @@ class ShareDesk:
 
     def step(self, now_ms: int) -> None:
         """After whatever may have changed something: answers from peers, entries applied, new calls."""
-        if not (self._wanting or self._asked or self._parked):
+        if not (self._rounds or self._parked):
             return
         assert self._raft is not None
         applied = self._state.applied_index
         if applied != self._seen_index:
             self._seen_index, self._stirred = applied, True
         while True:
-            if self._round is not None:
-                if not self._raft.leads_since(self._round):
-                    break
-                self._round, asked, self._asked = None, self._asked, []
-                for ask in asked:
-                    self._serve(ask, now_ms)
+            confirmed = self._rounds.over(self._raft)
+            if confirmed is None:
+                break
+            for ask in confirmed:
+                self._serve(ask, now_ms)
             if self._stirred and self._parked:
                 self._look(now_ms)
-            if not self._wanting:
+            if not self._rounds.begin(self._raft):
                 break
-            self._round, self._asked, self._wanting = self._raft.check_lead(), self._wanting, []
-            self.rounds += 1
         if any(ask.until_ms <= now_ms for ask in self._parked):
             over = [ask for ask in self._parked if ask.until_ms <= now_ms]
             self._parked = deque(ask for ask in self._parked if ask.until_ms > now_ms)
@@ -357,7 +343,7 @@ class ShareDesk:
                 left -= len(self._places(ask)) + 1
             if places[key] > 0:
                 places[key] -= 1
-                self._wanting.append(ask)
+                self._rounds.add(ask)
             else:
                 self._parked.append(ask)
 

@@ -14,6 +14,7 @@ import pytest
 from escrowmq.replication.format import share_ops
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.replica.entry_writing import EntryWriter
+from escrowmq.replication.replica.read_index import ReadIndex
 from escrowmq.replication.replica.replica import Replica
 from escrowmq.replication.replica.share_admission import ShareAdmission, ranges_of
 from escrowmq.replication.replica.submission import Submission
@@ -32,6 +33,12 @@ LATER_MS = 100
 def hands_out_before_it_is_ready(patch: pytest.MonkeyPatch) -> None:
     """A new leader hands out before it has applied what its predecessors have committed."""
     confirmed_rounds.a_leader_that_is_not_ready(patch)
+
+
+@plant("reads-unconfirmed", "stale-read", often={"pause": 150})
+def reads_unconfirmed(patch: pytest.MonkeyPatch) -> None:
+    """Whoever believes to lead answers what only a leader may, without a majority's word."""
+    patch.setattr(ReadIndex, "ask", lambda self, done: done(True))
 
 
 @plant("nack-in-two-entries", *TWICE, "dead-letter-lost", conditions=shared, start=9)

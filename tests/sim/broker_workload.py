@@ -30,6 +30,7 @@ from tests.sim.decisions import Decision
 from tests.sim.delayed import APP as DELAYED
 from tests.sim.delayed import DelayedMessages
 from tests.sim.desk import Desk
+from tests.sim.leader_reads import LeaderReads
 from tests.sim.ledger import ClientTx, Ledger
 from tests.sim.producers import PLACES, Producer
 from tests.sim.questions.operators import Questions
@@ -94,6 +95,7 @@ class BrokerWorkload(Acting):
         self.crowd = None
         if self.crowded and cluster.world.stream("crowded").random() < crowds.SHARE:
             self.crowd = Crowd(self.desk, self.ledger, self._of_crowd, self._number)
+        self.leader_reads = LeaderReads(self.desk)
         self.changes = TopicChanges([cluster], PLACES)
         self.recreated = RecreatedTopic([cluster], members=True)
         self.delayed = DelayedMessages(cluster)
@@ -162,6 +164,7 @@ class BrokerWorkload(Acting):
         self.act_at_random()
         if self.crowd is not None:
             self.crowd.act()
+        self.leader_reads.act()
         self.changes.act()
         self.recreated.act()
         self.delayed.act()

@@ -55,6 +55,7 @@ class Checker:
     def __init__(self) -> None:
         self.elections = 0
         self.acknowledged: dict[int, int] = {}  # index -> term of the entry
+        self.acknowledged_to = 0  # the highest of these indexes
         self._leaders: dict[int, str] = {}
         self._leading_terms: dict[int, Observed] = {}
         self._votes: dict[int, dict[str, str]] = {}  # term -> voter -> candidate
@@ -95,6 +96,7 @@ class Checker:
     def acknowledge(self, replicas: Iterable[Observed], index: int, term: int) -> None:
         if self.acknowledged.setdefault(index, term) != term:
             self._broken("acknowledged-twice", f"two different entries were acknowledged at {index}")
+        self.acknowledged_to = max(self.acknowledged_to, index)
         voters = self._voters(index, term)
         # Replicas that are down, or whose disk was lost after they acknowledged, cannot be checked here.
         holders = sum(

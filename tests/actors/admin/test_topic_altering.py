@@ -137,7 +137,7 @@ def test_others_that_alter_all_the_time_end_in_an_error() -> None:
 
 
 values = st.fixed_dictionaries(
-    {}, optional={"retention_ms": st.integers(0, 3), "check_max": st.integers(1, 3)}
+    {}, optional={"retention_ms": st.integers(1, 4), "check_max": st.integers(1, 3)}
 )
 
 

@@ -17,6 +17,7 @@ from escrowmq.replication.errors import EscrowMQError
 from escrowmq.replication.host.reads import Reads
 from escrowmq.replication.host.running import RunningReplica
 from escrowmq.replication.replica.replica import Replica
+from escrowmq.replication.state.machine import StateMachine
 from tests.sim.across.wire import LONG_POLL_STEP_S, SimRunning, Wire
 from tests.sim.broker_app import BrokerApplication
 from tests.sim.fibres import Fibres
@@ -26,7 +27,13 @@ if TYPE_CHECKING:
     from tests.sim.across.simulation import Part
     from tests.sim.replica import SimReplica
 
-READS = frozenset(("offsets", "topics", "committed", "fetch_ends"))
+READS = {
+    "offsets": "offsets",
+    "topics": "topics",
+    "committed": "committed",
+    "fetch_ends": "fetch_ends",
+    "held_places": "places",
+}
 GROUPS: dict[str, Callable[[GroupService], Callable[..., Reply]]] = {
     "group_join": lambda groups: groups.join,
     "group_heartbeat": lambda groups: groups.heartbeat,
@@ -36,12 +43,24 @@ GROUPS: dict[str, Callable[[GroupService], Callable[..., Reply]]] = {
 
 
 class _Running(SimRunning):
-    """With what reads ask besides."""
+    """With what reads ask besides. In a fibre, as reads of a leader wait for a majority."""
 
     closed = False
     replica: Replica
 
+    def __init__(self, replica: SimReplica, app: BrokerApplication) -> None:
+        super().__init__(replica, app)
+        self.driver, self.setup, self._process = self, replica.name, replica
+
     def check_open(self) -> None: ...
+
+    def submit(self, fn: Callable[[], None]) -> None:
+        self._process.guarded(fn)
+        if self._process.up:
+            self._process.kick()
+
+    def confirmed(self, read: Callable[[StateMachine], Any], *, in_loop: bool = False) -> Reply:
+        return RunningReplica.confirmed(cast(RunningReplica, self), read, in_loop=in_loop)
 
 
 class _Failed:
@@ -81,20 +100,31 @@ class StreamWire(Wire):
         args: tuple[Any, ...],
         answer: Callable[[Any], None],
     ) -> None:
-        reads = Reads(cast(RunningReplica, _Running(replica, app)))
         if method in GROUPS:
             self._fibres.start(replica.name, self._coordinate, replica, app, method, args, answer)
         elif method == "fetch":
             self._fetch(replica, app, args, answer, self._world.now + args[2])
-        elif method == "held_places":
-            answer(reads.places(*args))
         elif method in READS:
-            try:
-                answer(getattr(reads, method)(*args))
-            except EscrowMQError as error:
-                answer(_Failed(error))
+            self._fibres.start(replica.name, self._read, replica, app, READS[method], args, answer)
         else:
             super()._method(replica, app, method, args, answer)
+
+    def _read(
+        self,
+        replica: SimReplica,
+        app: BrokerApplication,
+        method: str,
+        args: tuple[Any, ...],
+        answer: Callable[[Any], None],
+    ) -> None:
+        """In a fibre: a leader has its lead confirmed, and its process may end meanwhile."""
+        incarnation = replica.incarnation
+        try:
+            reply = getattr(Reads(cast(RunningReplica, _Running(replica, app))), method)(*args)
+        except EscrowMQError as error:
+            reply = _Failed(error)
+        if replica.up and replica.incarnation == incarnation:
+            answer(reply)
 
     def _coordinate(
         self,
