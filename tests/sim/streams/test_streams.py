@@ -16,7 +16,7 @@ from tests.sim.runner import WORKLOADS
 from tests.sim.schedules import carry_out, chosen_faults, made
 
 REACH = KEPT | {"streams"}
-SEEDS = (303, 304, 305, 309)
+SEEDS = (312, 318, 320, 329)
 CHAOS_S = 15.0
 
 
@@ -68,7 +68,7 @@ def test_planted_a_poll_that_is_interrupted_forgets_what_it_has_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(Positions, "hand_out", lambda self, limit, take: self._hand_out(limit, take, {}))
-    assert "which no member was given" in str(run(304)[0])
+    assert "which no member was given" in str(run(318)[0])
 
 
 def test_planted_a_member_keeps_its_partitions_without_a_subscription(
@@ -78,4 +78,4 @@ def test_planted_a_member_keeps_its_partitions_without_a_subscription(
         self.topics, self.joined = (*topics, *self.own_topics) if topics else (), False
 
     monkeypatch.setattr(Membership, "subscribe", keeps)
-    assert "is subscribed to nothing, and is given" in str(run(309)[0])
+    assert "is subscribed to nothing, and is given" in str(run(318)[0])
