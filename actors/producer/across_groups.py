@@ -221,7 +221,7 @@ class StagedPrepare:
         self.tx_ids, self.tracked = first.tx_ids, False
         self.home_index = [-1] * len(self.tx_ids)
         self.newest_index = [-1] * len(self.tx_ids)
-        self._repeated: set[int] = set()  # places of transactions that home already had open
+        self.repeated: set[int] = set()  # places of transactions that home already had open
         self._perhaps_open: set[int] = set()  # places that home refused, after an attempt without an answer
         self._at_home: set[int] = set()  # places of transactions that home has open
         self.problems: Problems = {}
@@ -244,7 +244,7 @@ class StagedPrepare:
         code, _ = self.problems[place]
         if place not in self._at_home:
             return place in self._perhaps_open and may_be_open(code)
-        return code in PASSING or place in self._repeated
+        return code in PASSING or place in self.repeated
 
     def refused_by_home(self, place: int) -> bool:
         """Whether home has refused this attempt's first PREPARE, so that nothing of this attempt is open.
@@ -293,14 +293,16 @@ class StagedPrepare:
             self._perhaps_open.update(places[i] for i in refused)
         if not block.opened_at:
             return
-        self.tracked = True
+        tracked = bool(block.participants)  # otherwise home tells this only because the ids are given
+        self.tracked |= tracked
+        if block.part == 0:
+            self.repeated.update(places[i] for i in block.repeated())
         for i, place in enumerate(places):
-            opened, newest = block.opened_at[i], block.newest_at[i]
-            if opened < 0:
+            if block.opened_at[i] < 0:
                 continue
-            if block.part == 0 and opened != newest:
-                self._repeated.add(place)
-            self.home_index[place], self.newest_index[place] = opened, newest
+            self.newest_index[place] = block.newest_at[i]
+            if tracked:
+                self.home_index[place] = block.opened_at[i]
 
     def _look_at_home(self, places: list[int]) -> None:
         """Everything is prepared. If that took long, a check may have decided meanwhile, and then branches
@@ -332,6 +334,8 @@ class _OnePrepare:
         plan, sender, done, failure = self._plan, self._sender, self._done, staged.failure
         index = staged.home_index[0]
         plan.home_index = index if index >= 0 else None
+        if plan.given_id:
+            plan.repeated, plan.newest_index = bool(staged.repeated), staged.newest_index[0]
         gids = list(staged.touched)
         if failure is not None and not staged.problems:
             if staged.any_prepared or not failure.nothing_done:
@@ -353,7 +357,7 @@ class _OnePrepare:
         else:
             # Home's record is ours, by its index; so roll back even if a branch says the id is another's.
             told = partial(self._refused, staged.problems)
-            newest = staged.newest_index if plan.given_id and index >= 0 else ()
+            newest = (plan.newest_index,) if plan.newest_index >= 0 else ()
             settle(sender, plan.tx_id, gids, False, told, plan.home_index, newest)
 
     def _refused(self, refusal: Outcome, undone: Outcome) -> None:

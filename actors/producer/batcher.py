@@ -54,6 +54,9 @@ TX_OVERHEAD, ID_OVERHEAD = 64, 8
 #: How long reports of finished branches wait for a request that goes out anyway; only after 100 ms does home
 #: tell the branches itself.
 DONE_LINGER_S = 0.02
+#: Pause before a PREPARE that was refused as stale twice in the same millisecond of the group: it would be
+#: refused until the group's clock moves on. (In memory that clock stands still until somebody waits for it.)
+STALE_PAUSE_S = 0.001
 
 
 class GroupBatcher:
@@ -80,6 +83,8 @@ class GroupBatcher:
         self._inquiries: deque[InquireBlock] = deque()
         self._dones: deque[DoneBlock] = deque()
         self._dones_since = float("inf")
+        self._stale: list[PrepareBlock] = []
+        self._stale_until = float("inf")
         self._streams = StreamTable()
         self._active: dict[tuple[str, int, bool], PartitionStream] = {}  # the streams that are not idle
         self._messages_first = False
@@ -151,7 +156,13 @@ class GroupBatcher:
     def idle(self) -> bool:
         """Whether nothing waits here and no plain message is under way."""
         self._forget_idle()
-        return not (self._prepares or self._decisions or self._inquiries or self._dones or self._active)
+        waits = self._prepares or self._decisions or self._inquiries or self._dones
+        return not (waits or self._active or self._stale)
+
+    @property
+    def waits_for_time(self) -> bool:
+        """Whether something is sent only when time has moved on."""
+        return bool(self._stale)
 
     def _forget_idle(self) -> None:
         for key in [key for key, stream in self._active.items() if stream.idle]:
@@ -163,7 +174,7 @@ class GroupBatcher:
         """Ends what has waited for too long, and sends what is due if ``channel`` has room; ``hurry``:
         without linger. Returns the latest time for the next call. ``done`` gets each request and its
         outcome."""
-        wake = self.expire(now)
+        wake = self._end_pause(now)
         if self._answered:
             self._answered, self._back_by = False, now + self._tx_linger_s
         elif self._back_by <= now:
@@ -183,6 +194,18 @@ class GroupBatcher:
             built.frames.clear()
             channel.submit(Request("submit", (frames,), built.deadline, partial(done, self, built)), now)
         return wake
+
+    def _end_pause(self, now: float) -> float:
+        """Ends what has waited for too long, and the pause after a stale PREPARE; returns the next such
+        time."""
+        if self._stale:
+            if now >= self._stale_until:
+                for block in self._stale:
+                    self.prepare(block, float("-inf"))
+                self._stale, self._stale_until = [], float("inf")
+            elif self._stale_until == float("inf"):
+                self._stale_until = now + STALE_PAUSE_S
+        return min(self.expire(now), self._stale_until)
 
     def due(self, nothing_under_way: bool) -> float:
         """When the next request should be built, given that the channel has room; infinity: nothing waits."""
@@ -449,8 +472,13 @@ class GroupBatcher:
             if not blocks[0].home_index:  # branches are counted at home
                 count = sum(len(block.tx_ids) for block in blocks)
                 self._counted.prepared += count - len(problems_of(outcome, count))
-            for block in finish_prepared(blocks, outcome, self._speech.heard_ms, repeated):
-                self.prepare(block, float("-inf"))
+            heard_ms = self._speech.heard_ms
+            for block in finish_prepared(blocks, outcome, heard_ms, repeated):
+                if block.stale_ms == heard_ms:
+                    self._stale.append(block)
+                else:
+                    block.stale_ms = heard_ms
+                    self.prepare(block, float("-inf"))
         elif (
             outcome[0] == ResultCode.OTHER_TOPIC
             and not (repeated or blocks[0].is_further)
@@ -468,7 +496,8 @@ class GroupBatcher:
 
     def end_all(self, failure: Failure) -> None:
         """The producer ends: nothing that waits here will be sent."""
-        waiting: list[Block] = [*self._prepares, *self._decisions, *self._inquiries]
+        waiting: list[Block] = [*self._prepares, *self._stale, *self._decisions, *self._inquiries]
+        self._stale = []
         for queue in (self._prepares, self._decisions, self._inquiries, self._dones):
             queue.clear()
         _fail(waiting, failure)

@@ -92,7 +92,7 @@ def finish_prepared(
     """
     count = sum(len(block.tx_ids) for block in blocks)
     problems = problems_of(result, count)
-    if blocks[0].participants:
+    if blocks[0].participants or (blocks[0].given and blocks[0].home_group < 0):
         (indexes, newest), at = opened_at(result, count), 0
         for block in blocks:
             block.opened_at = indexes[at : at + len(block.tx_ids)]

@@ -50,7 +50,8 @@ class PrepareBlock:
     __slots__ = (
         "_columns", "alone", "deadline", "digests", "done", "given", "heard_ms", "home_group", "home_index",
         "home_topic", "later", "newest_at", "numbered", "offsets", "on_timeout", "opened_at", "part",
-        "participants", "parts", "perhaps_open", "query_ids", "single", "size", "timeout_ms", "tx_ids",
+        "participants", "parts", "perhaps_open", "query_ids", "single", "size", "stale_ms", "timeout_ms",
+        "tx_ids",
     )  # fmt: skip
 
     def __init__(
@@ -84,12 +85,15 @@ class PrepareBlock:
         self.done: Callable[[Outcome], None] = _ignore
         #: An attempt got no answer, and may have opened it, although a later one was refused.
         self.perhaps_open = False
+        #: The group's time when it was refused as stale, after which it is sent again.
+        self.stale_ms = -1
         #: See ``PrepareExtra``. At home: the groups of the branches. In a branch: where home opened each
         #: transaction, if home has said so (in version 1 it does not, and does not track its branches).
         self.participants: tuple[int, ...] = ()
         self.parts = 0
         self.home_index: Sequence[int] = ()
-        #: From home's answer: where it opened each transaction, -1 if it is not open.
+        #: From home's answer, if it tracks branches or the ids are the application's: where it opened each
+        #: transaction, -1 if it is not open.
         self.opened_at: Sequence[int] = ()
         #: From home's answer: each transaction's newest PREPARE, which is this one.
         self.newest_at: Sequence[int] = ()
@@ -128,6 +132,14 @@ class PrepareBlock:
             self.parts, tracked, self.heard_ms, self.numbered, self.on_timeout,
             self.offsets and self.tx_ids[0],
         )  # fmt: skip
+
+    def repeated(self) -> set[int]:
+        """Positions of the transactions that were open before this PREPARE, after home's answer to it. For an
+        id that the producer made it is only known that an earlier copy of this PREPARE had arrived."""
+        if self.opened_at == self.newest_at:
+            return set()
+        pairs = zip(self.opened_at, self.newest_at, strict=True)
+        return {place for place, (opened, newest) in enumerate(pairs) if -1 < opened != newest}
 
     def take_opened(self, piece: PrepareBlock, places: Sequence[int]) -> None:
         """Takes over home's answer to a piece of this block, which has the positions ``places`` in it."""
@@ -172,6 +184,7 @@ class PrepareBlock:
         block.later = later
         block.deadline, block.heard_ms = self.deadline, self.heard_ms
         block.perhaps_open, block.numbered = self.perhaps_open, self.numbered
+        block.stale_ms = self.stale_ms
         block.participants, block.parts = self.participants, self.parts
         block.offsets, block.on_timeout = self.offsets, self.on_timeout
         if self.home_index:
@@ -352,12 +365,20 @@ def encode_decision(app: str, blocks: Sequence[DecisionBlock]) -> bytes:
     first = blocks[0]
     tx_ids = first.tx_ids if len(blocks) == 1 else [tx_id for block in blocks for tx_id in block.tx_ids]
     if first.home_index is None:
-        return ops.commit(app, tx_ids) if first.commit else ops.rollback(app, tx_ids)
+        if first.commit:
+            return ops.commit(app, tx_ids)
+        if not first.newest_index:
+            return ops.rollback(app, tx_ids)
+        return ops.rollback_under(app, tx_ids, ops.BY_PRODUCER, _newest_of(blocks))
     indexes = [index for block in blocks for index in block.home_index or ()]
     if first.commit:
         return ops.commit_branches(app, tx_ids, ops.BY_PRODUCER, indexes, first.home_group)
-    newest = [index for block in blocks for index in block.newest_index]
+    newest = _newest_of(blocks)
     return ops.rollback_branches(app, tx_ids, ops.BY_PRODUCER, indexes, first.home_group, newest_index=newest)
+
+
+def _newest_of(blocks: Sequence[DecisionBlock]) -> list[int]:
+    return [index for block in blocks for index in block.newest_index]
 
 
 def encode_done(app: str, blocks: Sequence[DoneBlock]) -> bytes:

@@ -348,7 +348,11 @@ class BulkRun:
 
     def _send_decisions(self, unit: BulkUnit, places: Mapping[TransactionState, Sequence[int]]) -> None:
         for decision, chosen in places.items():
-            if decision is not TransactionState.UNKNOWN:
+            if decision is TransactionState.ROLLBACK and unit.repeated:  # as for one: see _may_roll_back
+                for place in unit.repeated.intersection(chosen):
+                    unit.leave(place)
+                chosen = [place for place in chosen if place not in unit.repeated]
+            if decision is not TransactionState.UNKNOWN and chosen:
                 unit.windowed = self._window.acquire(timeout=self._guard_s())
                 with self._lock:
                     self._under_way += 1

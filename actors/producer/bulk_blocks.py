@@ -43,6 +43,10 @@ class BulkUnit(ABC):
         self.core, self.tx_ids, self.query_ids, self.indexes = core, tx_ids, query_ids, indexes
         self.exceptions: dict[int, TransactionResult] = {}
         self.wanted: dict[int, TransactionState] = {}  # only where it differs from COMMITTED
+        #: Positions of ids that the application gave and that were open before: not rolled back from here.
+        #: And for each transaction the log index of its PREPARE at home, if that has told it.
+        self.repeated: set[int] = set()
+        self.newest: Sequence[int] = ()
 
     def open_places(self) -> Sequence[int]:
         """Positions of the transactions that are prepared and undecided."""
@@ -71,6 +75,14 @@ class BulkUnit(ABC):
             self.core.catalog.forget(topic)
         state = UNKNOWN if isinstance(problem, OutcomeUnknown) else ROLLBACK
         self.exceptions[place] = TransactionResult(tx_id, state, problem)
+
+    def leave(self, place: int) -> None:
+        """The transaction is left to the check, although the callback decided."""
+        self._undecided(place, OutcomeUnknown(self.tx_ids[place]))
+
+    def newest_of(self, commit: bool, places: Sequence[int]) -> Sequence[int]:
+        """The condition of a rollback of ``places``: see DecisionBlock."""
+        return [self.newest[place] for place in places] if self.newest and not commit else ()
 
     def settled(self, places: Sequence[int], outcome: Outcome) -> None:
         """Takes the answer to a decision on ``places``."""
@@ -124,6 +136,9 @@ class BlockUnit(BulkUnit):
                 self.core.enqueue(self.gid, DecisionBlock(False, ours))
         else:
             self._refused(outcome)
+            if self._block is not None and self._block.opened_at:
+                self.newest = self._block.newest_at
+                self.repeated = {i for i in self._block.repeated() if self.tx_ids[i] in self._given}
         done(self)
 
     def _refused(self, problems: Problems) -> None:
@@ -152,6 +167,9 @@ class BlockUnit(BulkUnit):
         self.exceptions = {
             new: self.exceptions[old] for new, old in enumerate(kept) if old in self.exceptions
         }
+        if self.newest:
+            self.newest = [self.newest[i] for i in kept]
+            self.repeated = {new for new, old in enumerate(kept) if old in self.repeated}
         self.tx_ids = [self.tx_ids[i] for i in kept]
         self.query_ids = [self.query_ids[i] for i in kept]
         self.indexes = [self.indexes[i] for i in kept]
@@ -172,7 +190,9 @@ class BlockUnit(BulkUnit):
     def decide(self, commit: bool, places: Sequence[int], done: Report) -> None:
         """See BulkUnit."""
         everyone = len(places) == len(self.tx_ids)
-        block = DecisionBlock(commit, self.tx_ids if everyone else [self.tx_ids[i] for i in places])
+        newest = self.newest_of(commit, places)
+        ids = self.tx_ids if everyone else [self.tx_ids[i] for i in places]
+        block = DecisionBlock(commit, ids, newest_index=newest)
 
         def finished(outcome: Outcome) -> None:
             self.settled(places, outcome)
@@ -198,6 +218,9 @@ class PlanUnit(BulkUnit):
             problem = prepared(self._plan, outcome)
             if problem is not None:
                 self.refuse(0, problem)
+            self._plan.note_opened()
+            if self._plan.newest_index >= 0:
+                self.newest, self.repeated = (self._plan.newest_index,), {0} if self._plan.repeated else set()
             self._plan.parts = self._plan.single = None
             done(self)
 
@@ -210,7 +233,8 @@ class PlanUnit(BulkUnit):
             self.settled(places, outcome)
             done(self)
 
-        flows.settle(self.core, self.tx_ids[0], self._groups, commit, finished, self._plan.home_index)
+        newest, index = self.newest_of(commit, places), self._plan.home_index
+        flows.settle(self.core, self.tx_ids[0], self._groups, commit, finished, index, newest)
 
 
 class BlockBuilder(Collected):

@@ -59,6 +59,9 @@ class SpreadUnit(BulkUnit):
         self.core.release(self.size)
         if staged.tracked:
             self._home_index = staged.home_index
+        if any(tx_id in self._given for tx_id in self.tx_ids):
+            self.newest = staged.newest_index
+            self.repeated = {i for i in staged.repeated if self.tx_ids[i] in self._given}
         named: list[int] = []  # to roll back under home's index
         careful: list[int] = []  # the same, unless someone has continued it: ids that the caller chose
         bare: list[int] = []  # to roll back by id alone, which only this producer uses
@@ -117,7 +120,8 @@ class SpreadUnit(BulkUnit):
         known = self._home_index
         index = None if known is None else [known[i] for i in places]
         ids = [self.tx_ids[i] for i in places]
-        across_groups.settle_many(self.core, ids, self._groups, commit, finished, index)
+        newest = self.newest_of(commit, places) if index is not None else ()
+        across_groups.settle_many(self.core, ids, self._groups, commit, finished, index, newest)
 
 
 def _ignore(_: Outcome) -> None:

@@ -391,7 +391,7 @@ class ProducerCore:
 
     def waited_for(self) -> bool:
         """See :class:`escrowmq.actors.client.turns.Waited`: something must be tried again."""
-        return bool(self._timers)
+        return bool(self._timers) or any(batcher.waits_for_time for batcher in self._batchers)
 
     def _look_again(self, now: float, wake: float, missing: list[float]) -> float:
         self._looks_soon_for_messages = wake <= now + self.config.linger_ms / 1000

@@ -37,7 +37,8 @@ class TxPlan:
     """
 
     __slots__ = (
-        "given_id", "groups", "home_index", "home_topic", "parts", "query_id", "single", "size", "tx_id",
+        "given_id", "groups", "home_index", "home_topic", "newest_index", "parts", "query_id", "repeated",
+        "single", "size", "tx_id",
     )  # fmt: skip
 
     def __init__(
@@ -55,6 +56,14 @@ class TxPlan:
         self.single, self.parts, self.size, self.given_id = single, parts, size, given_id
         #: Where home opened it, once prepared over several groups; None: home does not track its branches.
         self.home_index: int | None = None
+        #: Of an id that the application gave, once prepared: whether it was open before this PREPARE, so that
+        #: another run may have carried out its local transaction; and the log index of this PREPARE at home.
+        self.repeated, self.newest_index = False, -1
+
+    def note_opened(self) -> None:
+        """After home's answer to ``single``: notes what it says about an id that the application gave."""
+        if self.given_id and self.single is not None and self.single.opened_at:
+            self.newest_index, self.repeated = self.single.newest_at[0], bool(self.single.repeated())
 
 
 class Encoder:

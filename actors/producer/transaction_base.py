@@ -72,8 +72,8 @@ class TransactionBase:
 
     __slots__ = (
         "_answer", "_core", "_decision", "_given_id", "_groups", "_home_index", "_later", "_local", "_named",
-        "_one_way_commit", "_phase", "_placed", "_size", "_taken_up", "_timeout_ms", "_work", "query_id",
-        "tx_id",
+        "_newest_index", "_one_way_commit", "_phase", "_placed", "_repeated", "_size", "_taken_up",
+        "_timeout_ms", "_work", "query_id", "tx_id",
     )  # fmt: skip
 
     def __init__(
@@ -104,6 +104,7 @@ class TransactionBase:
         self._size = 0
         self._groups: Sequence[int] = ()  # home group first, once prepared
         self._home_index: int | None = None
+        self._repeated, self._newest_index = False, -1  # see TxPlan
         self._answer: Callable[[Outcome], None] | None = None
         self._taken_up: TransactionSettled | None = None
 
@@ -122,6 +123,13 @@ class TransactionBase:
     def given_id(self) -> bool:
         """Whether the application gave the id, so that another attempt or process may have run it before."""
         return self._given_id
+
+    @property
+    def repeated(self) -> bool:
+        """After ``prepare``: whether the id was open already, so that another run may have carried out its
+        local transaction: an earlier one of this process, one before a restart, or one of another instance.
+        Such a transaction can be committed here, but not rolled back: the check decides."""
+        return self._repeated
 
     @property
     def schedule_ids(self) -> tuple[str | None, ...]:
@@ -263,6 +271,8 @@ class TransactionBase:
         reason."""
         problem = prepared(plan, outcome)
         self._home_index = plan.home_index
+        plan.note_opened()
+        self._repeated, self._newest_index = plan.repeated, plan.newest_index
         if problem is None:
             self._to(Phase.PREPARED)
             return None
@@ -300,7 +310,9 @@ class TransactionBase:
         except InvalidDecision:
             self.unknown()
             raise
-        if decision is TransactionState.UNKNOWN:
+        if decision is TransactionState.UNKNOWN or (
+            decision is TransactionState.ROLLBACK and not self._may_roll_back()
+        ):
             self.unknown()
             return None
         return decision is TransactionState.COMMITTED
@@ -322,7 +334,8 @@ class TransactionBase:
         if not self._groups:
             self._to(Phase.DECIDED)
             return False
-        across_groups.settle(self._core, self.tx_id, self._groups, commit, done, self._home_index)
+        newest = (self._newest_index,) if self._newest_index >= 0 and not commit else ()
+        across_groups.settle(self._core, self.tx_id, self._groups, commit, done, self._home_index, newest)
         return True
 
     def _after_decision(self, outcome: Outcome) -> None:
@@ -341,12 +354,14 @@ class TransactionBase:
     def _needs_no_answer(self, commit: bool) -> bool:
         """True: it was already decided so, or a one-way commit was sent, whose answer is not waited for.
 
-        Raises TransactionSettled if it was decided otherwise, OutcomeUnknown if it was left to the check.
+        Raises TransactionSettled if it was decided otherwise, OutcomeUnknown if it is left to the check.
         """
         if self._phase in (Phase.DECIDED, Phase.FAILED):
             if self.state is not (TransactionState.COMMITTED if commit else TransactionState.ROLLBACK):
                 raise TransactionSettled(self.tx_id, self.state.value)
             return True
+        if self._phase is Phase.PREPARED and not (commit or self._may_roll_back()):
+            self._leave()
         if self._phase is not Phase.PREPARED:
             raise OutcomeUnknown(self.tx_id)
         if not (commit and self._one_way_commit):
@@ -356,6 +371,12 @@ class TransactionBase:
             self._to(Phase.DECIDED)
         return True
 
+    def _may_roll_back(self) -> bool:
+        """Whether this run may say that the local transaction did not take place. Not in a repetition: it
+        knows of its own local transaction only, and the run before it may have committed its one. (A rollback
+        names the newest PREPARE too, so that it fails if a repetition has come since.)"""
+        return not (self._repeated and self._local)
+
     def _must_roll_back(self, error: BaseException) -> bool:
         """After an exception in the local transaction (or around it): whether to roll back."""
         if self._phase is Phase.COLLECTING:
@@ -363,10 +384,27 @@ class TransactionBase:
         elif self._phase in (Phase.PREPARING, Phase.DECIDING):
             self._leave()  # interrupted while waiting
         elif self._phase is Phase.PREPARED:
-            if not leaves_open(error):
+            if not self._local and not isinstance(error, Exception):
+                self._roll_back_unheard()
+            elif not self._may_roll_back():
+                error.add_note(repetition(self.tx_id))
+                self._leave()
+            elif not leaves_open(error):
                 return True
-            self._leave()
+            else:
+                self._leave()
         return False
+
+    def _roll_back_unheard(self) -> None:
+        """Sends the rollback and does not wait for its answer: whoever would wait is being ended. If it is
+        lost, the time-out rolls back."""
+        if self._start_decision(False, self._log_unheard):
+            self._runs_no_more()
+            self._to(Phase.DECIDED)
+
+    def _log_unheard(self, outcome: Outcome) -> None:
+        if outcome:
+            log.warning("rollback of %s: %s; it is rolled back at its time-out", self.tx_id, outcome)
 
     def _log_one_way(self, outcome: Outcome) -> None:
         if outcome:
@@ -385,6 +423,14 @@ def timeout_ms(given_s: object, configured_s: object) -> int:
             f"{chosen!r:.80}"
         )
     return max(int(chosen * 1000), 1)
+
+
+def repetition(tx_id: str) -> str:
+    """Note on an application's exception in a run that was not the first."""
+    return (
+        f"(escrowmq: transaction {tx_id!r} was prepared before, and an earlier run may have committed: so "
+        "this exception does not roll it back; the check will decide)"
+    )
 
 
 def unconfirmed(tx_id: str) -> str:

@@ -38,7 +38,8 @@ def another(
 def with_home_indexes(
     table: AppTransactions, tx_ids: Sequence[str], problems: list[list[Any]], index: int, *, all_fresh: bool
 ) -> list[Any]:
-    """The result of a PREPARE at home of several groups. If it opened all its transactions: also its own log
+    """The result of a PREPARE at home of several groups, or of ids that the application gave: its client must
+    know whether they were open before. If it opened all its transactions: also its own log
     index. Otherwise that index and then, for each transaction, the log index at which it was opened, by this
     PREPARE or an earlier one; -1 for those that are refused, whatever else has their ids."""
     if all_fresh:

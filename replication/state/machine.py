@@ -216,7 +216,7 @@ class StateMachine:
             block = Block(index, topic, tx_ids, query_ids, digests, rows, now, timeout, extra)
             if table.knows_none(tx_ids) and table.open.add(block):
                 self._opened(app, table, tx_ids, block)
-                return OK
+                return [0, index] if extra.given else OK
         due, refs = now + timeout, refs_of(index, rows, len(tx_ids))
         timers = self.timers.of_transactions(index, timed, len(tx_ids)) if timed else None
         opened, settled, decided = table.open, table.settled, table.decided
@@ -260,7 +260,7 @@ class StateMachine:
             self.transactions.note_unattended(app, fresh, extra.on_timeout)
             if claim and at_home:
                 self.claims.opened(app, fresh, claim, alone=bool(extra.on_timeout))
-        if participants:
+        if participants or (extra.given and at_home):
             return with_home_indexes(table, tx_ids, problems, index, all_fresh=len(fresh) == len(tx_ids))
         return [int(ResultCode.PARTIAL), problems] if problems else OK
 

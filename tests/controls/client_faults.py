@@ -16,6 +16,7 @@ from escrowmq.actors.producer.across_groups import StagedPrepare
 from escrowmq.actors.producer.batcher import BuiltRequest, GroupBatcher
 from escrowmq.actors.producer.blocks import PrepareBlock
 from escrowmq.actors.producer.partition_stream import Batch, PartitionStream
+from escrowmq.actors.producer.transaction_base import TransactionBase
 from escrowmq.actors.producer.value_packer import ValuePacker
 from escrowmq.replication.format.codec import OpType, decode_ops
 from escrowmq.replication.model import ResultCode
@@ -231,3 +232,26 @@ def compresses_below_the_level(patch: pytest.MonkeyPatch) -> None:
         return pack(self, row)
 
     patch.setattr(ValuePacker, "pack", at_once)
+
+
+def run_twice(patch: pytest.MonkeyPatch) -> None:
+    """Most ids are the application's, and two processes often run one at the same time."""
+    world(ALL_ACROSS | {"fence": False, "act_every_s": 0.05})(patch)
+    patch.setattr(producers, "GIVEN", 0.9)
+    patch.setattr(producers, "TWICE", 0.6)
+    patch.setattr(producers, "SHARED", 0.0)
+    patch.setattr(producers, "BULK", 0.0)
+
+
+@plant(
+    "repetition-rolls-back",
+    "invented-decision",
+    "lost-write",
+    "torn",
+    groups=2,
+    within=60,
+    conditions=run_twice,
+)
+def repetition_rolls_back(patch: pytest.MonkeyPatch) -> None:
+    """An exception of a later run of an id rolls back what an earlier run has committed in its database."""
+    patch.setattr(TransactionBase, "_may_roll_back", lambda tx: True)

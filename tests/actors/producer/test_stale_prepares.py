@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from escrowmq.actors.client.failures import Failure
-from escrowmq.actors.producer.batcher import GroupBatcher
+from escrowmq.actors.producer.batcher import STALE_PAUSE_S, GroupBatcher
 from escrowmq.actors.producer.blocks import Outcome, PrepareBlock
 from escrowmq.actors.producer.config import ProducerConfig
 from escrowmq.replication.format import ops
@@ -53,6 +53,23 @@ def test_it_is_sent_again_with_what_has_been_heard_since() -> None:
     assert refused(batcher, {0: STALE}, 90) == [(["x"], 70)]
     assert refused(batcher, {}, 95) == [(["x"], 90)]
     assert outcomes == [{}] and batcher.build() is None
+
+
+def test_within_one_millisecond_of_the_group_it_waits() -> None:
+    """Sent again at once it would be refused until that is over: in memory, where the clock stands still, for
+    ever."""
+    batcher = GroupBatcher("shop", ProducerConfig(), "me")
+    block, outcomes = a_block("x")
+    block.deadline = 100.0
+    batcher.prepare(block, 0.0)
+    refused(batcher, {0: STALE}, 70)
+    assert not batcher.waits_for_time
+    assert refused(batcher, {0: STALE}, 70) == [(["x"], 70)]
+    assert batcher.build() is None and batcher.waits_for_time and not batcher.idle()
+    assert batcher._end_pause(5.0) == 5.0 + STALE_PAUSE_S and batcher.build() is None
+    batcher._end_pause(5.0 + STALE_PAUSE_S)
+    assert not batcher.waits_for_time and refused(batcher, {}, 71) == [(["x"], 70)]
+    assert outcomes == [{}] and batcher.idle()
 
 
 def test_what_an_earlier_sending_may_have_opened_is_not_sent_again() -> None:

@@ -24,6 +24,8 @@ class Log(FedState):
 
     def __init__(self, **values: int) -> None:
         super().__init__()
+        #: What the last PREPARE's answer says about where its transactions were opened.
+        self.opened_at: object = None
         self.add(ops.level(2), ops.settings({"settled_generation": APP_AS_IDS + 5, **values}))
 
     def open(
@@ -31,7 +33,8 @@ class Log(FedState):
     ) -> list[object]:
         extra = PrepareExtra(given=given, heard_ms=self.now_ms if heard_ms is None else heard_ms)
         (result,) = self.add(ops.prepare(app, "t", tx_ids, None, 0, 0, [1] * len(tx_ids), -1, 0, extra))
-        return result
+        self.opened_at = result[1] if result[0] == 0 and len(result) > 1 else None
+        return [0] if result[0] == 0 else result[:2]
 
     def settle(self, *tx_ids: str, given: bool = True, app: str = "app") -> None:
         assert self.open(*tx_ids, given=given, app=app) == [0]
@@ -233,3 +236,16 @@ def test_they_are_told_nothing_where_time_alone_makes_ids_forgotten() -> None:
         log.settle(f"order-{log.index}")
         log.pass_time(120_000)
         assert reach_ms(log) is None
+
+
+@pytest.mark.parametrize("count", [1, 100], ids=["records", "a block"])
+def test_the_answer_says_which_given_ids_were_open_before(count: int) -> None:
+    """Another run may have carried out their local transactions: so this one must not roll them back."""
+    log = Log()
+    old, new = [f"old-{i}" for i in range(count)], [f"new-{i}" for i in range(count)]
+    assert log.open(*old) == [0] and type(log.opened_at) is int
+    first = log.opened_at
+    assert log.open(*old, *new) == [0] and type(log.opened_at) is list
+    newest = log.opened_at[0]
+    assert newest > first and log.opened_at[1:] == [first] * count + [newest] * count
+    assert log.open("made", given=False) == [0] and log.opened_at is None, "only this producer uses its own"

@@ -88,7 +88,7 @@ def test_what_a_check_may_not_roll_back_any_more_is_not_decided() -> None:
     group = Heard(0, {0: 1})
     group.level(2)
     for _ in range(2):
-        assert group.prepare(0, PrepareExtra("p", given=True, heard_ms=group.now_ms)) == [0]
+        assert group.prepare(0, PrepareExtra("p", given=True, heard_ms=group.now_ms))[0] == 0
     newest = group.index
     (result,) = group.add(ops.rollback_under("mute", ["x"], "check", [newest - 1]))
     assert result == [ResultCode.PARTIAL, [[0, ResultCode.RETRY, None]]]
