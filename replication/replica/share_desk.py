@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 ASKS_MAX = 10_000
 #: Partitions looked at for those that wait, in one step: half a millisecond.
 LOOKS_MAX = 1_000
+#: Groups with their topics whose turn is kept.
+TURNS_MAX = 10_000
 #: Messages that one NACK of the leader names.
 NACKED_AT_ONCE = 500
 #: When a caller asks again that finds too many leases, or calls, at this leader.
@@ -88,7 +90,9 @@ class ShareDesk:
         self._rounds: Rounds[Ask] = Rounds()
         self._parked: deque[Ask] = deque()  # nothing there for them
         self._stirred = False  # something may be there that was not when they looked
-        self._seen_index = self._turn = self._tidied_ms = 0
+        self._seen_index = self._tidied_ms = 0
+        self._turns: dict[tuple[str, tuple[str, ...]], int] = {}  # answers by group and topics
+        self._looks = 0
         self._told_ms: dict[str, int] = {}  # group -> when its next warning may come
         #: Whether something was given back or has expired, since somebody last looked and cleared this.
         self.freed = False
@@ -251,7 +255,7 @@ class ShareDesk:
         for topic in ask.topics:
             if not self._partitions(topic):
                 rows.append(HandedOut(topic, -1, int(ResultCode.UNKNOWN_TOPIC)))
-        places = self._places(ask)
+        places = self._places(ask, self._next_turn(ask))
         alone = self._alone(ask, places, now_ms)
         for partition in places:
             if left <= 0 or bytes_left <= 0:
@@ -299,11 +303,19 @@ class ShareDesk:
         ]
         return self.leases.alone(ask.member, finals, now_ms)
 
-    def _places(self, ask: Ask) -> list[Partition]:
+    def _next_turn(self, ask: Ask) -> int:
+        """Of those that want the same, and of nobody else: two groups that are served by turns would each
+        begin with the same half of the partitions for ever."""
+        if len(self._turns) >= TURNS_MAX:
+            self._turns.clear()
+        turn = self._turns.get((ask.group, ask.topics), 0)
+        self._turns[ask.group, ask.topics] = turn + 1
+        return turn
+
+    def _places(self, ask: Ask, turn: int) -> list[Partition]:
         """Retries first, then all partitions in turn, so that none waits behind a busy one."""
         found = [p for topic in ask.topics for p in self._partitions(topic)]
-        self._turn += 1
-        at = self._turn % len(found) if found else 0
+        at = turn % len(found) if found else 0
         return self._partitions(retry_topic(ask.group)) + found[at:] + found[:at]
 
     def _partitions(self, topic: str) -> list[Partition]:
@@ -315,7 +327,8 @@ class ShareDesk:
         """In how many places there is something for it, or something to tell."""
         if self.is_deleting(ask.group):
             return 0  # the entry that deletes it calls up who waits here
-        places = self._places(ask)
+        self._looks += 1
+        places = self._places(ask, self._looks * (LOOKS_MAX // 2))
         unknown = sum(not self._partitions(topic) for topic in ask.topics)
         alone = self._alone(ask, places, now_ms)
         return unknown + sum(self._is_some(ask.group, partition, alone) for partition in places[:LOOKS_MAX])
@@ -340,7 +353,7 @@ class ShareDesk:
                     self._stirred = True  # the next step goes on from here
                     return
                 places[key] = self._has_some(ask, now_ms)
-                left -= len(self._places(ask)) + 1
+                left -= sum(len(self._partitions(topic)) for topic in ask.topics) + 2
             if places[key] > 0:
                 places[key] -= 1
                 self._rounds.add(ask)

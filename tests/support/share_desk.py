@@ -50,11 +50,12 @@ class Desk(Single):
         topics: Sequence[str] = ("t",),
         wait_ms: int = 0,
         told: tuple[int, int] = (-1, -1),
+        group: str = "g",
     ) -> list[Any]:
         """Fills with the answer, perhaps later."""
         answers: list[Any] = []
         until_ms = self.now_ms + wait_ms
-        ask = Ask("g", member, tuple(topics), wanted, 1 << 20, LEASE_MS, until_ms, answers.append, *told)
+        ask = Ask(group, member, tuple(topics), wanted, 1 << 20, LEASE_MS, until_ms, answers.append, *told)
         self.replica.share_desk.acquire(ask, self.now_ms)
         self.replica.pump(self.now_ms)
         return answers

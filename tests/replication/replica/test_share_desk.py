@@ -86,6 +86,36 @@ def test_partitions_take_turns_and_retries_come_first(tmp_path: Path) -> None:
     single.close()
 
 
+@pytest.mark.parametrize("others", [0, 1])
+@pytest.mark.parametrize("partitions", [1, 2, 3, 4])
+def test_no_partition_waits_behind_busy_ones(tmp_path: Path, partitions: int, others: int) -> None:
+    """Each is first once in as many answers, however often calls are looked at before one is served, and
+    whatever another group does in between."""
+    single = Desk(tmp_path)
+    single.begin(partitions)
+    for number in range(partitions):
+        single.submit(share_ops.share_create("h", "t", number, share_ops.EARLIEST, single.id_of("t")))
+        for n in range(3 * partitions):
+            single.put(f"{number}/{n}", partition=number)
+    first = []
+    for _ in range(2 * partitions):
+        first.append(single.values(wanted=1)[0].split("/")[0])
+        for _ in range(others):
+            single.ask(wanted=1, group="h")
+    assert set(first[:partitions]) == set(first[partitions:]) == set(map(str, range(partitions)))
+    single.close()
+
+
+def test_all_of_many_partitions_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that waits looks at some of them at a time, and has seen each after a few looks."""
+    monkeypatch.setattr("escrowmq.replication.replica.share_desk.LOOKS_MAX", 4)
+    single = Desk(tmp_path)
+    single.begin(9)
+    single.put("found", partition=7)
+    assert any(single.values(wanted=1) for _ in range(6))
+    single.close()
+
+
 def test_who_waits_longest_is_served_first_and_one_at_a_time(single: Desk) -> None:
     waiting = [single.ask(member, 1, wait_ms=10_000) for member in (ME, OTHER, ME)]
     assert single.replica.share_desk.waiting == 3
