@@ -34,6 +34,8 @@ PARTITIONS_PER_CALL_MAX = 256
 GIVEN_UP_MAX = 64
 #: Calls at a replica that are not counted though they are under way: they keep places for parked calls busy.
 ABANDONED_MAX = 16
+#: From half as many on, calls park for this long at most: places change faster than calls end.
+BRIEF_WAIT_S = 0.1
 #: For requests without an end: above every offset.
 NO_END = 1 << 62
 SLEEP_S_MAX = 0.5
@@ -49,7 +51,10 @@ class _FetchCall:
     rid: int
     asked: list[AskedPartition]
     sent: float
+    wait_s: float
     give_up_at: float
+    #: Its partitions are asked for by a later call.
+    replaced: bool = False
 
 
 class Fetches:
@@ -79,33 +84,62 @@ class Fetches:
         for token, call in list(self._calls.items()):
             if now >= call.give_up_at:
                 self._give_up(token, call, now)
-        ready, room = self._positions.wanted(now, len(self._calls))
+        used = len(self._calls) - min(sum(map(self._is_abandoned, self._calls.values())), ABANDONED_MAX)
+        ready, room = self._positions.wanted(now, used)
         by_replica: dict[tuple[int, int], list[PartitionState]] = {}
         for state in ready:
             rid = self._choice.pick(state.gid, state.turn, now)
             by_replica.setdefault((state.gid, rid), []).append(state)
         for (gid, rid), states in by_replica.items():
-            if room > 0 and self._under_way(gid, rid) < self._config.fetch_calls_in_flight:
+            under_way, abandoned = self._under_way(gid, rid)
+            if room > 0 and under_way >= self._config.fetch_calls_in_flight and abandoned < ABANDONED_MAX:
+                freed = self._make_way(gid, rid, states)
+                states = states + freed
+                under_way -= bool(freed)
+            if room > 0 and under_way < self._config.fetch_calls_in_flight:
                 room -= 1
-                self._send(gid, rid, states[:PARTITIONS_PER_CALL_MAX], now)
+                wait_s = self._config.fetch_wait_s
+                if abandoned >= ABANDONED_MAX // 2:
+                    wait_s = min(wait_s, BRIEF_WAIT_S)
+                self._send(gid, rid, states[:PARTITIONS_PER_CALL_MAX], wait_s, now)
         times = [call.give_up_at for call in self._calls.values()]
         return min([*times, self._positions.next_wakeup(now) or now + SLEEP_S_MAX, now + SLEEP_S_MAX])
 
-    def _under_way(self, gid: int, rid: int) -> int:
-        """Calls at a replica. Not those whose answers nobody awaits, since reading went on elsewhere: while
-        they park there, others must not wait for them."""
-        calls = [call for call in self._calls.values() if (call.gid, call.rid) == (gid, rid)]
-        abandoned = sum(1 for call in calls if not self._positions.awaits(call.asked))
-        return len(calls) - min(abandoned, ABANDONED_MAX)
+    def _is_abandoned(self, call: _FetchCall) -> bool:
+        return call.replaced or not self._positions.awaits(call.asked)
 
-    def _send(self, gid: int, rid: int, states: list[PartitionState], now: float) -> None:
+    def _under_way(self, gid: int, rid: int) -> tuple[int, int]:
+        """Calls at a replica, and how many others nobody awaits, since reading went on elsewhere: while they
+        park there, others must not wait for them."""
+        calls = [call for call in self._calls.values() if (call.gid, call.rid) == (gid, rid)]
+        abandoned = min(sum(map(self._is_abandoned, calls)), ABANDONED_MAX)
+        return len(calls) - abandoned, abandoned
+
+    def _make_way(self, gid: int, rid: int, states: list[PartitionState]) -> list[PartitionState]:
+        """If something is there for one of these partitions: replaces the call that has parked longest, and
+        returns the partitions that it awaits. Idle partitions wait for the end of a call: otherwise each
+        message that trickles in would leave a parked call behind."""
+        if all(state.caught_up for state in states):
+            return []
+        for call in self._calls.values():
+            if (call.gid, call.rid) != (gid, rid) or self._is_abandoned(call):
+                continue
+            found = [(self._positions.get(tp), epoch) for tp, epoch, _ in call.asked]
+            awaited = [state for state, epoch in found if state is not None and state.epoch == epoch]
+            if all(state.caught_up for state in awaited):
+                call.replaced = True
+                for state in awaited:
+                    state.in_flight = None
+                return awaited
+        return []
+
+    def _send(self, gid: int, rid: int, states: list[PartitionState], wait_s: float, now: float) -> None:
         self._token += 1
         asked = [(state.tp, state.epoch, state.fetch_offset) for state in states]
         for state in states:
             state.in_flight = self._token
-        wait_s = self._config.fetch_wait_s
         give_up_at = now + wait_s + self._silence.pause_s(self._silences)
-        self._calls[self._token] = _FetchCall(gid, rid, asked, now, give_up_at)
+        self._calls[self._token] = _FetchCall(gid, rid, asked, now, wait_s, give_up_at)
         requests = [
             (state.topic, state.partition, state.fetch_offset, *self._named(state)) for state in states
         ]
@@ -125,7 +159,7 @@ class Fetches:
         self._silences += 1
         self._counted.fetches_failed += 1
         self._choice.failed(call.gid, call.rid, now)
-        for tp, epoch, _ in call.asked:
+        for tp, epoch, _ in [] if call.replaced else call.asked:
             self._positions.troubled(tp, epoch, now)
 
     def answered(self, token: int, answer: Any, error: BaseException | None, now: float) -> bool:
@@ -140,7 +174,7 @@ class Fetches:
             self.last_error = error
             self._counted.fetches_failed += not late
             self._choice.failed(call.gid, call.rid, now)
-            for tp, epoch, _ in [] if late else call.asked:
+            for tp, epoch, _ in [] if late or call.replaced else call.asked:
                 self._positions.troubled(tp, epoch, now)
             return not late
         if not late:
@@ -149,7 +183,7 @@ class Fetches:
         self._counted.fetched(sum(len(part[6]) for part in answer), now - call.sent, now)
         # Empty, and without waiting: this replica has no place for another call that waits. With news in it,
         # the answer came when it should, and partitions without any need no pause.
-        waited = now - call.sent >= self._config.fetch_wait_s / 2
+        waited = now - call.sent >= call.wait_s / 2
         early = not waited and not any(runs for _, _, _, _, _, runs, _ in answer)
         news = False
         for (tp, epoch, offset), part in zip(call.asked, answer, strict=True):

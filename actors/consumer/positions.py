@@ -103,6 +103,11 @@ class PartitionState:
     def tp(self) -> TopicPartition:
         return self.topic, self.partition
 
+    @property
+    def caught_up(self) -> bool:
+        """Whether a fetch waits for news, as far as is known."""
+        return self.log_start >= 0 and self.fetch_offset >= self.log_end
+
     def fetchable(self, now: float) -> bool:
         return (
             self.position is not None

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
 from escrowmq.actors.consumer.arrow_batches import take_batch
 from escrowmq.actors.consumer.config import ConsumerConfig
-from escrowmq.actors.consumer.fetcher import Fetches
-from escrowmq.actors.consumer.positions import Positions
+from escrowmq.actors.consumer.fetcher import BRIEF_WAIT_S, Fetches
+from escrowmq.actors.consumer.positions import PartitionState, Positions
 from escrowmq.actors.consumer.records import Chunk
 from escrowmq.actors.consumer.replica_choice import PENALTY, ReplicaChoice
 from escrowmq.replication.errors import CorruptLog
@@ -302,3 +303,81 @@ def test_fetches_that_nobody_awaits_do_not_hold_up_others():
     state.restart(9)
     state.paused = True
     assert fetches.in_flight == 7 and positions.awaits([(other.tp, other.epoch, 3)])
+
+
+class Parks:
+    """A consumer of four partitions at one replica, of which all messages are fetched: three calls park."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[list[str], float]] = []
+        self.positions = Positions(fetch_bytes=1000, buffer_bytes=8_000, linger_s=0.0)
+        config = ConsumerConfig(fetch_calls_in_flight=3, fetch_wait_s=30.0)
+        self.fetches = Fetches(self.positions, ReplicaChoice(1), config, self.start)
+        self.positions.assign({(topic, 0): 0 for topic in "abcd"}, [])
+        for state in self.positions.states():
+            state.log_start, state.log_end = 0, 5
+        for topics in "a", "b", "cd":
+            for topic in topics:
+                self.at(topic).restart(5)
+            self.fetches.advance(0.0)
+        assert self.asked == [["a"], ["b"], ["c", "d"]]
+
+    def at(self, topic: str) -> PartitionState:
+        state = self.positions.get((topic, 0))
+        assert state is not None
+        return state
+
+    def start(self, gid: int, rid: int, args: tuple[Any, ...], token: int) -> None:
+        self.sent.append(([topic for topic, *_ in args[0]], args[2]))
+
+    @property
+    def asked(self) -> list[list[str]]:
+        return [topics for topics, _ in self.sent]
+
+    def goes_back(self, topic: str, now: float) -> list[str]:
+        """To offset 0. What is asked for at once, in one call."""
+        before = len(self.sent)
+        self.at(topic).restart(0)
+        self.fetches.advance(now)
+        return [name for topics in self.asked[before:] for name in topics]
+
+
+def test_a_parked_fetch_makes_way_for_a_partition_that_went_back():
+    parks = Parks()
+    assert parks.goes_back("d", 1.0) == ["d", "a"], "the call that has parked longest is replaced"
+    assert parks.goes_back("c", 2.0) == ["c"], "nobody awaits the call of both any more"
+
+
+def test_idle_partitions_wait_for_the_end_of_a_call():
+    """Otherwise each message that trickles in would leave a parked call behind."""
+    parks = Parks()
+    parks.at("d").restart(5)
+    parks.fetches.advance(1.0)
+    assert len(parks.sent) == 3
+    parks.at("d").log_end = 6
+    parks.fetches.advance(2.0)
+    assert parks.asked[3:] == [["d", "a"]]
+
+
+def test_a_call_that_was_replaced_harms_nobody_by_its_silence_or_error():
+    parks = Parks()
+    parks.goes_back("d", 1.0)
+    state = parks.at("a")
+    token = state.in_flight
+    parks.fetches.advance(30.4)
+    assert parks.fetches.in_flight == 4 - 3, "the three that began at 0.0 were silent for too long"
+    parks.fetches.answered(1, None, OSError("gone"), 30.5)
+    assert (state.in_flight, state.turn, state.troubled_since) == (token, 0, None)
+
+
+def test_calls_park_briefly_while_places_change_faster_than_they_end():
+    """So that there is always a call for whoever goes back."""
+    parks = Parks()
+    for turn in range(100):
+        now = 1 + turn / 50
+        assert "d" in parks.goes_back("d", now), turn
+        for token, call in list(parks.fetches._calls.items()):
+            if call.sent + call.wait_s <= now:
+                answer = [(topic, 0, 0, 0, 5, [], b"") for (topic, _), _, _ in call.asked]
+                parks.fetches.answered(token, answer, None, now)
+    assert parks.sent[0][1] == 30.0 and parks.sent[-1][1] == BRIEF_WAIT_S

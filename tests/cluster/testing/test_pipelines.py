@@ -395,3 +395,36 @@ def test_orders_that_no_transaction_has_taken_come_again(
         while transform(consumer, producer):
             pass
     assert invoices(cluster) == list(range(ORDERS))
+
+
+@pytest.mark.parametrize("goes_back", ["seek", "abort"])
+def test_reading_again_does_not_wait_for_fetches_of_other_partitions(
+    cluster: InMemoryCluster, goes_back: str
+) -> None:
+    """They park at the broker, up to 30 s here."""
+    partitions = range(5)
+    cluster.admin.create_topic("inputs", partitions=len(partitions))
+    consumer = cluster.consumer("many", ["inputs"], auto_offset_reset="earliest")
+    with cluster.producer("shop") as producer:
+        for partition in partitions:
+            producer.send(Message("inputs", b"x", partition=partition)).result(0)
+        for _ in range(5):
+            with producer.transaction(local=False) as tx:
+                consumer.poll(timeout_s=0.5)
+                tx.send_offsets(consumer)
+        for partition in partitions:
+            began = cluster.clock.time()
+            if goes_back == "seek":
+                consumer.seek("inputs", partition, 0)
+            else:
+                producer.send(Message("inputs", b"y", partition=partition)).result(0)
+                assert [record.value for record in consumer.poll(timeout_s=40)] == [b"y"]
+                began = cluster.clock.time()
+                with suppress(ZeroDivisionError), producer.transaction(local=False) as tx:
+                    tx.send_offsets(consumer)
+                    raise ZeroDivisionError
+            (again,) = consumer.poll(timeout_s=40)
+            assert again.partition == partition and cluster.clock.time() - began < 1
+            with producer.transaction(local=False) as tx:
+                if goes_back == "abort":
+                    tx.send_offsets(consumer)
