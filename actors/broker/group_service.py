@@ -68,6 +68,7 @@ class GroupService:
         applied: Callable[[], int] = lambda: -1,
         led_since: Callable[[int], float | None] = lambda term: None,
         settings: Callable[[str], GroupSettings | None] = lambda group: None,
+        has_failed: Callable[[str, str, int], bool] = lambda group, topic, partition: False,
     ) -> None:
         """``leadership()``: (ready leader?, leader's replica number, term), as ``whoami`` answers.
         ``led_since(term)``: when this replica began to lead in that term, by ``clock``; None: just now.
@@ -75,7 +76,8 @@ class GroupService:
         ``partitions(topic)``: the number, None for an unknown topic. ``committed(group)``: its offsets
         of all topics; ``group_names()``: groups that have any. ``submit``: see ``Requests.submit_in_turn``.
         ``log_end()``: the log's last index, None while requests wait to be written; ``applied()``: the last
-        index that was applied. ``settings(group)``: None if none were ever set. The rest: see
+        index that was applied. ``settings(group)``: None if none were ever set.
+        ``has_failed(group, topic, partition)``: whether attempts are noted there. The rest: see
         ``GroupCoordinator``.
         """
         self._leadership, self._partitions, self._committed = leadership, partitions, committed
@@ -85,6 +87,7 @@ class GroupService:
         self._coordinator = GroupCoordinator(which, last_void, tells_ids)
         self._under_way = PlacesUnderWay()
         self._log_end, self._applied, self._settings = log_end, applied, settings
+        self._has_failed = has_failed
 
     @classmethod
     def over(cls, running: RunningReplica, reads: Reads, requests: Requests) -> Self:
@@ -103,6 +106,7 @@ class GroupService:
             applied=lambda: running.replica.state.applied_index,
             led_since=running.led_since,
             settings=reads.group_settings,
+            has_failed=reads.has_failed,
         )
 
     def join(
@@ -197,6 +201,9 @@ class GroupService:
 
         if not offsets:
             return check(lambda: None) or ("ok", None)
+        if member == "":  # an operator moves the group: what comes next there is at its first attempt
+            failed = {topic for topic, partition in wanted if self._has_failed(group, topic, partition)}
+            attempts = {topic: dict.fromkeys(offsets[topic], 0) for topic in failed}
         return self._log(group, offsets, check, attempts or {})
 
     def _commit_first(

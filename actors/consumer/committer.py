@@ -103,7 +103,7 @@ class Committer:
             if refusal is None:
                 with self._condition:
                     for state, offset in wanted.items():
-                        state.committed = state.place = offset
+                        state.moved_to(offset)
                 now = self._router.clock()
                 self._counted.commits += 1
                 self._counted.commit_latencies.observe(now - deadline + self._timeout_s, now)

@@ -57,7 +57,7 @@ def group_work(core: ConsumerCore) -> GroupWork:
         with core.condition:
             for state, (_, end) in work.items():
                 if committed:
-                    state.place = state.committed = end
+                    state.moved_to(end)
                 elif core.positions.get(state.tp) is state:
                     _go_back(core, state)
         if not committed:

@@ -123,6 +123,13 @@ class PartitionState:
         self.restart(None)
         self.goal, self.suspect, self.resume_at = goal, suspect, 0.0
 
+    def moved_to(self, offset: int) -> None:
+        """The group's place is there now. A message that lies before it was done: if the application goes
+        back to it, it begins at its first attempt."""
+        self.committed = self.place = offset
+        if offset > self.failed.offset:
+            self.failed = NEVER_FAILED
+
     def back_off(self, now: float) -> None:
         """Delays the next fetch, each time for longer."""
         self.not_before = now + AGAIN.pause_s(self.vain)

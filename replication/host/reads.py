@@ -188,6 +188,10 @@ class Reads:
 
         return self._running.confirmed(read, in_loop=True)
 
+    def has_failed(self, group: str, topic: str, partition: int) -> bool:
+        """Whether failed attempts are noted for a place of the group in the partition."""
+        return (group, topic, partition) in self._replica.state.attempts
+
     def group_names(self) -> list[str]:
         """Groups that have committed offsets or settings."""
         state = self._replica.state

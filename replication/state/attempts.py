@@ -1,7 +1,8 @@
 """How often the message at a consumer group's place has failed: for groups that read a partition in order.
 
-An entry counts only while the place is the one that it was noted for, so commits of places need not look
-here. Bounded: those noted longest ago are forgotten, and their messages begin again at the first attempt.
+An entry counts only while the place is the one that it was noted for. From format level 10 on it is forgotten
+once the place is another one: a message that was done begins anew if its group is moved back to it. Bounded:
+those noted longest ago are forgotten, and their messages begin again at the first attempt.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from collections.abc import Sequence
 
 #: Places with failed attempts that are kept.
 ATTEMPTS_KEPT = 100_000
+#: The format level from which on they are forgotten when the place moves on.
+LEVEL_OF_PASSING = 10
 #: Group, topic and partition.
 Key = tuple[str, str, int]
 
@@ -32,6 +35,16 @@ class Attempts(dict[Key, tuple[int, int]]):
         """How often the message at that offset has failed. Any thread."""
         place, attempts = self.get((group, topic, partition), (-1, 0))
         return attempts if place == offset else 0
+
+    def passed(self, level: int, group: str, topic: str, flat: Sequence[int]) -> None:
+        """Places have moved; ``flat``: partition, next offset, and so on."""
+        if level < LEVEL_OF_PASSING:
+            return
+        it = iter(flat)
+        for partition, offset in zip(it, it, strict=True):
+            place, _ = self.get((group, topic, partition), (offset, 0))
+            if place != offset:
+                del self[group, topic, partition]
 
     def drop_group(self, group: str) -> None:
         """It was deleted."""

@@ -3,7 +3,7 @@ messages that a leader forwards for them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from escrowmq.replication.format.codec import Op
@@ -45,7 +45,10 @@ class GroupOperations:
         timers: Timers,
         settings: Callable[[], Settings],
         audit: Audit,
+        passed: Callable[[str, str, Sequence[int]], None],
     ) -> None:
+        """``passed``: see ``HeldOffsets``."""
+        self._passed = passed
         self._topics, self._group_offsets, self._deleted = topics, group_offsets, deleted
         self._attempts, self._shares, self._timers, self._settings = attempts, shares, timers, settings
         self._held, self._audit = held, audit
@@ -60,6 +63,7 @@ class GroupOperations:
         if (pending := self._held.pending(group, topic, flat[::2])) is not None:
             return pending
         self._group_offsets.commit(group, topic, flat)
+        self._passed(group, topic, flat)
         self._group_offsets.keep(self._settings().groups_kept, self._held.holders)
         return [0]
 

@@ -7,7 +7,7 @@ held place is moved by nothing but the transaction that holds it. Deterministic,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 from escrowmq.replication.format.codec import Op, OpType
@@ -28,7 +28,15 @@ class HeldOffsets:
     """``by_tx``: what each open transaction holds. ``holders``: group -> topic -> partition -> transaction;
     derived. Changed in the applying thread only; any thread may look up groups in ``holders``."""
 
-    def __init__(self, topics: TopicTable, offsets: GroupOffsets, shares: Shares) -> None:
+    def __init__(
+        self,
+        topics: TopicTable,
+        offsets: GroupOffsets,
+        shares: Shares,
+        passed: Callable[[str, str, Sequence[int]], None],
+    ) -> None:
+        """``passed`` hears of each group, topic and flat places that a transaction has moved."""
+        self._passed = passed
         self._topics, self._offsets, self._shares = topics, offsets, shares
         self.by_tx: dict[TxKey, list[Held]] = {}
         self.holders: dict[str, dict[str, dict[int, TxKey]]] = {}
@@ -94,6 +102,7 @@ class HeldOffsets:
                 if committed:
                     moved = [n for partition, _, end in triples(flat) for n in (partition, end)]
                     self._offsets.commit(group, topic, moved)
+                    self._passed(group, topic, moved)
                     moves = True
         return moves
 

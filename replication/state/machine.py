@@ -86,11 +86,11 @@ class StateMachine:
         self._pending_refs: list[tuple[int, int, int, int, int]] = []
         self.timers, self.shares, self.attempts = Timers(), Shares(), Attempts()
         self.claims = Claims()
-        self.held = HeldOffsets(self.topics, self.group_offsets, self.shares)
+        self.held = HeldOffsets(self.topics, self.group_offsets, self.shares, self._passed)
         of_all = self.group_offsets, self.held, self.attempts, self.shares, self.timers
         operations = TopicOperations(self.topics, self.producers, *of_all)
         around = lambda: self.settings, lambda *act: self.transactions.record_act(self.now_ms, *act)
-        of_groups = GroupOperations(self.topics, self.deleted_groups, *of_all, *around)
+        of_groups = GroupOperations(self.topics, self.deleted_groups, *of_all, *around, self._passed)
         timed = TimerOperations(self.topics, self.producers, self.timers, self.cut, self.claims)
         self._handlers: dict[int, Callable[[int, Op], Result | None]] = {
             OpType.MESSAGE: self._message,
@@ -467,6 +467,9 @@ class StateMachine:
             self.forgotten_ms, self.turned_ms = self.turned_ms, self.now_ms
 
     # -------------------------------------------------------------- the rest
+
+    def _passed(self, *moved: Any) -> None:
+        self.attempts.passed(self.level, *moved)
 
     def _raise_level(self, index: int, op: Op) -> Result:
         (level,) = op.meta

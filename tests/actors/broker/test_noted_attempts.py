@@ -37,13 +37,18 @@ class Member:
 
 
 @pytest.fixture
-def member() -> Iterator[Member]:
-    with InMemoryCluster() as cluster:
-        cluster.admin.create_topic(TOPIC, partitions=2)
-        with cluster.producer("shop") as producer:
-            for number in range(10):
-                producer.send(Message(TOPIC, b"x", partition=number % 2)).result(0)
-        yield Member(cluster)
+def cluster() -> Iterator[InMemoryCluster]:
+    with InMemoryCluster() as made:
+        yield made
+
+
+@pytest.fixture
+def member(cluster: InMemoryCluster) -> Member:
+    cluster.admin.create_topic(TOPIC, partitions=2)
+    with cluster.producer("shop") as producer:
+        for number in range(10):
+            producer.send(Message(TOPIC, b"x", partition=number % 2)).result(0)
+    return Member(cluster)
 
 
 def test_attempts_count_as_long_as_the_place_does(member: Member) -> None:
@@ -54,6 +59,45 @@ def test_attempts_count_as_long_as_the_place_does(member: Member) -> None:
     assert member.attempts((0, 2), (0, 3), (1, 3)) == [0, 0, 1]
     assert member.commit({1: 3}) is None, "the place is the same"
     assert member.attempts((1, 3)) == [1]
+
+
+@pytest.mark.parametrize("moves", ["a commit", "a transaction"])
+def test_a_message_that_was_done_begins_anew(member: Member, cluster: InMemoryCluster, moves: str) -> None:
+    """Also if the group is moved back to it."""
+    assert member.commit({0: 2, 1: 2}, {0: 4, 1: 1}) is None
+    if moves == "a commit":
+        member.commit({0: 3})
+    else:
+        with cluster.producer("shop") as producer, producer.transaction(local=False) as tx:
+            tx.send_offsets("g", {(TOPIC, 0): (2, 3)})
+    assert member.commit({0: 2}) is None
+    assert member.attempts((0, 2), (1, 2)) == [0, 1]
+
+
+def test_a_transaction_that_ends_where_it_began_forgets_nothing(
+    member: Member, cluster: InMemoryCluster
+) -> None:
+    assert member.commit({0: 2}, {0: 4}) is None
+    with cluster.producer("shop") as producer:
+        with producer.transaction(local=False) as tx:
+            tx.send_offsets("g", {(TOPIC, 0): (2, 2)})
+        with pytest.raises(ZeroDivisionError), producer.transaction(local=False) as tx:
+            tx.send_offsets("g", {(TOPIC, 0): (2, 3)})
+            tx.prepare()
+            raise ZeroDivisionError
+    assert member.attempts((0, 2)) == [4]
+
+
+@pytest.mark.parametrize("to", [2, "earliest"])
+def test_a_reset_begins_anew_also_at_the_same_place(
+    member: Member, cluster: InMemoryCluster, to: int | str
+) -> None:
+    assert member.commit({0: 2, 1: 0}, {0: 4, 1: 3}) is None
+    member.call("group_leave", "g", "m")
+    cluster.admin.reset_group("g", to=to, topic=TOPIC, partition=0)
+    assert member.attempts((0, 2), (0, 0), (1, 0)) == [0, 0, 3]
+    cluster.admin.reset_group("g", to="earliest")
+    assert member.attempts((1, 0)) == [0]
 
 
 def test_only_who_holds_the_partition_may_say_it(member: Member) -> None:

@@ -307,6 +307,33 @@ def test_ordered_attempts_go_with_the_place(cluster: InMemoryCluster) -> None:
         assert past(other.poll()) == [(b"good", 1)], "the place is behind the dead letter"
 
 
+@pytest.mark.parametrize("goes_back", ["reset", "seek", "reset of what is not done"])
+def test_ordered_what_is_handled_again_begins_at_its_first_attempt(
+    cluster: InMemoryCluster, goes_back: str
+) -> None:
+    consumer = consumer_of(cluster, "ordered")
+    cluster.admin.set_group(GROUP, max_attempts=3, delays_s=[1])
+    send(cluster, b"a", b"b")
+    for attempt in (1, 2, 3):
+        records = consumer.poll(timeout_s=2)
+        assert past(records)[0] == (b"a", attempt)
+        if attempt < 3:
+            consumer.nack(records[0])
+    if goes_back != "reset of what is not done":
+        consumer.commit()
+    if goes_back == "seek":
+        consumer.seek(TOPIC, 0, 0)
+    else:
+        consumer.close()
+        cluster.admin.reset_group(GROUP, to="earliest")
+        consumer = consumer_of(cluster, "ordered")
+    records = consumer.poll(timeout_s=2)
+    assert past(records) == [(b"a", 1), (b"b", 1)]
+    consumer.nack(records[0])
+    assert past(consumer.poll(timeout_s=2)) == [(b"a", 2), (b"b", 1)]
+    assert cluster.admin.dead_letters(GROUP) == []
+
+
 def test_ordered_a_first_failure_too_long_ago_is_the_end(cluster: InMemoryCluster) -> None:
     send(cluster, b"bad")
     consumer = consumer_of(cluster, "ordered")
