@@ -15,12 +15,17 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from sqlalchemy import Connection
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session
-from sqlalchemy.pool import NullPool
 
 from escrowmq.feedback.database import rows
-from escrowmq.feedback.database.async_links import Given, asynchronous, engine_of, with_core_of
+from escrowmq.feedback.database.async_links import (
+    Given,
+    another_engine,
+    asynchronous,
+    engine_of,
+    with_core_of,
+)
 from escrowmq.feedback.database.auditing import Audited, TransactionStates
 from escrowmq.feedback.database.errors import AlreadyDone, DatabaseMisused, FenceLost
 from escrowmq.feedback.database.fence import LOCK_TIMEOUT_S, TABLE, Fence
@@ -55,12 +60,12 @@ class AsyncFence(TxStatusQuerier):
         clock: Callable[[], float] = time.time,
         checks: Callable[[], AsyncEngine] | None = None,
     ) -> None:
-        """``checks`` makes an engine for one call of checks, without a pool; by default from the engine's
-        URL, so pass it if the URL is not sufficient (``connect_args``). The rest: see ``Fence``."""
+        """``checks`` makes an engine for one call of checks, by default one that connects as ``database``
+        does. It must lead to the same table. The rest: see ``Fence``."""
         self._sessions = database if isinstance(database, async_sessionmaker) else None
         engine = engine_of(database, "Fence")
         self.app, self._engine = app, engine
-        self._checks = checks or (lambda: create_async_engine(engine.url, poolclass=NullPool))
+        self._checks = checks or (lambda: another_engine(engine))
         options: dict[str, Any] = {"table": table, "lock_timeout_s": lock_timeout_s, "clock": clock}
         self._options = options
         self._fence = Fence(engine.sync_engine, app=app, **options)
@@ -191,7 +196,7 @@ class AsyncFence(TxStatusQuerier):
         return audited
 
     async def _in_a_loop_of_its_own(self, work: Callable[[Fence], Any]) -> Any:
-        return await with_core_of(self._checks, lambda core: work(Fence(core, app=self.app, **self._options)))
+        return await with_core_of(self._checks, lambda core: work(self._fence.over(core)))
 
 
 def _mark(given: Connection | Session) -> object:

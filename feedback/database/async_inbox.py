@@ -10,11 +10,10 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from sqlalchemy import Connection
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session
-from sqlalchemy.pool import NullPool
 
-from escrowmq.feedback.database.async_links import asynchronous, engine_of, with_core_of
+from escrowmq.feedback.database.async_links import another_engine, asynchronous, engine_of, with_core_of
 from escrowmq.feedback.database.failures import is_away
 from escrowmq.feedback.database.inbox import INBOX_TABLE, Inbox
 from escrowmq.feedback.database.inbox_purging import GroupPlaces, InboxPurged
@@ -44,13 +43,13 @@ class AsyncInbox:
         clock: Callable[[], float] = time.time,
         purging: Callable[[], AsyncEngine] | None = None,
     ) -> None:
-        """``purging`` makes an engine for one purge, without a pool; by default from the engine's URL, so
-        pass it if the URL is not sufficient (``connect_args``). The rest: see ``Inbox``."""
+        """``purging`` makes an engine for one purge, by default one that connects as ``database`` does. The
+        rest: see ``Inbox``."""
         engine = engine_of(database, "Inbox")
         self.group, self._engine = group, engine
         sessions = database if isinstance(database, async_sessionmaker) else None
         self._opening: Callable[[], Any] = sessions or engine.connect
-        self._purging = purging or (lambda: create_async_engine(engine.url, poolclass=NullPool))
+        self._purging = purging or (lambda: another_engine(engine))
         self._options: dict[str, Any] = {"group": group, "table": table, "clock": clock}
         self._inbox = Inbox(engine.sync_engine, **self._options)
 
@@ -99,8 +98,7 @@ class AsyncInbox:
                 async with self.once(db, record) as first:
                     if first:
                         await work(record, db)
-                if first:
-                    await db.commit()
+                await db.commit()  # also of one that was handled before: see Inbox._wait_as_a_commit
 
         return handle
 

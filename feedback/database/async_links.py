@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import (
     AsyncSession,
     async_scoped_session,
     async_sessionmaker,
+    create_async_engine,
 )
 
 from escrowmq.feedback.database.errors import DatabaseMisused
@@ -47,6 +48,12 @@ def asynchronous(given: Any, blocking: str) -> Given:
             f"escrowmq.integrations.{blocking}"
         )
     return given
+
+
+def another_engine(engine: AsyncEngine) -> AsyncEngine:
+    """An engine that leads where this one does, with a pool of its own: its connections are made in the same
+    way (``connect_args``, ``creator``, listeners of "connect"), which the URL alone does not tell."""
+    return create_async_engine(engine.url, pool=engine.sync_engine.pool.recreate())
 
 
 async def with_core_of(make: Callable[[], AsyncEngine], work: Callable[[Engine], Any]) -> Any:

@@ -1,12 +1,18 @@
 """A check's statements: write "rolled back" where there is no row yet, then read which row exists.
 
-An outcome that a check reports has been committed before, by another transaction or by the check itself. It
+An outcome that a check reports has been committed before, by another transaction or by the check itself. What
+it has only read may be on this server alone: a primary that was killed while a commit waited for its standby
+comes back with that row. So it writes something too, whose commit waits as any other does, and answers then.
+
+It looks first whether this is the database that it is asked about, on the connection on which it answers. It
 waits for rows that a local transaction has written and not yet committed, up to a limit; after that the
 answer is UNKNOWN, which is repeated later.
 """
 
 from __future__ import annotations
 
+import logging
+import secrets
 import uuid
 from collections.abc import Callable, Sequence
 
@@ -16,10 +22,16 @@ from escrowmq.feedback.database.links import Link
 from escrowmq.feedback.database.statements import KEYS_MAX, Statements
 from escrowmq.replication.model import TransactionState
 
+log = logging.getLogger(__name__)
+
 #: In a call for many checks, each piece waits this share of the limit for a locked row, then is halved: one
 #: local transaction must not delay the others. All pieces together wait no longer than about the
 #: limit.
 PIECES = 8
+
+
+class _AnotherDatabase(Exception):
+    """The table here has this name, or none."""
 
 
 class Checking:
@@ -28,15 +40,26 @@ class Checking:
     def __init__(self, statements: Statements, app: str, limit_s: float, clock: Callable[[], float]) -> None:
         self._statements, self._app, self._limit_s, self._clock = statements, app, limit_s, clock
 
-    def states(self, link: Link, tx_ids: Sequence[str]) -> list[TransactionState]:
-        """A state for each, in order."""
+    def states(self, link: Link, tx_ids: Sequence[str], own: bytes | None = None) -> list[TransactionState]:
+        """A state for each, in order. ``own``: the name that the table must have; with another one, or
+        without any, nothing is written there, and all are UNKNOWN."""
         by_key = {rows.key_of(self._app, tx_id): tx_id for tx_id in tx_ids}
         keys = sorted(by_key)
         found: dict[bytes, int] = {}
         with_limit = _LimitOf(link, self._statements)
         try:
             for at in range(0, len(keys), KEYS_MAX):
-                self._settle(link, keys[at : at + KEYS_MAX], by_key, found)
+                self._settle(link, keys[at : at + KEYS_MAX], by_key, found, own)
+        except _AnotherDatabase as another:
+            link.rollback()
+            log.warning(
+                "checks of app %r are answered UNKNOWN: the table %s where this connection leads (%s) has "
+                "the name %s, and these transactions are of %s. A database, schema or search path differs "
+                "between who prepares and who answers, or the table was made anew; such as %r",
+                *(self._app, self._statements.table, link.place(), another.args[0]),
+                *(None if own is None else own.decode(errors="replace"), tx_ids[0]),
+            )
+            return [TransactionState.UNKNOWN] * len(tx_ids)
         finally:
             with_limit.restore()
         return [rows.state_of(found.get(rows.key_of(self._app, tx_id))) for tx_id in tx_ids]
@@ -44,6 +67,8 @@ class Checking:
     def outcome(self, link: Link, key: bytes) -> int | None:
         """What the row says; None: there is no committed one."""
         outcome = dict(self._read(link, [key])).get(key)
+        if outcome is not None:
+            self._wait_as_a_commit(link)
         link.commit()
         return outcome
 
@@ -75,13 +100,21 @@ class Checking:
         link.run(self._statements.name, name)
 
     def _settle(
-        self, link: Link, keys: Sequence[bytes], by_key: dict[bytes, str], found: dict[bytes, int]
+        self,
+        link: Link,
+        keys: Sequence[bytes],
+        by_key: dict[bytes, str],
+        found: dict[bytes, int],
+        own: bytes | None,
     ) -> None:
         """Fill ``found`` for these keys, except those that stay locked."""
         if len(keys) > 1:  # usually most rows exist already: nothing needs to wait for those
-            self._begin(link, self._limit_s)
-            found.update(self._read(link, keys))
+            self._begin(link, self._limit_s, own)
+            read = self._read(link, keys)
+            if read:
+                self._wait_as_a_commit(link)
             link.commit()
+            found.update(read)
         pieces: list[Sequence[bytes]] = [[key for key in keys if key not in found]]
         began, waits = self._clock(), 0
         while pieces:
@@ -90,7 +123,9 @@ class Checking:
                 continue
             alone = len(piece) == len(keys) == 1
             try:
-                found.update(self._block(link, piece, by_key, self._limit_s / (1 if alone else PIECES)))
+                found.update(self._block(link, piece, by_key, self._limit_s / (1 if alone else PIECES), own))
+            except _AnotherDatabase:
+                raise
             except Exception as error:
                 link.rollback()
                 if failure_of(error) is not Failure.LOCKED:
@@ -103,18 +138,45 @@ class Checking:
                     pieces += rows.halves(piece)
 
     def _block(
-        self, link: Link, keys: Sequence[bytes], by_key: dict[bytes, str], limit_s: float
+        self,
+        link: Link,
+        keys: Sequence[bytes],
+        by_key: dict[bytes, str],
+        limit_s: float,
+        own: bytes | None,
     ) -> dict[bytes, int]:
-        self._begin(link, limit_s)
+        self._begin(link, limit_s, own)
         blocking = [(key, by_key[key].encode()) for key in keys]
-        link.run(*self._statements.block(blocking, self._app.encode(), int(self._clock() * 1000)))
+        inserted = link.changed(
+            *self._statements.block(blocking, self._app.encode(), int(self._clock() * 1000))
+        )
         read = self._read(link, keys)
+        if read and inserted <= 0:
+            self._wait_as_a_commit(link)
         link.commit()
         return read
 
-    def _begin(self, link: Link, limit_s: float) -> None:
+    def _begin(self, link: Link, limit_s: float, own: bytes | None) -> None:
         for statement in self._statements.begin_check(limit_s):
             link.run(statement)
+        if own is None:
+            return
+        read = link.rows(self._statements.identity_now, {"key": rows.IDENTITY_KEY})
+        found = bytes(read[0][0]) if read else None
+        if found != own:
+            raise _AnotherDatabase(None if found is None else found.decode(errors="replace"))
+        if not self._statements.dialect.locks_rows:  # a transaction of SQLite that has read may not write
+            link.commit()
+
+    def _wait_as_a_commit(self, link: Link) -> None:
+        """Write a row of no meaning, and remove it again. A transaction that only reads waits for no standby.
+        How old the row is that was read does not matter: a primary may come back after days."""
+        if not self._statements.dialect.has_standbys:
+            return
+        key = secrets.token_bytes(32)  # each its own: none waits for another one
+        passing = {"key": key, "app": b"", "tx_id": b"", "created_ms": int(self._clock() * 1000)}
+        link.run(self._statements.enter, passing)
+        link.run(*self._statements.remove([key]))
 
     def _read(self, link: Link, keys: Sequence[bytes]) -> dict[bytes, int]:
         return {bytes(key): int(outcome) for key, outcome in link.rows(*self._statements.read(keys))}

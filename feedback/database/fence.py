@@ -12,6 +12,7 @@ application's transaction.
 
 from __future__ import annotations
 
+import copy
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -34,8 +35,7 @@ from escrowmq.feedback.database.opening import database_of
 from escrowmq.feedback.database.own_rows import refuse_another_transaction
 from escrowmq.feedback.database.producing import Producing, Transaction, TransactionBlock, refuse_unprepared
 from escrowmq.feedback.database.purging import OpenTransactions, Purged, purge
-from escrowmq.feedback.database.statements import TABLE as TABLE_NAME
-from escrowmq.feedback.database.statements import Statements, dialect_of
+from escrowmq.feedback.database.statements import Statements, dialect_of, quotable
 from escrowmq.feedback.states import TransactionState, TxStatusQuerier
 from escrowmq.replication.errors import OutcomeUnknown
 from escrowmq.replication.model import Message
@@ -94,6 +94,8 @@ class Fence(TxStatusQuerier):
         self._checking = Checking(self.statements, app, lock_timeout_s, clock)
         self._identity: bytes | None = None
         self._places: set[str] = set()
+        #: The table's schema cannot be written into statements, so each transaction may lead to another one.
+        self._elsewhere = False
 
     # ------------------------------------------------------------ the table
 
@@ -272,19 +274,25 @@ class Fence(TxStatusQuerier):
 
     def _refuse_other_database(self, link: Link, own: bytes) -> None:
         """Called after writing the fence's row, which must be the first statement; once for each place."""
-        place = link.place()
+        place = None if self._elsewhere else link.place()
         if place is not None and place in self._places:
             return
         if identity(link, self.statements) != own:
             raise WrongDatabase(
-                f"the connection leads to another database ({place}) than the one that answers checks: the "
-                "row in it would protect nothing. Pass Fence the engine of the database that the local "
-                "transactions change"
+                f"the connection leads to another database ({link.place()}) than the one that answers "
+                "checks: the row in it would protect nothing. Pass Fence the engine of the database that the "
+                "local transactions change"
             )
         if place is not None:
             if len(self._places) >= PLACES_MAX:
                 self._places.clear()
             self._places.add(place)
+
+    def over(self, database: Any) -> Fence:
+        """A fence of the same table over other connections; checks through it see whether they lead there."""
+        fence = copy.copy(self)
+        fence._database, fence._places = database_of(database), set()
+        return fence
 
     @property
     def knows_identity(self) -> bool:
@@ -309,8 +317,11 @@ class Fence(TxStatusQuerier):
         """Name the table with its schema from now on: a local transaction may have another search path than
         checks have, and lead to a table of the same name."""
         found = link.rows(*self.statements.schema_of) if self.statements.schema_of else []
-        if found and TABLE_NAME.fullmatch(name := f"{found[0][0]}.{self.statements.table}"):
-            self.statements = Statements(self.statements.dialect, name)
+        if not found:
+            return
+        self._elsewhere = not quotable(schema := str(found[0][0]))
+        if not self._elsewhere:
+            self.statements = Statements(self.statements.dialect, self.statements.table, schema)
             self._checking = Checking(self.statements, self.app, self._lock_timeout_s, self._clock)
 
     def _identity_for(self, local: Link) -> bytes:
@@ -407,9 +418,13 @@ class Fence(TxStatusQuerier):
 
     def query_statuses(self, checks: list[tuple[str, str]]) -> Sequence[TransactionState]:
         """The same for many: two statements for up to 1,000 of them, a few more if some are locked."""
+        return self.answers(checks, self.learn_identity())
+
+    def answers(self, checks: Sequence[tuple[str, str]], own: bytes) -> Sequence[TransactionState]:
+        """The same, if the table that a check's connection leads to has the name ``own``; else UNKNOWN."""
         try:
             with self._database.checking() as link:
-                return self._checking.states(link, [tx_id for tx_id, _ in checks])
+                return self._checking.states(link, [tx_id for tx_id, _ in checks], own)
         except Exception as error:
             raise self.explained(error) from error
 

@@ -11,6 +11,7 @@ has read and not tried to insert.
 from __future__ import annotations
 
 import contextlib
+import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -94,6 +95,9 @@ class Inbox:
         its first statement: a second handler of the same record then waits here until the first one's
         transaction ends.
 
+        Commit also if it was handled before, and only then acknowledge the record: that commit waits until a
+        synchronous standby has what the first handler wrote.
+
         Roll back if the block raises an exception. The inbox then forgets the record, so that it is
         handled again even if you commit.
 
@@ -130,7 +134,9 @@ class Inbox:
         def handle(record: Any) -> None:
             with self._database.opening() as (db, link):
                 entered = self.enter(link, record)
-                if entered is not None:
+                if entered is None:
+                    link.commit()
+                else:
                     work(record, db)
                     link.commit(lambda: self.refuse_undone(link, entered))
 
@@ -156,9 +162,21 @@ class Inbox:
             "handled_ms": entered.handled_ms,
         }
         try:
-            return entered if link.changed(self.statements.enter, values) else None
+            if link.changed(self.statements.enter, values):
+                return entered
+            self._wait_as_a_commit(link, values)
         except Exception as error:
             raise self._explained(error) from error
+        return None
+
+    def _wait_as_a_commit(self, link: Link, values: dict[str, Any]) -> None:
+        """Write a row of no meaning, and remove it again: the caller's commit then waits for a standby. The
+        row that was there may be on this server alone (see ``Checking``), and then the work is lost with it,
+        while the record is acknowledged."""
+        if self.statements.dialect.has_standbys:
+            key = secrets.token_bytes(32)
+            link.run(self.statements.enter, values | {"key": key})
+            link.run(self.statements.undo, {"key": key})
 
     def forget(self, link: Link, entered: Entered, mark: object) -> None:
         """Remove the row again, if its transaction is still open."""

@@ -19,6 +19,8 @@ TABLE = re.compile(r"[a-z_][a-z0-9_]{0,62}(\.[a-z_][a-z0-9_]{0,62})?")
 #: Keys in one statement: SQLite accepts 32,766 values, PostgreSQL 65,535; a row has two of its own.
 KEYS_MAX = 1000
 _VALUE = re.compile(r":(\w+)")
+#: In a schema's name: would end the quotes, or look like a value's place to some driver.
+UNQUOTABLE = '"`:%?\\\0'
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,16 @@ class Dialect:
     begin_check: tuple[str, ...]
     limit_of: str | None = None
     restore_limit: str | None = None
+    #: Around a name that needs it, and the question for where an unqualified table is found. Only PostgreSQL
+    #: looks in several places.
+    quote: str = '"'
+    schema_of: str | None = None
+    without_snapshot: str = ""
+
+    @property
+    def has_standbys(self) -> bool:
+        """Whether what is committed here may be on another server only later."""
+        return self.locks_rows
 
 
 SQLITE = Dialect(
@@ -47,6 +59,8 @@ POSTGRESQL = Dialect(
     "postgresql", "BYTEA", "BYTEA", "", "INSERT INTO", " ON CONFLICT DO NOTHING", True,
     ("SET TRANSACTION ISOLATION LEVEL READ COMMITTED", "SET LOCAL lock_timeout = {limit_ms}",
      "SET LOCAL synchronous_commit = on"),
+    schema_of="SELECT nspname FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace "
+    "WHERE pg_class.oid = to_regclass(:name)",
 )  # fmt: skip
 #: InnoDB is named, since an engine without transactions would keep the row of a transaction that is rolled
 #: back. Its limit is in whole seconds.
@@ -54,6 +68,8 @@ MARIADB = Dialect(
     "mysql", "BINARY(32)", "VARBINARY(2048)", " ENGINE=InnoDB", "INSERT IGNORE INTO", "", True,
     ("SET SESSION innodb_lock_wait_timeout = {limit_s}",),
     "SELECT @@SESSION.innodb_lock_wait_timeout", "SET SESSION innodb_lock_wait_timeout = {limit}",
+    "`", "SELECT table_schema FROM information_schema.tables WHERE table_schema = DATABASE() "
+    "AND table_name = :name", " LOCK IN SHARE MODE",
 )  # fmt: skip
 DIALECTS = {"sqlite": SQLITE, "postgresql": POSTGRESQL, "mysql": MARIADB, "mariadb": MARIADB}
 
@@ -66,32 +82,34 @@ def dialect_of(name: str) -> Dialect:
 
 
 class Statements:
-    """The statements for one table. Values are named ``:key``, ``:app``, ``:tx_id`` and ``:created_ms``."""
+    """The statements for one table. Values are named ``:key``, ``:app``, ``:tx_id`` and ``:created_ms``.
 
-    def __init__(self, dialect: Dialect, table: str) -> None:
+    ``schema``: where the table is, if its name alone does not say so; it must be ``quotable``."""
+
+    def __init__(self, dialect: Dialect, table: str, schema: str = "") -> None:
         if not TABLE.fullmatch(table):
             raise DatabaseMisused(
                 f"table {table!r}: use a name of a-z, 0-9 and _ (up to 63), or a schema, a dot and a name"
             )
-        self.dialect, self.table = dialect, table
+        self.dialect = dialect
+        #: As it is in all statements.
+        self.table = table = f"{dialect.quote}{schema}{dialect.quote}.{table}" if schema else table
         self.create = (
             f"CREATE TABLE IF NOT EXISTS {table} (tx_key {dialect.binary_key} NOT NULL PRIMARY KEY, "
             f"app {dialect.binary} NOT NULL, tx_id {dialect.binary} NOT NULL, outcome SMALLINT NOT NULL, "
             f"created_ms BIGINT NOT NULL){dialect.after_table}"
         )
-        #: Where an unqualified table is found; only PostgreSQL looks in several places.
+        #: Where the table is found, if nothing says so.
         self.schema_of: tuple[str, dict[str, Any]] | None = None
-        if dialect is POSTGRESQL and "." not in table:
-            self.schema_of = (
-                "SELECT nspname FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace "
-                "WHERE pg_class.oid = to_regclass(:name)",
-                {"name": table},
-            )
+        if dialect.schema_of is not None and "." not in table:
+            self.schema_of = dialect.schema_of, {"name": table}
         self.enter = f"INSERT INTO {table} VALUES (:key, :app, :tx_id, {COMMITTED}, :created_ms)"
         self.name = (
             f"{dialect.insert} {table} VALUES (:key, :app, :tx_id, {IDENTITY}, :created_ms){dialect.ignoring}"
         )
         self.identity = f"SELECT tx_id FROM {table} WHERE tx_key = :key"
+        #: The same without a snapshot: what a check waits for and then reads is later than that.
+        self.identity_now = self.identity + dialect.without_snapshot
         self.own = f"SELECT outcome, created_ms FROM {table} WHERE tx_key = :key"
         self.slice = (
             f"SELECT tx_key, app, created_ms FROM {table} WHERE tx_key > :after ORDER BY tx_key LIMIT :most"
@@ -133,6 +151,11 @@ class Statements:
 def listed(keys: Sequence[bytes]) -> tuple[str, dict[str, Any]]:
     """Keys as named values: the names, and the values by name."""
     return ", ".join(f":k{at}" for at in range(len(keys))), {f"k{at}": key for at, key in enumerate(keys)}
+
+
+def quotable(name: str) -> bool:
+    """Whether a schema's name, in quotes, means the same to all drivers."""
+    return bool(name) and not set(name) & set(UNQUOTABLE)
 
 
 def in_pyformat(sql: str) -> str:

@@ -46,9 +46,14 @@ def check_without_its_insert(patch: pytest.MonkeyPatch) -> None:
     """A check answers ROLLBACK where it finds no row, and inserts no row that says so."""
 
     def only_read(
-        self: Checking, link: Link, keys: Sequence[bytes], by_key: dict[bytes, str], limit_s: float
+        self: Checking,
+        link: Link,
+        keys: Sequence[bytes],
+        by_key: dict[bytes, str],
+        limit_s: float,
+        own: bytes | None,
     ) -> dict[bytes, int]:
-        self._begin(link, limit_s)
+        self._begin(link, limit_s, own)
         read = self._read(link, keys)
         link.commit()
         return dict.fromkeys(keys, ROLLED_BACK) | read
@@ -76,9 +81,11 @@ def locked_is_rolled_back(patch: pytest.MonkeyPatch) -> None:
     """A check that has waited long enough for a local transaction answers that it is rolled back."""
     states = Checking.states
 
-    def impatient(self: Checking, link: Link, tx_ids: Sequence[str]) -> list[TransactionState]:
+    def impatient(
+        self: Checking, link: Link, tx_ids: Sequence[str], own: bytes | None = None
+    ) -> list[TransactionState]:
         unknown, rolled_back = TransactionState.UNKNOWN, TransactionState.ROLLBACK
-        return [rolled_back if state is unknown else state for state in states(self, link, tx_ids)]
+        return [rolled_back if state is unknown else state for state in states(self, link, tx_ids, own)]
 
     patch.setattr(Checking, "states", impatient)
 

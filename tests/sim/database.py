@@ -27,7 +27,9 @@ REFUSED = 0.02  # share of commits that the database rolls back and reports as r
 LATENCY_S, SLOW, SLOW_S = 0.001, 0.03, 0.3
 NOTICED_S = 1.0  # longest time until the server notices that a client is gone, and releases its locks
 _INSERT = re.compile(r"INSERT (OR IGNORE |IGNORE )?INTO (\w+) VALUES (.+?)( ON CONFLICT DO NOTHING)?$")
-_SELECT = re.compile(r"SELECT ([\w, ]+) FROM (\w+) WHERE tx_key (?:= (:\w+)|IN \(([^)]*)\))$")
+_SELECT = re.compile(
+    r"SELECT ([\w, ]+) FROM (\w+) WHERE tx_key (?:= (:\w+)|IN \(([^)]*)\))(?: LOCK IN SHARE MODE)?$"
+)
 _SLICE = re.compile(r"SELECT ([\w, ]+) FROM (\w+) WHERE tx_key > :after ORDER BY tx_key LIMIT :most$")
 _REMOVE = re.compile(r"DELETE FROM (\w+) WHERE tx_key IN \(([^)]*)\)$")
 _LIMIT = re.compile(r"(?:lock_timeout|innodb_lock_wait_timeout|busy_timeout) = (\d+)$")
@@ -216,6 +218,11 @@ class SimLink:
         found: Sequence[Sequence[Any]] = self._call(lambda: self._execute(sql, values or {}))
         return found
 
+    def changed(self, sql: str, values: Mapping[str, Any]) -> int:
+        before = 0 if self.tx is None else len(self.tx.writes)
+        self._call(lambda: self._execute(sql, values))
+        return 0 if self.tx is None else len(self.tx.writes) - before
+
     def order(self, tx_id: str) -> None:
         """Insert the row of the business data."""
         self._call(lambda: self._insert(("orders", tx_id), (tx_id,), ignoring=False))
@@ -296,7 +303,7 @@ class SimLink:
                 self._limit_s = limit_s
         elif sql in ("SELECT @@SESSION.innodb_lock_wait_timeout", "PRAGMA busy_timeout"):
             return [(int((self._limit_s or 0) * (1 if database.kind == "mariadb" else 1000)),)]
-        elif sql.startswith("SELECT nspname FROM pg_class "):
+        elif sql.startswith(("SELECT nspname FROM pg_class ", "SELECT table_schema FROM information_schema")):
             return []  # there is one schema: the name without it is good everywhere
         elif found := _INSERT.match(sql):
             for part in re.findall(r"\(([^)]*)\)", found[3]):

@@ -197,6 +197,17 @@ class Server:
                     raise NoServer(f"{self.kind} does not start ({error}): {self._said()}") from error
                 time.sleep(0.02)
 
+    def copy(self, primary: Server) -> None:
+        """Before the first start: take over the data of another PostgreSQL, and follow it as a standby."""
+        self.password = primary.password
+        source = f"host=127.0.0.1 port={primary.port} user=escrow password={primary.password}"
+        made = self._spawn(
+            self._bin("pg_basebackup"), "-d", source, "-D", f"{self.folder}/data", "-R", "-X", "stream",
+            "-c", "fast", "--no-sync",
+        )  # fmt: skip
+        if made.wait(timeout=START_S) != 0:
+            raise NoServer(f"pg_basebackup fails: {self._said()}")
+
     def kill(self) -> None:
         """As a machine that loses its power, except that the page cache stays."""
         if self._process is not None:
