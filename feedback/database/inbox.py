@@ -199,21 +199,25 @@ class Inbox:
     ) -> InboxPurged:
         """Remove the group's rows that are ``keep_s`` old and whose records are not delivered again.
 
-        ``admin``: ``cluster.admin``, which knows from which offsets the group continues. None: the time alone
-        decides, for readers that do not commit their offsets to the broker; a record that is delivered
-        again later than ``keep_s`` is then handled again. The whole table is read in slices of
-        ``slice_rows``, each a short transaction of its own, with a pause between them; once a day is enough.
+        ``admin``: ``cluster.admin``, which knows from which offsets the group continues, and of which records
+        copies come again: dead letters, which may be redriven, and retries. Their rows stay. With more than
+        1,000 retries that the group is not past, in a share group with any for two seconds, nothing is
+        removed this time. None: the time alone decides, for readers that do not commit their offsets to the
+        broker; a record that is delivered again later than ``keep_s`` is then handled again. The whole table
+        is read in slices of ``slice_rows``, each a short transaction of its own, with a pause between them;
+        once a day is enough.
         ``told`` is called after each slice with the progress.
         """
         if keep_s < 3600:
             raise DatabaseMisused(f"keep_s must be 3600 or more, not {keep_s!r}: a row protects for as long")
         if not 1 <= slice_rows <= 1000:
             raise DatabaseMisused(f"slice_rows must be from 1 to 1000, not {slice_rows!r}")
-        before = int((self._clock() - keep_s) * 1000)
+        now_ms = int(self._clock() * 1000)
+        before = now_ms - int(keep_s * 1000)
         try:
             with self._database.checking() as link:
                 return purge_inbox(
-                    link, self.statements, self.group, admin, before, slice_rows, pause_s, told
+                    link, self.statements, self.group, admin, now_ms, before, slice_rows, pause_s, told
                 )
         except Exception as error:
             raise self._explained(error) from error

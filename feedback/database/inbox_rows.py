@@ -7,7 +7,7 @@ transaction. Its key is a digest of the consumer group and of the place where th
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -98,15 +98,20 @@ class InboxRow:
 
 
 def disposable(
-    rows: Iterable[InboxRow], group: str, before: int, places: Mapping[tuple[str, int], int] | None
+    rows: Iterable[InboxRow],
+    group: str,
+    before: int,
+    places: Mapping[tuple[str, int], int] | None,
+    again: Set[bytes] = frozenset(),
 ) -> list[bytes]:
     """Keys of the group's rows that were written before ``before`` (ms since the epoch), and whose records
     are not delivered again.
 
     ``places``: for each partition, the offset from which the group is delivered records. None: not known, and
-    the time alone decides. A partition that is missing has been deleted.
+    the time alone decides. A partition that is missing has been deleted. ``again``: keys of records of which
+    the broker has copies that may still be delivered.
     """
-    old = (row for row in rows if row.group == group and row.handled_ms < before)
+    old = (row for row in rows if row.group == group and row.handled_ms < before and row.key not in again)
     if places is None:
         return [row.key for row in old]
     return [row.key for row in old if row.offset < places.get((row.topic, row.partition), row.offset + 1)]

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
-from escrowmq import TopicInfo
+import pytest
+
+from escrowmq import RetryPolicy, TopicInfo
+from escrowmq.feedback.database import inbox_purging
 from escrowmq.testing import InMemoryCluster
 from tests.support.inboxes import Accounts, record
 from tests.support.shops import ShopMaker
@@ -18,6 +22,12 @@ class Admin:
     def topics(self) -> list[TopicInfo]:
         return [TopicInfo(name, 2, "hold", 15, 1000, -1, -1) for name in ("orders", "late")]
 
+    def dead_letters(self, group: str, limit: int = 100) -> list[object]:
+        raise AssertionError("the group has none")
+
+    def message(self, topic: str, partition: int, offset: int) -> object:
+        raise AssertionError("the group has no retries")
+
     def describe_group(self, group: str) -> SimpleNamespace:
         assert group == "billing"
         places = [(0, 30), (1, None)]
@@ -28,6 +38,11 @@ class Admin:
                 for number, committed in places
             ),
         )
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inbox_purging, "LOOK_S", 0.0)
 
 
 def test_what_is_old_and_not_delivered_again_goes(make_shop: ShopMaker) -> None:
@@ -79,4 +94,111 @@ def test_rows_of_a_share_group_go_when_the_group_is_done_with_their_records(make
         assert inbox.purge(cluster.admin, pause_s=0.0).removed == 0, "they are young"
         now[0] += 8 * DAY_S
         assert inbox.purge(cluster.admin, pause_s=0.0).removed == 3, "the fourth may come again"
+    accounts.close()
+
+
+@pytest.mark.parametrize("reads", ["concurrent", "share"])
+def test_rows_stay_while_copies_of_their_records_may_come_again(make_shop: ShopMaker, reads: str) -> None:
+    """The group is past the record itself; what comes again is a retry that it is not past, a dead letter
+    that was handled, and its redriven copy."""
+    accounts, now = Accounts(make_shop()), [100 * DAY_S]
+    inbox = accounts.make("billing", clock=lambda: now[0])
+
+    def left() -> int:
+        now[0] += 8 * DAY_S
+        inbox.purge(cluster.admin, pause_s=0.0)
+        return accounts.rows()
+
+    with InMemoryCluster() as cluster, accounts.open() as local:
+        cluster.admin.create_topic("orders")
+        with cluster.producer("shop") as producer:
+            producer.send_many("orders", [b"retried", b"dead"]).result()
+
+        def come() -> Any:
+            if reads == "share":
+                return cluster.share_consumer("billing", ["orders"], auto_offset_reset="earliest", lease_s=5)
+            policy = RetryPolicy(order="concurrent")
+            return cluster.consumer("billing", ["orders"], auto_offset_reset="earliest", retry=policy)
+
+        def settle(consumer: Any, *records: Any) -> None:
+            if reads == "share":
+                for one in records:
+                    consumer.ack(one)
+                consumer.flush()
+            else:
+                consumer.commit()
+
+        with come() as first:
+            retried, dead = first.poll()
+            first.nack(retried, delay_s=1)
+            first.reject(dead)
+            settle(first)
+            (again,) = first.poll(timeout_s=3.0)
+            for one in (again, dead):
+                with inbox.once(local.connection, one) as begins:
+                    assert begins
+            local.connection.commit()
+        # It dies before it settles the retry.
+        assert left() == 2
+        cluster.clock.advance(20)
+        with come() as other:
+            (again,) = other.poll(timeout_s=3.0)
+            with inbox.once(local.connection, again) as begins:
+                assert not begins
+            local.connection.commit()
+            settle(other, again)
+            assert left() == 1, "the dead letter's"
+            cluster.admin.redrive("billing")
+            assert left() == 1
+            (again,) = other.poll(timeout_s=3.0)
+            with inbox.once(local.connection, again) as begins:
+                assert not begins
+            local.connection.commit()
+            settle(other, again)
+            assert left() == 0
+    accounts.close()
+
+
+def test_a_row_stays_for_as_long_as_a_copy_may_wait_for_its_time(make_shop: ShopMaker) -> None:
+    accounts, now = Accounts(make_shop()), [100 * DAY_S]
+    inbox = accounts.make("billing", clock=lambda: now[0])
+    with InMemoryCluster() as cluster, accounts.open() as local:
+        cluster.admin.create_topic("orders")
+        cluster.admin.set_group("billing", delays_s=[1, 30 * DAY_S])
+        queue = cluster.share_consumer("billing", ["orders"], auto_offset_reset="earliest")
+        with cluster.producer("shop") as producer:
+            producer.send_many("orders", [b"one"]).result()
+        (one,) = queue.poll()
+        with inbox.once(local.connection, one) as first:
+            assert first
+        local.connection.commit()
+        queue.ack(one)
+        queue.flush()
+        for days, removed in ((30, 0), (2.9, 0), (0.2, 1)):
+            now[0] += days * DAY_S
+            assert inbox.purge(cluster.admin, pause_s=0.0).removed == removed
+    accounts.close()
+
+
+def test_with_too_many_copies_nothing_goes(make_shop: ShopMaker, monkeypatch: pytest.MonkeyPatch) -> None:
+    accounts, now = Accounts(make_shop()), [100 * DAY_S]
+    inbox = accounts.make("billing", clock=lambda: now[0])
+    with InMemoryCluster() as cluster, accounts.open() as local:
+        cluster.admin.create_topic("orders")
+        policy = RetryPolicy(order="concurrent")
+        queue = cluster.consumer("billing", ["orders"], auto_offset_reset="earliest", retry=policy)
+        with cluster.producer("shop") as producer:
+            producer.send_many("orders", [b"one", b"two", b"three"]).result()
+        one, *others = queue.poll()
+        with inbox.once(local.connection, one) as first:
+            assert first
+        local.connection.commit()
+        for other in others:
+            queue.nack(other, delay_s=0)
+        queue.commit()
+        now[0] += 8 * DAY_S
+        monkeypatch.setattr(inbox_purging, "RETRIES_MAX", 1)
+        assert inbox.purge(cluster.admin, pause_s=0.0) == inbox_purging.InboxPurged(0, 0)
+        monkeypatch.setattr(inbox_purging, "RETRIES_MAX", 2)
+        assert inbox.purge(cluster.admin, pause_s=0.0).removed == 1
     accounts.close()
