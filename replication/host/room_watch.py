@@ -3,6 +3,10 @@
 A file system that hangs (a network file system, a failing disk) does not answer ``statvfs`` either. The
 thread that sends heartbeats must not wait for it, so it takes the value of the last look. A look that hangs
 or fails changes no decision; it is told to operators. At most one look is under way.
+
+It also sees whether the replica's files are still there. A directory that is deleted under a process stays
+usable through open descriptors: the replica would go on acknowledging into files that have no name, which the
+next start would not find. Two looks in a row must say so, since files also go in the ordinary course.
 """
 
 from __future__ import annotations
@@ -29,8 +33,14 @@ class RoomWatch:
         free_bytes: Callable[[], int],
         size_bytes: Callable[[], int],
         clock: Callable[[], float] = time.monotonic,
+        *,
+        missing: Callable[[], str] = lambda: "",
+        on_missing: Callable[[str], None] = lambda what: None,
     ) -> None:
+        """``missing()``: which of the replica's files has gone; "": none. ``on_missing(what)`` is called at
+        most once, and no look follows it."""
         self._free, self._size, self._clock = free_bytes, size_bytes, clock
+        self._missing, self._on_missing, self._missed = missing, on_missing, ""
         #: What the last look found; None: none has succeeded yet.
         self.free_bytes: int | None = None
         self.size_bytes = 0
@@ -71,8 +81,13 @@ class RoomWatch:
             self._error = ""
         except OSError as error:
             self._error = str(error)
+        try:
+            missed, self._missed = self._missed, self._missing()
         finally:
             self._looking_since = None
+        if missed and self._missed:
+            self._stopping.set()
+            self._on_missing(self._missed)
 
     def _run(self) -> None:
         while not self._stopping.is_set():

@@ -17,12 +17,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 from escrowmq.replication.calling.answers import Leadership, LevelReport, Reply
 from escrowmq.replication.errors import (
     Closed,
     CorruptLog,
+    DiskFailed,
     DiskFull,
     OffsetGone,
     Overloaded,
@@ -146,7 +148,8 @@ class RunningReplica:
             marks=found.peers,
             old_peers=not setup.joining,  # members change only where all replicas know the present greeting
         )
-        self.room = RoomWatch(f"room-{self.rid}", lambda: self.disk.free_bytes(), self._disk_bytes)
+        self._inodes = {path: _inode(path) for path in (setup.data_dir, setup.data_dir / "log")}
+        self.room = self._make_room_watch()
         self._upkeep = Upkeep(f"upkeep-{self.rid}", self.end)
         self.mender = Mender(
             self.journal, setup.peers, setup.source, self.driver.call, setup.report, self._upkeep.pace
@@ -169,6 +172,15 @@ class RunningReplica:
         self._level_watch.start()
         self.stops.append(self._reading_ahead.start())
         self._upkeep.start(self.mender, self.scrubber)
+
+    def _make_room_watch(self) -> RoomWatch:
+        return RoomWatch(
+            f"room-{self.rid}",
+            lambda: self.disk.free_bytes(),
+            self._disk_bytes,
+            missing=self._missing_file,
+            on_missing=self._files_gone,
+        )
 
     def _make_scrubber(self) -> Scrubber:
         setup, config = self.setup, self.setup.config
@@ -310,6 +322,23 @@ class RunningReplica:
     def _disk_bytes(self) -> int:
         found = os.statvfs(self.setup.data_dir)
         return found.f_blocks * found.f_frsize
+
+    def _missing_file(self) -> str:
+        """Which of the directories, or of the files that are written, is not where it was opened; "": none.
+        Any thread."""
+        for path, inode in self._inodes.items():
+            try:
+                there = _inode(path)
+            except OSError:  # the disk does not answer: that is another problem
+                return ""
+            if there != inode:
+                return str(path)
+        name = self.journal.newest_file()
+        return name if name and not self.disk.exists(name) else ""
+
+    def _files_gone(self, what: str) -> None:
+        text = f"{what} was removed under this replica: it starts again as one that lost its disk"
+        self.end(DiskFailed(text))
 
     def scarce(self) -> bool:
         """Whether the disk has too little room for new work."""
@@ -540,3 +569,12 @@ class RunningReplica:
         self.journal.close()
         self._peer_marks.close()
         return True
+
+
+def _inode(path: Path) -> tuple[int, int] | None:
+    """Which directory the path leads to; None: to none. Raises OSError."""
+    try:
+        found = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return found.st_dev, found.st_ino

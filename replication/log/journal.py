@@ -20,7 +20,12 @@ from pysyncobj.journal import Journal
 from escrowmq.replication.errors import CorruptLog, OffsetGone
 from escrowmq.replication.format.codec import MEMBERSHIP
 from escrowmq.replication.format.entry import HEADER_SIZE, UNSYNCED_MAX, encode_header
-from escrowmq.replication.format.segment_format import FILE_HEADER_SIZE, encode_file_header, sidecar_name
+from escrowmq.replication.format.segment_format import (
+    FILE_HEADER_SIZE,
+    encode_file_header,
+    log_name,
+    sidecar_name,
+)
 from escrowmq.replication.log.commit_queue import CommitQueue
 from escrowmq.replication.log.disk import Disk
 from escrowmq.replication.log.entry_cache import EntryCache
@@ -111,6 +116,13 @@ class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
         self.last_index, self.last_term = index, term
         if rolled and self.on_roll is not None:
             self.on_roll(index)
+
+    def newest_file(self) -> str | None:
+        """Name of the file that entries are written into; None: it is not created yet. Any thread."""
+        segments = self._table.segments
+        if not segments or (opened := segments[-1].opened) is None or opened.file is None:
+            return None
+        return log_name(segments[-1].first)
 
     def _roll(self, index: int) -> bool:
         """Begin a segment at ``index``; True if that sealed another. An empty segment is never sealed."""

@@ -56,3 +56,15 @@ def test_a_look_that_hangs_is_told_delays_no_start_and_no_stop(monkeypatch: pyte
     goes_on.set()
     watch._thread.join(5.0)
     assert not watch._thread.is_alive() and watch.problem == ""
+
+
+def test_a_file_that_two_looks_miss_is_told_once() -> None:
+    found, told = ["", "log", "", "log", "log", "log"], list[str]()
+    watch = RoomWatch(
+        "room", lambda: 100, lambda: 1_000, missing=lambda: found.pop(0), on_missing=told.append
+    )
+    for _ in range(4):
+        watch.look()
+    assert told == [], "files also go in the ordinary course, between a look at the table and one at the disk"
+    watch.look()
+    assert told == ["log"] and watch._stopping.is_set()
