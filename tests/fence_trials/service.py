@@ -1,7 +1,8 @@
 """A service that takes orders until its standard input ends: ``python -m tests.fence_trials.service JSON``.
 
 Some local transactions are slow, some fail. Some orders have an id of the service's own and are tried again
-under it whatever became of them, as a client does that repeats its request.
+under it whatever became of them, as a client does that repeats its request. Some have blocks of a producer
+that hide what the fence raises, fail after the local transaction, or give up while a thread goes on with it.
 """
 
 from __future__ import annotations
@@ -12,18 +13,23 @@ import random
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 
 import sqlalchemy as sa
 
 import escrowmq
 from escrowmq import Message
 from escrowmq.actors.producer.producer import Producer
+from escrowmq.actors.producer.transaction import Transaction
 from escrowmq.integrations import Fence
 
 THREADS = 3
 PAUSE_S, HOLD_S = 0.05, 0.3
 GIVEN, SLOW, FAILS = 0.3, 0.2, 0.15
+#: Shares of orders whose producer's block behaves so.
+HIDES, FAILS_LATE, GIVES_UP = 0.15, 0.1, 0.15
 TRIES = 3
 TIMEOUT_S = 0.5  # to the first check
 #: A killed owner is gone after this, and not after 20 s. A stopped service may stand still for longer.
@@ -73,7 +79,7 @@ def _take_orders(told: Service, fence: Fence, producer: Producer, thread: int) -
         for _ in range(TRIES if given else 1):
             try:
                 _order(told, fence, producer, order, given, rng)
-            except (escrowmq.EscrowMQError, sa.exc.SQLAlchemyError, Refused):
+            except (escrowmq.EscrowMQError, sa.exc.SQLAlchemyError, Refused, TimeoutError):
                 time.sleep(
                     PAUSE_S * rng.random()
                 )  # whatever it was: the fence knows, and the check finds out
@@ -83,18 +89,54 @@ def _take_orders(told: Service, fence: Fence, producer: Producer, thread: int) -
 def _order(
     told: Service, fence: Fence, producer: Producer, order: str, given: bool, rng: random.Random
 ) -> None:
-    with fence.transaction(
-        producer,
-        Message(told.topic, order.encode(), key=order.encode()),
-        query_id=order,
-        tx_id=order if given else None,
-        transaction_timeout_s=TIMEOUT_S,
-    ) as (_, db):
-        db.execute(sa.text("insert into orders values (:id)"), {"id": order})
-        if rng.random() < SLOW:
-            time.sleep(HOLD_S * rng.random())
-        if rng.random() < FAILS:
+    message, shape = Message(told.topic, order.encode(), key=order.encode()), rng.random()
+    hold_s = HOLD_S * rng.random() if rng.random() < SLOW else 0.0
+    business = partial(_business, order, hold_s, rng.random() < FAILS)
+    tx_id = order if given else None
+    if shape >= HIDES + FAILS_LATE + GIVES_UP:
+        with fence.transaction(
+            producer, message, query_id=order, tx_id=tx_id, transaction_timeout_s=TIMEOUT_S
+        ) as (_, db):
+            business(db)
+        return
+    with producer.transaction(order, tx_id, transaction_timeout_s=TIMEOUT_S) as tx:
+        tx.send(message)
+        tx.prepare()
+        if shape < GIVES_UP:
+            _in_time(fence, tx, business, HOLD_S * rng.random())
+        elif _fails(fence, tx, business) or shape < GIVES_UP + FAILS_LATE:
             raise Refused(order)
+
+
+def _business(order: str, hold_s: float, fails: bool, db: sa.Connection) -> None:
+    db.execute(sa.text("insert into orders values (:id)"), {"id": order})
+    time.sleep(hold_s)
+    if fails:
+        raise Refused(order)
+
+
+def _fails(fence: Fence, tx: Transaction, business: Callable[[sa.Connection], None]) -> bool:
+    """Runs the local transaction; whatever is raised says only that something was."""
+    try:
+        with fence.local(tx) as db:
+            business(db)
+    except Exception:
+        return True
+    return False
+
+
+def _in_time(
+    fence: Fence, tx: Transaction, business: Callable[[sa.Connection], None], limit_s: float
+) -> None:
+    """Waits for so long; the thread goes on."""
+    told: list[bool] = []
+    thread = threading.Thread(target=lambda: told.append(_fails(fence, tx, business)), daemon=True)
+    thread.start()
+    thread.join(limit_s)
+    if not told:
+        raise TimeoutError
+    if told[0]:
+        raise Refused
 
 
 if __name__ == "__main__":
