@@ -44,6 +44,7 @@ from escrowmq.actors.producer.transaction_results import TransactionResults
 from escrowmq.replication.errors import (
     OutcomeUnknown,
     TransactionConflict,
+    TransactionSettled,
     UnknownTopic,
 )
 from escrowmq.replication.model import Message, RecordMetadata, TransactionState
@@ -416,6 +417,19 @@ class AsyncTransaction(TransactionBase):
     async def _decide(self, commit: bool) -> None:
         if self._phase is Phase.COLLECTING:
             await self._prepare()  # if it was settled before, that stands: see _needs_no_answer
+        guard, wanted = self._to_ask(commit), commit
+        if guard is not None:
+            try:
+                (state,) = await _in_own_thread(guard.states, [self.tx_id])
+            except BaseException:  # it may be cancelled, too
+                self._leave()
+                raise
+            commit = self._as_asked(state)
+        await self._carry_out(commit)
+        if commit is not wanted:
+            raise TransactionSettled(self.tx_id, self.state.value)
+
+    async def _carry_out(self, commit: bool) -> None:
         if self._needs_no_answer(commit):
             return
         future, done = self._face._bridge().waiter()

@@ -23,7 +23,7 @@ from escrowmq.actors.producer.bulk_spread import SpreadBuilder, SpreadUnit
 from escrowmq.actors.producer.core import ProducerCore
 from escrowmq.actors.producer.delayed_messages import Later, together
 from escrowmq.actors.producer.encoder import check_id, check_query_id
-from escrowmq.actors.producer.local_transaction import decision_of, leaves_open
+from escrowmq.actors.producer.local_transaction import Guards, comes_of_open, decision_of
 from escrowmq.actors.producer.results import TransactionResult
 from escrowmq.actors.producer.scheduled_ids import Named, by_message, ids_of
 from escrowmq.actors.producer.transaction import GUARD_S
@@ -83,9 +83,11 @@ def _run_local(run: BulkRun, local: Callable[[Any], Any]) -> None:
     try:
         returned = local(opened) if len(opened) else []
     except BaseException as error:
-        if not leaves_open(error):
+        run.guards.close()
+        if not comes_of_open(error):
             run.decide_all(opened, TransactionState.ROLLBACK)
         raise
+    run.guards.close()
     run.take_decisions(opened, returned)
 
 
@@ -120,6 +122,8 @@ class BulkRun:
         self._waiter: Waiter | None = None
         self._give_up_s = core.config.delivery_timeout_s if pipelined else core.config.open_limit_wait_s
         self._give_up = 0.0
+        #: Of the fences that the callback enters.
+        self.guards = Guards()
 
     # ------------------------------------------------------------ adding (caller's thread)
 
@@ -318,7 +322,7 @@ class BulkRun:
     def opened(self) -> Sequence[PreparedTransaction]:
         """All prepared transactions, in the order of the batch."""
         found = [
-            PreparedTransaction(unit.tx_ids[i], unit.query_ids[i], unit.indexes[i])
+            PreparedTransaction(unit.tx_ids[i], unit.query_ids[i], unit.indexes[i], self.guards)
             for unit in self._units
             for i in unit.open_places()
         ]
@@ -336,6 +340,8 @@ class BulkRun:
     def decide(self, opened: Sequence[PreparedTransaction], decisions: Sequence[TransactionState]) -> None:
         """Settles ``opened``, which must be all that are, and waits."""
         by_index = dict(zip((tx.index for tx in opened), decisions, strict=True))
+        for place, state in self.guards.differing([tx.tx_id for tx in opened], decisions.__getitem__).items():
+            by_index[opened[place].index] = state
         for unit in self._units:
             places: dict[TransactionState, list[int]] = {}
             for place in unit.open_places():

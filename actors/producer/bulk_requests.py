@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from escrowmq.actors.producer.local_transaction import Guards
+from escrowmq.feedback.database.producing import Guard
 from escrowmq.replication.errors import InvalidMessage
 from escrowmq.replication.model import Message
 
@@ -26,6 +28,16 @@ class PreparedTransaction:
     tx_id: str
     query_id: str
     index: int
+    _guards: Guards | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def _guard(self) -> Guard | None:
+        """See ``TransactionBase``."""
+        return None if self._guards is None else self._guards.of(self.tx_id)
+
+    def _guarded_by(self, guard: Guard) -> bool:
+        """See ``TransactionBase``."""
+        return self._guards is None or self._guards.add(self.tx_id, guard)
 
 
 class TransactionColumns(NamedTuple):

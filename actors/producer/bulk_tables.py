@@ -186,6 +186,7 @@ class _TableRun(BulkRun):
             indexes[order],
             list(map(tx_ids.__getitem__, listed)),
             list(map(query_ids.__getitem__, listed)),
+            self.guards,
         )
 
     def take_decisions(self, opened: Sequence[PreparedTransaction], returned: Any) -> None:
@@ -199,6 +200,8 @@ class _TableRun(BulkRun):
         self._carry_out(opened, np.full(len(opened), CODES[decision], np.int8))
 
     def _carry_out(self, opened: PreparedTransactions, codes: Codes) -> None:
+        for at, state in opened.differing(self.guards, codes).items():
+            codes[at] = CODES[state]
         self._codes[opened.indexes.to_numpy()] = codes
         for unit in self._units:
             places = _of(unit.open_places())

@@ -7,11 +7,13 @@ a callback that does not know says so.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
 from types import FunctionType, MethodType
 from typing import Any
 
+from escrowmq.feedback.database.producing import Ask, Guard
 from escrowmq.replication.errors import InvalidDecision, OutcomeUnknown
 from escrowmq.replication.model import TransactionState
 
@@ -51,6 +53,74 @@ def leaves_open(error: BaseException) -> bool:
     another thread waits for is an ``Exception`` there.
     """
     return isinstance(error, OutcomeUnknown | CancelledError) or not isinstance(error, Exception)
+
+
+def comes_of_open(error: BaseException) -> bool:
+    """Whether an exception is one that ``leaves_open``, is a group with one, or was raised from one (as a
+    time-out is from the cancellation of what took too long). All that can be known without a fence."""
+    look, seen = [error], set[int]()
+    while look:
+        each = look.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        if leaves_open(each):
+            return True
+        if each.__cause__ is not None:
+            look.append(each.__cause__)
+        if isinstance(each, BaseExceptionGroup):
+            look += each.exceptions
+    return False
+
+
+#: For all transactions of the process: it is held for two assignments.
+GUARDING = threading.Lock()
+
+
+class Guards:
+    """The guards of one call of ``send_transactions``: of the fences that its callback enters."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, Guard] = {}
+        self._closed = False
+
+    def add(self, tx_id: str, guard: Guard) -> bool:
+        """From now on this one is asked; False: it is too late."""
+        with GUARDING:
+            if not self._closed:
+                self._by_id[tx_id] = guard
+            return not self._closed
+
+    def of(self, tx_id: str) -> Guard | None:
+        """The one of this transaction."""
+        return self._by_id.get(tx_id)
+
+    def close(self) -> None:
+        """The transactions are about to be decided."""
+        with GUARDING:
+            self._closed = True
+
+    def differing(
+        self, tx_ids: Sequence[str], wanted: Callable[[int], TransactionState]
+    ) -> dict[int, TransactionState]:
+        """Of ``tx_ids``, by position, those that are to be decided otherwise than ``wanted``, since the
+        database says so, or cannot say. Fences are asked for many at once."""
+        to_ask: dict[Ask, tuple[Guard, list[int]]] = {}
+        found: dict[int, TransactionState] = {}
+        for at, tx_id in enumerate(tx_ids if self._by_id else ()):
+            guard = self._by_id.get(tx_id)
+            if guard is None or wanted(at) is TransactionState.UNKNOWN:
+                continue
+            if guard.known is None:
+                to_ask.setdefault(guard.ask, (guard, []))[1].append(at)
+            elif guard.known is not wanted(at):
+                found[at] = guard.known
+        for guard, places in to_ask.values():
+            states = guard.states([tx_ids[at] for at in places])
+            found.update(
+                (at, state) for at, state in zip(places, states, strict=True) if state is not wanted(at)
+            )
+        return found
 
 
 def call_local(function: Callable[..., Any], tx: Any) -> Any:

@@ -11,7 +11,7 @@ from escrowmq.actors.client.group_work import Reader, Span
 from escrowmq.actors.client.wakeup import Waiter
 from escrowmq.actors.producer.blocks import Outcome
 from escrowmq.actors.producer.transaction_base import Phase, TransactionBase, unconfirmed
-from escrowmq.replication.errors import OutcomeUnknown, TransactionConflict
+from escrowmq.replication.errors import OutcomeUnknown, TransactionConflict, TransactionSettled
 from escrowmq.replication.model import Message, TransactionState
 
 #: Every wait ends at its own deadline; this only guards against a bug that would lose an answer.
@@ -100,6 +100,19 @@ class Transaction(TransactionBase):
     def _decide(self, commit: bool) -> None:
         if self._phase is Phase.COLLECTING:
             self._prepare()  # if it was settled before, that stands: see _needs_no_answer
+        guard, wanted = self._to_ask(commit), commit
+        if guard is not None:
+            try:
+                (state,) = guard.states([self.tx_id])
+            except BaseException:  # an interrupt
+                self._leave()
+                raise
+            commit = self._as_asked(state)
+        self._carry_out(commit)
+        if commit is not wanted:
+            raise TransactionSettled(self.tx_id, self.state.value)
+
+    def _carry_out(self, commit: bool) -> None:
         if self._needs_no_answer(commit):
             return
         waiter = Waiter()

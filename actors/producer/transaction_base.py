@@ -18,10 +18,11 @@ from escrowmq.actors.producer.blocks import Outcome, Placed
 from escrowmq.actors.producer.core import ProducerCore
 from escrowmq.actors.producer.delayed_messages import Later
 from escrowmq.actors.producer.encoder import TxPlan, check_id, check_query_id
-from escrowmq.actors.producer.local_transaction import decision_of, leaves_open
+from escrowmq.actors.producer.local_transaction import GUARDING, comes_of_open, decision_of, leaves_open
 from escrowmq.actors.producer.offset_blocks import first_block, only_offsets, with_offsets
 from escrowmq.actors.producer.results import TransactionResult, decided, prepared
 from escrowmq.actors.producer.scheduled_ids import Named, by_message, ids_of, named
+from escrowmq.feedback.database.producing import Guard
 from escrowmq.replication.errors import (
     InvalidDecision,
     InvalidMessage,
@@ -36,6 +37,9 @@ from escrowmq.replication.model import Message, TransactionState
 from escrowmq.replication.replica.validation import TIMEOUT_MS_MAX
 
 log = logging.getLogger(__name__)
+
+#: No fence may enter any more.
+_TOO_LATE = Guard(lambda checks: [TransactionState.UNKNOWN] * len(checks))
 
 
 class Phase(enum.IntEnum):
@@ -72,8 +76,8 @@ class TransactionBase:
 
     __slots__ = (
         "_answer", "_core", "_decision", "_given_id", "_groups", "_home_index", "_later", "_local", "_named",
-        "_newest_index", "_one_way_commit", "_phase", "_placed", "_repeated", "_size", "_taken_up",
-        "_timeout_ms", "_work", "query_id", "tx_id",
+        "_newest_index", "_one_way_commit", "_phase", "_placed", "_repeated", "_set_guard", "_size",
+        "_taken_up", "_timeout_ms", "_work", "query_id", "tx_id",
     )  # fmt: skip
 
     def __init__(
@@ -107,6 +111,7 @@ class TransactionBase:
         self._repeated, self._newest_index = False, -1  # see TxPlan
         self._answer: Callable[[Outcome], None] | None = None
         self._taken_up: TransactionSettled | None = None
+        self._set_guard: Guard | None = None
 
     # ------------------------------------------------------------ for users
 
@@ -161,6 +166,20 @@ class TransactionBase:
         decide."""
         if self._phase not in (Phase.DECIDED, Phase.FAILED, Phase.LEFT):
             self._leave()
+
+    @property
+    def _guard(self) -> Guard | None:
+        """What a fence knows of the local transaction; None: none has entered."""
+        return None if self._set_guard is _TOO_LATE else self._set_guard
+
+    def _guarded_by(self, guard: Guard) -> bool:
+        """For a fence that has entered the local transaction, in any thread: unless it is known how that has
+        ended, the database is asked before this transaction is decided here. False: it is too late."""
+        with GUARDING:
+            if self._phase is not Phase.PREPARED or self._set_guard is _TOO_LATE:
+                return False
+            self._set_guard = guard
+            return True
 
     def __del__(self) -> None:
         # Dropped without a decision: its local transaction cannot run any more, so let it be checked.
@@ -327,6 +346,32 @@ class TransactionBase:
         if self._phase is Phase.COLLECTING:
             self._to(Phase.FAILED)
 
+    def _to_ask(self, commit: bool) -> Guard | None:
+        """The guard that must be asked before this decision; None: it agrees, or there is none, and no fence
+        enters from here on."""
+        if self._phase is not Phase.PREPARED or not self._groups:
+            return None
+        with GUARDING:
+            guard = self._set_guard
+            if guard is None:
+                self._set_guard = _TOO_LATE
+        if guard is None or guard is _TOO_LATE:
+            return None
+        known = TransactionState.COMMITTED if commit else TransactionState.ROLLBACK
+        return None if guard.known is known else guard
+
+    def _as_asked(self, state: TransactionState) -> bool:
+        """Whether to commit, after the guard's answer; raises OutcomeUnknown if that is left to the check."""
+        if state is TransactionState.UNKNOWN:
+            self._leave()
+            unknown = OutcomeUnknown(self.tx_id)
+            unknown.add_note(
+                "(the database transaction with the fence's row has not ended, or the database cannot be "
+                "asked; the check asks again)"
+            )
+            raise unknown
+        return state is TransactionState.COMMITTED
+
     def _start_decision(self, commit: bool, done: Callable[[Outcome], None]) -> bool:
         """Sends the decision; False if there is nothing to send (no message was prepared)."""
         self._to(Phase.DECIDING)
@@ -374,8 +419,9 @@ class TransactionBase:
     def _may_roll_back(self) -> bool:
         """Whether this run may say that the local transaction did not take place. Not in a repetition: it
         knows of its own local transaction only, and the run before it may have committed its one. (A rollback
-        names the newest PREPARE too, so that it fails if a repetition has come since.)"""
-        return not (self._repeated and self._local)
+        names the newest PREPARE too, so that it fails if a repetition has come since.) But a fence is asked
+        before a rollback, and knows of all runs."""
+        return not (self._repeated and self._local) or self._guard is not None
 
     def _must_roll_back(self, error: BaseException) -> bool:
         """After an exception in the local transaction (or around it): whether to roll back."""
@@ -389,7 +435,8 @@ class TransactionBase:
             elif not self._may_roll_back():
                 error.add_note(repetition(self.tx_id))
                 self._leave()
-            elif not leaves_open(error):
+            # A guard knows more than an exception does: see _to_ask.
+            elif not (leaves_open(error) if self._guard is not None else comes_of_open(error)):
                 return True
             else:
                 self._leave()

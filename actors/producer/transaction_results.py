@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from escrowmq.actors.producer.bulk_requests import PreparedTransaction
+from escrowmq.actors.producer.local_transaction import Guards
 from escrowmq.actors.producer.results import TransactionResult
 from escrowmq.replication.errors import EscrowMQError
 from escrowmq.replication.model import TransactionState
@@ -32,8 +33,14 @@ class PreparedTransactions(Sequence[PreparedTransaction]):
     rows.
     """
 
-    def __init__(self, indexes: NDArray[np.int64], tx_ids: list[str], query_ids: list[str]) -> None:
-        self._indexes, self._tx_ids, self._query_ids = indexes, tx_ids, query_ids
+    def __init__(
+        self,
+        indexes: NDArray[np.int64],
+        tx_ids: list[str],
+        query_ids: list[str],
+        guards: Guards | None = None,
+    ) -> None:
+        self._indexes, self._tx_ids, self._query_ids, self._guards = indexes, tx_ids, query_ids, guards
 
     def __len__(self) -> int:
         return len(self._tx_ids)
@@ -45,10 +52,16 @@ class PreparedTransactions(Sequence[PreparedTransaction]):
     def __getitem__(self, at: int | slice) -> PreparedTransaction | list[PreparedTransaction]:
         if isinstance(at, slice):
             return [self[one] for one in range(*at.indices(len(self)))]
-        return PreparedTransaction(self._tx_ids[at], self._query_ids[at], int(self._indexes[at]))
+        return PreparedTransaction(
+            self._tx_ids[at], self._query_ids[at], int(self._indexes[at]), self._guards
+        )
 
     def __repr__(self) -> str:
         return f"<PreparedTransactions: {len(self)}>"
+
+    def differing(self, guards: Guards, codes: Any) -> dict[int, TransactionState]:
+        """See ``Guards.differing``; ``codes``: the decisions."""
+        return guards.differing(self._tx_ids, lambda at: STATES[codes[at]])
 
     @property
     def indexes(self) -> pa.Array:

@@ -29,7 +29,14 @@ from escrowmq.feedback.database.async_links import (
 from escrowmq.feedback.database.auditing import Audited, TransactionStates
 from escrowmq.feedback.database.errors import AlreadyDone, DatabaseMisused, FenceLost
 from escrowmq.feedback.database.fence import LOCK_TIMEOUT_S, TABLE, Fence
-from escrowmq.feedback.database.producing import Producing, Transaction, refuse_unprepared
+from escrowmq.feedback.database.producing import (
+    Producing,
+    Transaction,
+    guard_repeated,
+    may_repeat,
+    note_known,
+    refuse_unprepared,
+)
 from escrowmq.feedback.database.purging import OpenTransactions, Purged
 from escrowmq.feedback.states import TransactionState, TxStatusQuerier
 from escrowmq.replication.errors import OutcomeUnknown
@@ -69,6 +76,7 @@ class AsyncFence(TxStatusQuerier):
         options: dict[str, Any] = {"table": table, "lock_timeout_s": lock_timeout_s, "clock": clock}
         self._options = options
         self._fence = Fence(engine.sync_engine, app=app, **options)
+        self._fence.ask = self.query_statuses
 
     def schema(self) -> str:
         """The statement that creates the table, for a migration."""
@@ -116,6 +124,7 @@ class AsyncFence(TxStatusQuerier):
     async def local(self, tx: Transaction) -> AsyncIterator[Any]:
         """See ``Fence.local``."""
         refuse_unprepared(tx)
+        guard_repeated((tx,), self._fence.ask)
         try:
             if not self._fence.knows_identity:
                 # Not connected: learning opens the one connection that it needs, inside the greenlet.
@@ -129,13 +138,14 @@ class AsyncFence(TxStatusQuerier):
             raise
         except Exception as error:
             failed = error
-            if getattr(tx, "given_id", True):
+            if may_repeat(tx):
                 await asyncio.to_thread(
                     asyncio.run,
                     self._in_a_loop_of_its_own(
                         lambda fence: fence.raise_unless_rolled_back(tx.tx_id, failed)
                     ),
                 )
+                note_known(tx, TransactionState.ROLLBACK)
             raise
 
     async def enter(self, db: Any, *transactions: Transaction) -> None:

@@ -98,6 +98,9 @@ class DjangoLink:
             "answer from a refusal"
         )
 
+    def has_committed(self) -> bool | None:
+        return None  # hooks are called apart from it, see _BlockLink
+
     def rollback(self) -> None:
         if self.connection.in_atomic_block:
             self.connection.set_rollback(True)

@@ -31,6 +31,7 @@ class FenceLost(EscrowMQError):
 
 class AlreadyDone(OutcomeUnknown):
     """A local transaction of this id committed before. Roll back this one, but never the messages.
+    With a note, it has committed now, and its cause came after that: a hook, or another database.
 
     An ``OutcomeUnknown``, so that the producer's transaction is left to the check, which commits it.
     ``fence.transaction`` has already committed it when it raises this.

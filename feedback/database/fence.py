@@ -33,7 +33,17 @@ from escrowmq.feedback.database.failures import Failure, certainly_rolled_back, 
 from escrowmq.feedback.database.links import Link, file_of
 from escrowmq.feedback.database.opening import database_of
 from escrowmq.feedback.database.own_rows import refuse_another_transaction
-from escrowmq.feedback.database.producing import Producing, Transaction, TransactionBlock, refuse_unprepared
+from escrowmq.feedback.database.producing import (
+    Ask,
+    Producing,
+    Transaction,
+    TransactionBlock,
+    guard_all,
+    guard_repeated,
+    may_repeat,
+    note_known,
+    refuse_unprepared,
+)
 from escrowmq.feedback.database.purging import OpenTransactions, Purged, purge
 from escrowmq.feedback.database.statements import Statements, dialect_of, quotable
 from escrowmq.feedback.states import TransactionState, TxStatusQuerier
@@ -96,6 +106,8 @@ class Fence(TxStatusQuerier):
         self._places: set[str] = set()
         #: The table's schema cannot be written into statements, so each transaction may lead to another one.
         self._elsewhere = False
+        #: How a producer asks before it decides; an asynchronous fence has another way.
+        self.ask: Ask = self.query_statuses
 
     # ------------------------------------------------------------ the table
 
@@ -169,6 +181,7 @@ class Fence(TxStatusQuerier):
         leaves the producer's transaction to the check.
         """
         refuse_unprepared(tx)
+        guard_repeated((tx,), self.ask)
         try:
             self.learn_identity()
             with self._database.opening() as (db, link):
@@ -178,8 +191,9 @@ class Fence(TxStatusQuerier):
         except (FenceLost, OutcomeUnknown):
             raise
         except Exception as error:  # DatabaseMisused too: the first attempt's set-up may have been right
-            if getattr(tx, "given_id", True):
+            if may_repeat(tx):
                 self.raise_unless_rolled_back(tx.tx_id, error)
+                note_known(tx, TransactionState.ROLLBACK)
             raise
 
     def raise_unless_rolled_back(self, tx_id: str, error: Exception) -> None:
@@ -227,6 +241,7 @@ class Fence(TxStatusQuerier):
 
     def _enter(self, link: Link, *transactions: Transaction) -> int:
         refuse_unprepared(*transactions)
+        guard_repeated(transactions, self.ask)
         link.refuse_savepoint()
         link.refuse_autocommit("the fence's row")
         own = self._identity or self._identity_for(link)
@@ -240,6 +255,7 @@ class Fence(TxStatusQuerier):
                     raise self._lost_to(key, tx_id, error) from error
                 raise self.explained(error) from error
         self._refuse_other_database(link, own)
+        guard_all(transactions, self.ask)
         return now_ms
 
     def _row(self, key: bytes, tx_id: str, now_ms: int) -> dict[str, Any]:
@@ -401,14 +417,25 @@ class Fence(TxStatusQuerier):
         try:
             link.commit(lambda: refuse_another_transaction(link, "fence", own, key, written))
         except Exception as error:
+            committed = link.has_committed()
+            if committed:  # what came after it has failed: a hook, another database of the session
+                note_known(tx, TransactionState.COMMITTED)
+                raise self._failed_after(tx) from error
             # SQLite keeps a transaction that could not be committed (a reader was in the way): still ours.
             # A link that finds a mistake does so before it commits.
-            refused = certainly_rolled_back(error) or isinstance(error, DatabaseMisused)
+            refused = committed is False or certainly_rolled_back(error) or isinstance(error, DatabaseMisused)
             refused = refused or (link.dialect == "sqlite" and link.mark() == mark)
             if not refused:
                 raise OutcomeUnknown(tx.tx_id) from error
             link.rollback()
             raise
+        note_known(tx, TransactionState.COMMITTED)
+
+    @staticmethod
+    def _failed_after(tx: Transaction) -> AlreadyDone:
+        done = AlreadyDone(tx.tx_id)
+        done.add_note("(the database has committed; the error that this one was raised from came after that)")
+        return done
 
     # ------------------------------------------------------------ checks
 

@@ -63,6 +63,10 @@ class Link(Protocol):
         """Commit the transaction. Raises as ``refuse_failed`` does, and has not committed then. ``last`` is
         called just before, when there is nothing else left that could be refused."""
 
+    def has_committed(self) -> bool | None:
+        """After ``commit`` has raised. True: the database has committed, and what came after that has failed.
+        False: COMMIT was certainly not sent. None: only the error says what came of it."""
+
     def rollback(self) -> None:
         """Roll the transaction back."""
 
@@ -187,6 +191,9 @@ class DriverLink:
         self.refuse_failed()
         last()
         self.connection.commit()
+
+    def has_committed(self) -> bool | None:
+        return None  # a driver does nothing after it
 
     def rollback(self) -> None:
         self.connection.rollback()

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from sqlalchemy import Connection, Engine, event, text
 from sqlalchemy.exc import InvalidRequestError, UnboundExecutionError
@@ -36,6 +36,7 @@ class SqlAlchemyLink:
 
     def __init__(self, connection: Connection, given: Connection | Session) -> None:
         self.connection, self._given = connection, given
+        self._committed: bool | None = None
         self.dialect = dialect_of(connection.dialect.name).name
 
     def run(self, sql: str, values: Mapping[str, Any] | None = None) -> None:
@@ -105,19 +106,66 @@ class SqlAlchemyLink:
         return self._given.get_transaction()
 
     def commit(self, last: Callable[[], None] = lambda: None) -> None:
+        self._committed = None
         if isinstance(self._given, Session):
             self._given.flush()  # a failure here is certain, and is raised unchanged
         self.refuse_failed()
         last()
-        self._given.commit()
+        self._commit()
         if self.connection.in_transaction():
             raise RuntimeError(
                 "the session's commit has committed nothing: it has joined a transaction that was begun on "
                 "its connection before, which decides. Pass that connection, or a session of an engine"
             )
 
+    def _commit(self) -> None:
+        """A session calls hooks, and may commit other connections too, so an error says nothing about
+        ours. What our connection did does: it forgets its transaction when the driver's COMMIT returns."""
+        connection, seen = self.connection, set[str]()
+        mine = connection.get_transaction()
+        _listen(connection.engine)
+        _ENDING[id(connection)] = seen
+        try:
+            self._given.commit()
+        except BaseException:
+            over = connection.get_transaction() is not mine and not seen.intersection(_UNDONE)
+            if over or not seen:
+                self._committed = bool(seen)
+            raise
+        finally:
+            del _ENDING[id(connection)]
+
+    def has_committed(self) -> bool | None:
+        return self._committed
+
     def rollback(self) -> None:
         self._given.rollback()
+
+
+#: Events before a connection sends something that ends its transaction, and those of them that undo it.
+_UNDONE = ("rollback", "rollback_twophase")
+_ENDINGS = ("commit", "prepare_twophase", "commit_twophase", *_UNDONE)
+
+
+#: Connections whose commit is under way, by identity: which of these events they had.
+_ENDING: dict[int, set[str]] = {}
+_LISTENING: WeakSet[Engine] = WeakSet()
+
+
+def _listen(engine: Engine) -> None:
+    """Once for each engine, since it takes longer than a commit."""
+    if engine not in _LISTENING:
+        for name in _ENDINGS:
+            event.listen(engine, name, _noting(name))
+        _LISTENING.add(engine)  # now: another thread must not take it for done
+
+
+def _noting(name: str) -> Callable[..., None]:
+    def note(connection: Connection, *_: Any) -> None:
+        if (seen := _ENDING.get(id(connection))) is not None:
+            seen.add(name)
+
+    return note
 
 
 def _call_waiting(connection: Connection) -> None:

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 import pytest
 
+from escrowmq.actors.producer.local_transaction import Guards
 from escrowmq.feedback.database import fence as fences
 from escrowmq.feedback.database import rows
 from escrowmq.feedback.database.checking import Checking
 from escrowmq.feedback.database.errors import FenceLost
 from escrowmq.feedback.database.fence import Fence
 from escrowmq.feedback.database.links import Link
-from escrowmq.feedback.database.producing import Transaction
+from escrowmq.feedback.database.producing import Ask, Transaction, note_known
 from escrowmq.feedback.database.rows import ROLLED_BACK
 from escrowmq.feedback.database.statements import Dialect, Statements
 from escrowmq.replication.model import TransactionState
@@ -104,7 +105,15 @@ def local_ignores_the_check(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(fences, "refuse_another_transaction", lambda *_: None)
 
 
-@plant("lost-commit-is-rolled-back", *SPLIT, workload="fenced", start=3, chaos_s=4.0)
+def unguarded(patch: pytest.MonkeyPatch) -> None:
+    """Producers ask nobody before they decide, and hear what the fence has raised: asking would make up for
+    what the fence says wrongly."""
+    patch.setattr(Guards, "add", lambda self, tx_id, guard: True)
+    for name in ("HIDES", "FAILS_LATE", "GIVES_UP"):
+        patch.setattr(fenced, name, 0.0)
+
+
+@plant("lost-commit-is-rolled-back", *SPLIT, workload="fenced", start=3, chaos_s=4.0, conditions=unguarded)
 def lost_commit_is_rolled_back(patch: pytest.MonkeyPatch) -> None:
     """A database commit without an answer is treated as refused, and the messages are rolled back."""
     patch.setattr(fences, "certainly_rolled_back", lambda error: True)
@@ -118,7 +127,13 @@ def run_twice(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(fenced, "FAILS", 0.5)
 
 
-@plant("done-is-lost", *SPLIT, workload="fenced", start=3, chaos_s=4.0, conditions=run_twice)
+def run_twice_unguarded(patch: pytest.MonkeyPatch) -> None:
+    """Both."""
+    run_twice(patch)
+    unguarded(patch)
+
+
+@plant("done-is-lost", *SPLIT, workload="fenced", start=3, chaos_s=4.0, conditions=run_twice_unguarded)
 def done_is_lost(patch: pytest.MonkeyPatch) -> None:
     """Every row that exists is treated as a check's, even where a local transaction of the id has
     committed."""
@@ -226,3 +241,35 @@ def purged_when_prepared_again(patch: pytest.MonkeyPatch) -> None:
     prepared again since."""
     disposable = rows.disposable
     patch.setattr(rows, "disposable", lambda found, app, before, needed: disposable(found, app, before, ()))
+
+
+def shaped(patch: pytest.MonkeyPatch) -> None:
+    """Blocks often see other exceptions than the fence's, fail after the local transaction, or give up while
+    a thread goes on."""
+    for name, share in (("HIDES", 0.5), ("FAILS_LATE", 0.2), ("GIVES_UP", 0.5), ("FAILS", 0.1)):
+        patch.setattr(fenced, name, share)
+
+
+@plant("exception-decides", *SPLIT, workload="fenced", start=3, chaos_s=4.0, conditions=shaped)
+def exception_decides(patch: pytest.MonkeyPatch) -> None:
+    """What reaches the producer's block decides: the database is not asked."""
+    patch.setattr(Guards, "differing", lambda self, tx_ids, wanted: {})
+
+
+@plant("fence-enters-too-late", *SPLIT, workload="fenced", start=3, chaos_s=4.0, conditions=shaped)
+def fence_enters_too_late(patch: pytest.MonkeyPatch) -> None:
+    """A thread that its block does not wait for any more enters the fence after the decision was sent."""
+    patch.setattr(Guards, "close", lambda self: None)
+
+
+@plant("entered-counts-as-committed", *SPLIT, workload="fenced", start=3, chaos_s=4.0, conditions=shaped)
+def entered_counts_as_committed(patch: pytest.MonkeyPatch) -> None:
+    """The fence tells the transaction that the database has committed when it has written its row."""
+    guard_all = fences.guard_all
+
+    def early(transactions: Sequence[Transaction], ask: Ask) -> None:
+        guard_all(transactions, ask)
+        for tx in transactions:
+            note_known(tx, TransactionState.COMMITTED)
+
+    patch.setattr(fences, "guard_all", early)

@@ -243,6 +243,9 @@ class SimLink:
         last()
         self._call(self._commit, LOST_COMMIT)
 
+    def has_committed(self) -> bool | None:
+        return None
+
     def rollback(self) -> None:
         self._call(lambda: self._end(False))
 

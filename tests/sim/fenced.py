@@ -16,9 +16,11 @@ from typing import Any
 
 from greenlet import GreenletExit
 
+from escrowmq.actors.producer.local_transaction import Guards
 from escrowmq.feedback.database.fence import Fence
+from escrowmq.feedback.database.producing import Guard
 from escrowmq.feedback.policy import Trouble
-from escrowmq.integrations import AlreadyDone, FenceLost
+from escrowmq.integrations import AlreadyDone, DatabaseMisused, FenceLost
 from escrowmq.replication.calling.answers import LockedRow
 from escrowmq.replication.errors import OutcomeUnknown
 from escrowmq.replication.model import TransactionState
@@ -40,6 +42,9 @@ CLOCKS_DIFFER_S = 1800.0
 LATE, LATE_S = 0.3, 2.5  # share of local transactions that begin late after PREPARE, and the longest delay
 SLOW, SLOW_S = 0.3, 3.0
 FAILS = 0.2  # share of local transactions that the business code refuses
+#: Shares of local transactions: the producer's block sees some other exception in place of the fence's; the
+#: block fails after the local transaction; the block gives up waiting, and a thread of the process goes on.
+HIDES, FAILS_LATE, GIVES_UP, GIVES_UP_S = 0.2, 0.1, 0.2, 1.5
 TROUBLED_S = 3.0  # for this time after the calm began, the database still loses answers
 CRASH = 0.003  # chance, at each random action of clients, that the database crashes
 ENDS = 20  # steps of time that the last purge, and a check that has just been asked, may take
@@ -56,6 +61,14 @@ class _Prepared:
 
     tx_id: str
     given_id: bool
+    guards: Guards
+
+    @property
+    def _guard(self) -> Guard | None:
+        return self.guards.of(self.tx_id)
+
+    def _guarded_by(self, guard: Guard) -> bool:
+        return self.guards.add(self.tx_id, guard)
 
 
 class FencedLedger(Ledger):
@@ -81,6 +94,7 @@ class FencedProducer(Producer):
         self._database, self._fibres = ledger.database, fibres
         self._clocks_run = ledger.clocks_run
         self._luck = desk.world.stream(f"fence-{name}")
+        self._shape = desk.world.stream(f"shape-{name}")
         self._ahead_s = CLOCKS_DIFFER_S * (self._luck.random() - 0.5)
         self.fence = Fence(
             Access(ledger.database, name), app=app, lock_timeout_s=LOCK_TIMEOUT_S, clock=self._clock
@@ -112,8 +126,15 @@ class FencedProducer(Producer):
             self._fibres.wait(most_s * self._luck.random())
 
     def _local(self, tx: ClientTx) -> None:
-        """Do what ``fence.transaction`` does between ``prepare`` and the end of its block."""
-        outcome = self._outcome(tx)
+        """Do what a producer's block does between ``prepare`` and its end."""
+        prepared = _Prepared(tx.tx, tx.content is not None, Guards())
+        if self._shape.random() < GIVES_UP:
+            wanted = self._in_time(tx, prepared, GIVES_UP_S * self._shape.random())
+        else:
+            wanted = self._outcome(tx, prepared)
+        if self._shape.random() < FAILS_LATE and wanted is not None:
+            wanted = "ROLLBACK"
+        outcome = self._as_stored(prepared, wanted)
         tx.running = False
         self._ledger.leave(tx, Phase.LOCAL)
         if outcome is None:
@@ -121,13 +142,37 @@ class FencedProducer(Producer):
         elif not self._may_die():
             self._decide([tx], outcome, once=self._luck.random() < 0.15)
 
-    def _outcome(self, tx: ClientTx) -> str | None:
+    def _in_time(self, tx: ClientTx, prepared: _Prepared, limit_s: float) -> str | None:
+        """As ``wait_for(to_thread(...))``: the thread goes on when nobody waits for it any more."""
+        block, told, waits = self._fibres.current(), list[str | None](), [True]
+
+        def thread() -> None:
+            told.append(self._outcome(tx, prepared))
+            if waits:
+                self._fibres.wake(block)
+
+        self._fibres.start(self.name, thread)
+        self._fibres.wait(limit_s)
+        waits.clear()
+        return told[0] if told else "ROLLBACK"
+
+    def _as_stored(self, prepared: _Prepared, wanted: str | None) -> str | None:
+        """What is decided: the product asks the fence where one has entered."""
+        prepared.guards.close()
+        if wanted is None:
+            return None
+        state = TransactionState(wanted)
+        state = prepared.guards.differing([prepared.tx_id], lambda _: state).get(0, state)
+        return None if state is TransactionState.UNKNOWN else state.value
+
+    def _outcome(self, tx: ClientTx, prepared: _Prepared) -> str | None:
         """The outcome of the local transaction; None: unknown, and the check has to find out."""
+        hides = self._shape.random() < HIDES
         calm = self._desk.cluster.calm
         if not calm:
             self._pause(LATE, LATE_S)
         try:
-            with self.fence.local(_Prepared(tx.tx, tx.content is not None)) as db:
+            with self.fence.local(prepared) as db:
                 db.order(f"{self.app}/{tx.tx}")
                 self._pause(0.0 if calm else SLOW, SLOW_S)
                 if self._may_die():
@@ -135,10 +180,10 @@ class FencedProducer(Producer):
                 if self._luck.random() < FAILS:
                     raise Refused
         except AlreadyDone:
-            return "COMMITTED"
+            return "ROLLBACK" if hides else "COMMITTED"
         except OutcomeUnknown:
-            return None
-        except (FenceLost, Refused, ServerError, sqlite3.Error):
+            return "ROLLBACK" if hides else None
+        except (FenceLost, DatabaseMisused, Refused, ServerError, sqlite3.Error):
             return "ROLLBACK"
         return "COMMITTED"
 
