@@ -15,6 +15,7 @@ from escrowmq.actors.broker.coordinator import MEMBERS_MAX
 from escrowmq.replication.format.membership import LEARNERS_MAX, VOTERS_MAX
 from escrowmq.replication.log.holes import HOLES_MAX
 from escrowmq.replication.raft.proposals import COMMAND_BYTES_MAX
+from escrowmq.replication.replica.share_desk import TURNS_MAX
 from escrowmq.replication.state.attempts import ATTEMPTS_KEPT
 from escrowmq.replication.state.deleted_groups import DELETED_GROUPS_MAX
 from escrowmq.replication.state.lives import LIVES_KEPT
@@ -250,6 +251,7 @@ BOUNDS: dict[str, int | Most] = {
     "ShareDesk._parked": REQUESTS,
     **{f"Rounds.{name}": REQUESTS for name in ("_asked", "_next")},
     "ShareDesk._told_ms": GROUPS,
+    "ShareDesk._turns": TURNS_MAX,
     "ShareAdmission._deleting": REQUESTS,
     "ShareAdmission._under_way": _of("ShareAdmission._under_way[]"),
     "ShareAdmission._under_way idle": 0,
