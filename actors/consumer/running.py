@@ -106,6 +106,13 @@ class _Run:
         except EscrowMQError as error:  # it comes again, here or at the partition's next reader
             log.warning("%s/%d, offset %d, could not be nacked: %s", *place, error)
 
+    def stopped(self, record: ConsumerRecord) -> None:
+        """The handler was left by a signal, a cancellation, or another exception that is no ``Exception``:
+        nothing is known against the record, so it comes again as the same attempt."""
+        if self._retries.last is not record:  # otherwise the handler has nacked it itself
+            with contextlib.suppress(StaleMember, Closed):
+                go_back_to(self.core, record)
+
     def troubled(self, error: EscrowMQError) -> bool:
         """``poll`` raised. False: it is no use to go on."""
         if isinstance(error, NotDeserializable | DamagedValue):
@@ -165,8 +172,8 @@ def run(
                     work.handled(record)
                 except Exception as failure:
                     work.failed(record, failure)
-                except BaseException as failure:
-                    work.failed(record, failure)
+                except BaseException:
+                    work.stopped(record)
                     work.commit()
                     raise
             if work.commit_due(len(records)):
@@ -196,12 +203,15 @@ async def run_async(
                 try:
                     await handler(record)
                     work.handled(record)
-                except asyncio.CancelledError:
-                    with contextlib.suppress(StaleMember, Closed):
-                        go_back_to(core, record)
-                    raise
                 except Exception as failure:
                     await surely(work.failed, record, failure)
+                except asyncio.CancelledError:
+                    work.stopped(record)
+                    raise
+                except BaseException:
+                    work.stopped(record)
+                    await surely(work.commit)
+                    raise
             if work.commit_due(len(records)):
                 await asyncio.to_thread(work.commit)
         await asyncio.to_thread(core.commit, None)

@@ -43,6 +43,7 @@ class AsyncRunner:
         self._consumer, self._core, self._handler = consumer, core, handler
         self._tasks, self._stop = tasks, stop or asyncio.Event()
         self._running: set[asyncio.Task[None]] = set()
+        self._fatal: BaseException | None = None
         core.prefetch = max(core.prefetch, 2 * tasks)
 
     async def run(self) -> None:
@@ -57,6 +58,8 @@ class AsyncRunner:
             await self._all_ended()
         if not self._core.closed:
             await asyncio.to_thread(self._core.flush, self._core.config.call_timeout_s)
+        if self._fatal is not None:
+            raise self._fatal
 
     async def _all_ended(self) -> None:
         """Waits for handlers under way. If that is cancelled, so are they."""
@@ -76,7 +79,7 @@ class AsyncRunner:
             task.cancel()
 
     async def _dispatch(self) -> None:
-        while not self._stop.is_set():
+        while not self._stop.is_set() and self._fatal is None:
             free = self._tasks - len(self._running)
             if not free:
                 await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
@@ -119,6 +122,9 @@ class AsyncRunner:
             else:
                 go_on(self._gate, self._core)
                 await self._say(record, self._core.nack, None, reason)
+        except BaseException as error:  # a signal, or another stop: ``run`` raises it, and ends the loop so
+            self._fatal = error
+            await self._say(record, self._core.release)
         else:
             go_on(self._gate, self._core)
             try:

@@ -136,6 +136,12 @@ class Runner:
             self._go_on()
             self._say(record, self._core.ack)
             return
+        if not isinstance(
+            failure, Exception
+        ):  # a signal, or another stop: nothing is known against the record
+            self._say(record, self._core.release)
+            self._fatal = failure
+            return
         reason = reason_of(failure)
         log.info("the handler failed at %s/%d, offset %d", *_place(record), exc_info=failure)
         if self._concerns(failure):
@@ -143,8 +149,6 @@ class Runner:
         else:
             self._go_on()
             self._say(record, self._core.nack, None, reason)
-        if not isinstance(failure, Exception):
-            self._fatal = failure
 
     def _put_off(self, record: ShareRecord, why: str) -> None:
         """Nothing is wrong with the record: others may have it, and no attempt is counted. Nobody here takes
