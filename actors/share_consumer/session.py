@@ -155,7 +155,9 @@ class ShareSession:
         return min(wake, self.polled_at + self._idle_s) if self.target or self._in_hand.buffered else wake
 
     def _is_idle(self, now: float) -> bool:
-        return now - self.polled_at >= self._idle_s
+        # In the terms of ``pump``'s wake: a difference can be rounded to less, and then the part would be run
+        # on and on while the clock stands still.
+        return now >= self.polled_at + self._idle_s
 
     def _call(self, gid: int, method: str, args: tuple[Any, ...], done: Done, wait_s: float = 0.0) -> None:
         now = self._router.clock()

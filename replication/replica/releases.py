@@ -208,8 +208,11 @@ class Releases:
                     problems.append([place, int(ResultCode.RETRY), None])
                 else:
                     keys[key] = found.living
-            elif not self._timers.cancelled.get(key) and (found.living or not found.cancelled):
-                # (Of what is released, the store may have forgotten the tombstone before the record.)
+            elif not self._timers.cancelled.get(key) and (
+                found.living or not found.cancelled or key <= self._timers.released
+            ):
+                # (Of what is released, the store may have forgotten the tombstone before the record; and the
+                # id may have been used again since, for a message that was read at once.)
                 problems.append([place, int(ResultCode.UNKNOWN_TIMER), None])
         answer = [int(ResultCode.PARTIAL), problems] if problems else [int(ResultCode.OK)]
         if not keys:

@@ -15,7 +15,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from escrowmq.replication.errors import UnknownVersion
-from escrowmq.replication.format.codec import NO_EXTRA, Op, OpType, PrepareExtra, decode_command
+from escrowmq.replication.format.codec import (
+    LEVEL_OF_FENCES,
+    NO_EXTRA,
+    Op,
+    OpType,
+    PrepareExtra,
+    decode_command,
+)
 from escrowmq.replication.metrics import Counts
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.state.attempts import Attempts
@@ -446,6 +453,8 @@ class StateMachine:
         if runs is None:
             # A leader that follows its rules never writes this; if one did, none of it takes effect.
             return [int(ResultCode.PARTIAL), refused_ids(table, tx_ids, outcome)]
+        if outcome == COMMITTED and self.level >= LEVEL_OF_FENCES:
+            self.timers.forget_cancelled(app, runs)
         told = by if self.level > 4 else None
         if self.transactions.settle(self.now_ms, table, app, tx_ids, runs, outcome, told):
             self._note_turn()

@@ -14,7 +14,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple
 
+from escrowmq.replication.format.timer_ops import owner_of
 from escrowmq.replication.state.dedup import TwoGenerations
+from escrowmq.replication.state.open_tx import Run
 from escrowmq.replication.timers.record import KEY, KEY_BYTES, RECORD, deliver_ms_of, tombstone
 from escrowmq.replication.timers.store import TimerStore
 
@@ -187,6 +189,20 @@ class Timers:
             for record in records:  # an application has used a transaction's id again
                 self.cancelled.old.pop(record[:KEY_BYTES], None)
                 self.cancelled.young.pop(record[:KEY_BYTES], None)
+
+    def forget_cancelled(self, app: str, runs: Iterable[Run]) -> None:
+        """These are committed. If an id was used again for a time that has passed, its messages are readable
+        at once, under another key than the one that was cancelled: so that one says nothing any more."""
+        if not self.cancelled:
+            return
+        for run in runs:
+            for tx_id, record in zip(run.tx_ids, run.records, strict=False):  # none in a block is delayed
+                it = iter(record.timers)
+                for slot, _, _, _, time_ms, ordinal in zip(it, it, it, it, it, it, strict=True):
+                    if time_ms >= 0:
+                        key = _key(time_ms, slot, owner_of(app, tx_id), ordinal)
+                        self.cancelled.old.pop(key, None)
+                        self.cancelled.young.pop(key, None)
 
     def decided(self, slots: Mapping[int, object], now_ms: int, *, committed: bool) -> None:
         """The COMMIT behind the pending TIMERs is applied."""

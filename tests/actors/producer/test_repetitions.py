@@ -318,3 +318,39 @@ def test_over_several_groups_the_client_is_told_as_well() -> None:
     across_groups.settle(first, "order-42", plan.groups, False, told.append, plan.home_index, newest)
     first.run()
     assert told and not isinstance(told[0], Failure) and world.outcomes("order-42") == ["PREPARE"] * 2
+
+
+# ------------------------------------------------------------ without a local transaction
+
+
+def test_a_cancelled_task_without_a_local_transaction_rolls_back_at_once(cluster: InMemoryCluster) -> None:
+    producer = cluster.producer("shop")
+
+    async def work(prepared: asyncio.Event) -> None:
+        async with producer.aio.transaction(local=False) as tx:
+            await tx.send(Message("orders", b"42"))
+            await tx.prepare()
+            prepared.set()
+            await asyncio.Event().wait()
+
+    async def main() -> None:
+        prepared = asyncio.Event()
+        task = asyncio.ensure_future(work(prepared))
+        await prepared.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert cluster.admin.list_transactions() == []
+
+
+def test_so_does_an_interrupt_which_leaves_a_local_transaction_to_the_check(cluster: InMemoryCluster) -> None:
+    producer = cluster.producer("shop")
+    for local in (False, True):
+        with pytest.raises(KeyboardInterrupt), producer.transaction(local=local) as tx:
+            tx.send(Message("orders", b"42"))
+            tx.prepare()
+            raise KeyboardInterrupt
+        assert tx.state is (UNKNOWN if local else ROLLBACK)
+        assert len(cluster.admin.list_transactions()) == local

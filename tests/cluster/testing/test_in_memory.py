@@ -109,3 +109,15 @@ def test_the_example_of_the_documentation_passes(tmp_path: Path) -> None:
         check=False,
     )
     assert "3 passed" in ran.stdout, ran.stdout + ran.stderr
+
+
+def test_time_passes_while_a_busy_application_has_messages_in_advance() -> None:
+    """A part was due at a sum that the difference did not reach: it was run on and on."""
+    for ms in (0, 1, 4, 7):  # with three of them (x + 30) - x is below 30
+        with InMemoryCluster() as cluster:
+            cluster.admin.create_topic("orders")
+            cluster.clock.advance(3 + ms / 1000)
+            consumer = cluster.share_consumer("mail", ["orders"], auto_offset_reset="earliest")
+            consumer.poll(timeout_s=0)
+            cluster.producer("shop").send(escrowmq.Message("orders", b"m")).result(0)
+            cluster.clock.advance(60)  # longer than the lease, after which it counts as busy

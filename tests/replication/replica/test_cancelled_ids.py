@@ -47,6 +47,12 @@ def cancel(single: Single, at: int) -> object:
     return result
 
 
+def later(single: Single, ms: int) -> None:
+    """What is due meanwhile is released."""
+    for _ in range(ms):
+        single.send()
+
+
 def stored(single: Single) -> int:
     """Records that wait: they are as many as the state says."""
     waiting = single.state.timers
@@ -97,3 +103,19 @@ def test_what_was_carried_is_cancelled_when_no_older_transaction_of_the_same_id_
     assert cancel(single, at) == [0] and stored(single) == 0
     single.send(now_ms=at)
     assert single.texts() == []
+
+
+def test_an_id_used_again_for_a_time_that_has_passed_is_not_reported_as_cancelled(single: Single) -> None:
+    """Its second message is read at once."""
+    single.to_highest_level()
+    at = single.now_ms + 50
+    prepare(single, "first", at)
+    commit(single)
+    assert cancel(single, at) == [0] and cancel(single, at) == [0]
+    later(single, 100)
+    assert cancel(single, at) == [0], "its time is past, and it was never read"
+    prepare(single, "second", at)
+    commit(single)
+    later(single, 100)
+    assert single.texts() == ["second"] and stored(single) == 0
+    assert cancel(single, at) == [ResultCode.PARTIAL, [[0, ResultCode.UNKNOWN_TIMER, None]]]
