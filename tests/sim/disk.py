@@ -20,11 +20,11 @@ crash cancels them.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from escrowmq.replication.errors import DiskFailed, DiskFull, FsyncFailed
-from escrowmq.replication.log.disk import File
+from escrowmq.replication.log.disk import Disk, File
 
 SECTOR = 512
 PAGE = 4096
@@ -114,7 +114,7 @@ def _apply(content: bytearray, pos: int, data: bytes | None) -> None:
         content[pos : pos + len(data)] = data
 
 
-class SimDisk:
+class SimDisk(Disk):
     """One machine's disk; see the module's docstring. It survives power cuts, but its open files do not."""
 
     def __init__(self, rng: random.Random, *, capacity: int | None = None) -> None:
@@ -282,24 +282,6 @@ class SimDisk:
 
     def free_bytes(self) -> int:
         return 1 << 40 if self.capacity is None else max(0, self.capacity - self.used_bytes())
-
-    def write_atomic(self, name: str, parts: Iterable[bytes]) -> None:
-        temporary = name + ".tmp"
-        self.remove(temporary)
-        file = self.open(temporary, create=True)
-        try:
-            for part in parts:
-                file.append((part,))
-        except DiskFull:
-            self.remove(temporary)
-            raise
-        file.sync()
-        self.rename(temporary, name)
-        self.sync_dir()
-
-    def read_all(self, name: str) -> bytes:
-        file = self.open(name)
-        return file.read(0, file.size())
 
     def mmap(self, name: str) -> memoryview:
         return memoryview(self.read_all(name))

@@ -8,6 +8,7 @@ import pytest
 
 from escrowmq.replication.raft.node import RaftConfig
 from escrowmq.replication.raft.pysync import Core
+from escrowmq.replication.raft.rejoin import Rejoin
 from tests.sim.disk import SimDisk
 from tests.support.stage import Mail, OurMember, Stage, our_group
 
@@ -377,6 +378,63 @@ def test_what_a_learner_stores_counts_for_nothing_until_it_has_heard_from_all() 
     stage.awake = set(stage.names)
     stage.run(3)
     assert not learner.raft.rejoining
+
+
+def a_leader_between_two_terms() -> tuple[OurMember, OurMember, list[object]]:
+    """r0 leads in term 1; r1 and r2 elect another one in term 2, unheard by r0. One of them loses its disk
+    and asks both; of the new leader it gets only the answer. r0 proposes. Returns r0, the learner,
+    outcomes."""
+    stage = our_group()
+    old = stage.elect("r0")
+    stage.isolate("r0")
+    stage.awake = {"r1", "r2"}
+    for name in ("r1", "r2"):
+        stage.members[name].raft.disconnected("r0")  # so they ask at once; r0 does not notice
+    for _ in range(90):
+        stage.run(0.01)
+        if leading := [name for name in ("r1", "r2") if stage.members[name].is_leader()]:
+            break
+    (new,) = leading
+    other = "r2" if new == "r1" else "r1"
+    assert old.is_leader() and old.term() < stage.members[new].term()
+    stage.awake = {"r0", new, other}
+
+    def route(mail: Mail) -> bool:
+        if {mail.sender, mail.receiver} == {"r0", new}:
+            return False
+        return (mail.sender, mail.receiver) != (new, other) or mail.message["type"] == "rejoin_answer"
+
+    stage.route = route
+    learner = replace_disk(stage, other)
+    outcomes: list[object] = []
+    old.propose(b"lost", lambda result, applied: outcomes.append(applied))
+    for _ in range(60):
+        stage.run(0.01)
+        if not learner.raft.rejoining or not old.is_leader():
+            break
+    stage.run(0.1)
+    return old, learner, outcomes
+
+
+def test_a_learner_that_was_told_of_a_later_term_waits_for_its_leader() -> None:
+    """What it stores for the leader of the earlier term is no majority: the later one has another entry."""
+    _, learner, outcomes = a_leader_between_two_terms()
+    assert learner.raft.rejoining and outcomes in ([], [None])
+
+
+def test_planted_a_learner_that_ignores_later_terms(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answers_of_one_term(self: Rejoin) -> bool:
+        target = self._target
+        if target is None or not self._target_is_current():
+            return False
+        for peer, answer in self._answers.items():
+            self._answers[peer] = answer._replace(term=min(answer.term, target[1]))
+        return complete(self)
+
+    complete = Rejoin._complete
+    monkeypatch.setattr(Rejoin, "_complete", answers_of_one_term)
+    _, learner, outcomes = a_leader_between_two_terms()
+    assert not learner.raft.rejoining and outcomes == [True], "it is acknowledged, and will be lost"
 
 
 def test_what_the_lost_disk_had_acknowledged_counts_no_longer() -> None:
