@@ -2,9 +2,10 @@
 
 ``kill()`` ends the process only: the page cache survives. ``power_cut()`` loses, at random but
 reproducibly (``rng``), what was not synced: each file keeps a prefix of its unsynced writes with the
-last one torn at any byte, or all of them with some sectors reading as zeros (pages reach the disk in
-any order); each creation, rename or removal since the last ``sync_dir`` survives or not, independently
-or as a prefix. Files survive independently of each other, whatever the order of writes.
+last one torn at any byte, or all of them with some sectors reading as zeros, and some of those written in
+place as they were before (pages reach the disk in any order); each creation, rename or removal since the
+last ``sync_dir`` survives or not, independently or as a prefix. Files survive independently of each other,
+whatever the order of writes.
 
 A failed sync drops some or all dirty bytes and reports that only once, as Linux does: the page cache still
 shows them, marked clean, to this process and to the next one until a reboot, until the pages are evicted
@@ -84,8 +85,10 @@ class _Inode:
         synced = len(self.durable)
         only_writes = all(data is not None for _, data in pending)
         if pending and only_writes and rng.random() < 0.4:
+            before = bytes(self.durable)
             for pos, data in pending:
                 _apply(self.durable, pos, data)
+            self._keep_old_sectors(rng, before)
             self._lose_sectors(rng, synced)
         elif pending:
             survived = rng.randrange(len(pending) + 1)
@@ -96,6 +99,13 @@ class _Inode:
                 if data is not None:
                     _apply(self.durable, pos, data[: rng.randrange(len(data) + 1)])
         self.data = bytearray(self.durable)
+
+    def _keep_old_sectors(self, rng: random.Random, before: bytes) -> None:
+        """Of what was written in place, each sector is the old one or the new one."""
+        for start in range(0, len(before), SECTOR):
+            old = before[start : start + SECTOR]
+            if self.durable[start : start + len(old)] != old and rng.random() < 0.5:
+                self.durable[start : start + len(old)] = old
 
     def _lose_sectors(self, rng: random.Random, synced: int) -> None:
         share = rng.choice((0.0, 0.2, 0.6))
