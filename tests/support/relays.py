@@ -78,9 +78,9 @@ class Stepping:
     def __getattr__(self, name: str) -> Any:
         call = getattr(self._inner, name)
 
-        def stepped(*given: Any) -> Any:
+        def stepped(*given: Any, **named: Any) -> Any:
             self._happens()
-            result = call(*given)
+            result = call(*given, **named)
             self._happens()
             return result
 
