@@ -1,8 +1,9 @@
 """``OutboxRelay``: threads that bring the rows of an outbox to the broker.
 
 Any number of services may run one for the same outbox: each shard is sent by one of them, and another one
-takes over if it stops. A relay looks for rows when a commit of its own process tells it to, and by itself
-after a pause; a look is one indexed read. What one step does, and in which order, is in
+takes over if it stops. One thread looks for rows of all shards, in one statement that only reads: when a
+commit of its own process or PostgreSQL tells it to, and by itself after a pause that grows while nothing
+comes. Others take the steps of the shards that have rows. What one step does, and in which order, is in
 ``feedback/database/relaying``.
 """
 
@@ -23,16 +24,24 @@ from escrowmq.actors.producer.encoder import check_app
 from escrowmq.feedback.database.outbox import SHARDS_MAX, Outbox
 from escrowmq.feedback.database.outbox_desk import OutboxShard
 from escrowmq.feedback.database.outbox_errors import OutboxBehind
+from escrowmq.feedback.database.outbox_notices import Notices
 from escrowmq.feedback.database.outbox_shards import LEASE_MS, LEASE_MS_MAX, OutboxShards
 from escrowmq.feedback.database.relaying import Relay, Step
 from escrowmq.replication.errors import Closed, ConfigError, Unavailable
 
 log = logging.getLogger(__name__)
 
-#: The longest pause between two looks while nothing comes: 20 indexed reads a second.
-POLL_S = 0.05
+#: The longest pause between two looks while nothing comes: one statement a second for all shards. A row of
+#: another process waits no longer, and no longer than the shards were idle before it.
+POLL_S = 1.0
+#: The same while PostgreSQL's notifications arrive. They miss only what a transaction inserts that has looked
+#: at the shards before they slept.
+NOTIFIED_POLL_S = 5.0
 #: The first pause after there was something: it is doubled with each look that finds nothing.
 PAUSE_MIN_S = 0.001
+#: After so long without rows shards sleep: who inserts rows notifies their relay. While there is traffic
+#: nobody does.
+DOZE_S = 0.1
 #: Pauses of one shard after a step that did not send: the broker is away or the database fails (doubled from
 #: one to the other); another relay has it; a person has to decide.
 AWAY_MIN_S, AWAY_MAX_S, NOT_MINE_S, STOPPED_S = 0.1, 5.0, 1.0, 5.0
@@ -49,10 +58,22 @@ class _Shard:
     def __init__(self, number: int, relay: Relay) -> None:
         self.number, self.relay = number, relay
         self.not_before, self.pause_s = 0.0, AWAY_MIN_S
+        self.due, self.renew_at = True, 0.0  # there may be something to do now; at the latest then
+        self.busy = self.asleep = False  # rows were sent since it was idle; see DOZE_S
         self.said = ""  # the problem that was logged last
 
-    def put_off(self, now: float, step: Step | None) -> None:
-        """After a step; None: the database failed."""
+    def is_due(self, now: float) -> bool:
+        """Whether to take a step."""
+        has = self.relay.lease is not None
+        return now >= self.not_before and (self.due or (has and now >= self.renew_at))
+
+    def put_off(self, now: float, step: Step | None, renew_s: float) -> None:
+        """After a step; None: the database failed. ``renew_s``: how often the lease is extended."""
+        if step not in (Step.IDLE, Step.NOT_MINE, Step.STOPPED):
+            self.due = self.busy = True
+        if step is not Step.IDLE:
+            self.asleep = False
+        self.renew_at = now + renew_s
         if step in (Step.IDLE, Step.SENT, Step.REFUSED):
             self.pause_s = AWAY_MIN_S
         elif step is Step.NOT_MINE:
@@ -85,7 +106,8 @@ class OutboxRelay:
             ...                                       # the service: outbox.send(db, Message(...))
 
     ``outbox``: an Outbox, or what an Outbox is made of. With the service's own Outbox, a commit wakes the
-    relay; otherwise it finds the rows within ``poll_s``. Give it an Engine, whose connections are kept: a
+    relay, and on PostgreSQL a commit of any process; otherwise it finds the rows within ``poll_s``, sooner if
+    there were rows a moment ago. Give it an Engine, whose connections are kept: a
     function that opens connections is called for each step. ``cluster``: a cluster of ``connect``, which
     must stay open. ``app``: names this outbox in the broker, so each table needs its own; the relay's
     producers are named ``outbox.<app>.<shard>``. Rows of all shards are sent, whatever number of them is
@@ -103,7 +125,8 @@ class OutboxRelay:
         poll_s: float = POLL_S,
         lease_s: float = LEASE_MS / 1000,
     ) -> None:
-        """``poll_s``: the longest pause between two looks, from 0.001 to 60. ``lease_s``: another relay takes
+        """``poll_s``: the longest pause between two looks, from 0.001 to 60; it is 5 while PostgreSQL's
+        notifications arrive. ``lease_s``: another relay takes
         a shard over when this one has been silent for so long, from 1 to 600."""
         if not 1 <= lease_s <= LEASE_MS_MAX / 1000:
             raise ConfigError(f"lease_s must be from 1 to 600, not {lease_s!r:.80}")
@@ -123,8 +146,13 @@ class OutboxRelay:
         )
         self._shards: dict[int, _Shard] = {}
         self._count = self.outbox.shards
+        self._renew_s = lease_s / 3
         self._threads: list[threading.Thread] = []
         self._wakes: list[threading.Event] = []
+        self._others: list[threading.Thread] = []
+        self._making = threading.Lock()
+        self._look, self._loses = threading.Event(), False  # shards are another relay's
+        self._notices: Notices | None = None
         self._ended = threading.Event()
         self._lock = threading.Lock()
 
@@ -145,9 +173,19 @@ class OutboxRelay:
                     target=self._run, args=(place,), name=f"escrowmq-outbox-{place}", daemon=True
                 )
                 self._threads.append(thread)
-            for thread in self._threads:
+            watching = threading.Thread(target=self._watch, name="escrowmq-outbox-watch", daemon=True)
+            self._others = [watching]
+            if self.outbox.database.dialect == "postgresql":
+                self._notices = Notices(
+                    self.outbox.database, self.outbox.statements, self._look.set, time.monotonic
+                )
+                listening = threading.Thread(
+                    target=self._notices.run, name="escrowmq-outbox-listen", daemon=True
+                )
+                self._others.append(listening)
+            for thread in [*self._threads, *self._others]:
                 thread.start()
-            self.outbox.tell(self._wake)
+            self.outbox.tell(self._look.set)
         return self
 
     def run(self, stop: threading.Event) -> None:
@@ -155,9 +193,11 @@ class OutboxRelay:
         stopped."""
         self.start()
         while not stop.wait(1.0):
-            found = self.status() if self._anything_stopped() else []
-            if found and all(one.stopped for one in found):
-                raise OutboxBehind(found[0].shard, found[0].stopped)
+            if any(shard.relay.lease is not None for shard in list(self._shards.values())):
+                continue
+            _, stopped = self._database.free()
+            if len(stopped) >= self._count:
+                raise OutboxBehind(*min(stopped.items()))
 
     def send_waiting(self) -> int:
         """Send in this thread what is waiting now, without starting others; how many rows that were.
@@ -204,10 +244,13 @@ class OutboxRelay:
                 return
             self._ended.set()
             if self._threads:
-                self.outbox.tell_no_more(self._wake)
-        self._wake()
+                self.outbox.tell_no_more(self._look.set)
+        for event in (*self._wakes, self._look):
+            event.set()
+        if self._notices is not None:
+            self._notices.end()
         until = time.monotonic() + timeout_s
-        for thread in self._threads:
+        for thread in [*self._threads, *self._others]:
             thread.join(max(until - time.monotonic(), 0.0))
         if not any(thread.is_alive() for thread in self._threads):
             for shard in self._shards.values():
@@ -222,55 +265,99 @@ class OutboxRelay:
 
     # ------------------------------------------------------------ the threads
 
-    def _wake(self) -> None:
-        for wake in self._wakes:
-            wake.set()
-
-    def _run(self, place: int) -> None:
-        wake, pause, looked = self._wakes[place], PAUSE_MIN_S, time.monotonic()
+    def _watch(self) -> None:
+        """Look for rows, and tell the threads that take the steps."""
+        pause, looked, quiet_since = PAUSE_MIN_S, time.monotonic(), time.monotonic()
         while not self._ended.is_set():
-            if place == 0 and time.monotonic() > looked + SHARDS_LOOK_S:
+            if self._look.wait(pause):
+                self._look.clear()
+                # Before the commit, not after it: so the next looks follow each other quickly.
+                pause, quiet_since = PAUSE_MIN_S, time.monotonic()
+                self._ended.wait(pause)
+            if time.monotonic() > looked + SHARDS_LOOK_S:
                 _quietly("look for shards", self._look_for_shards)
                 looked = time.monotonic()
-            if self._round(place):
-                pause = PAUSE_MIN_S
-            elif wake.wait(pause):
+            try:
+                self._look_once(time.monotonic() - quiet_since)
+            except Exception as error:  # whatever the database raises: it is asked again
+                log.warning("the outbox: the database cannot be used: %s", error)
+            notified = self._notices is not None and self._notices.works
+            longest = max(self._poll_s, NOTIFIED_POLL_S) if notified else self._poll_s
+            if self._loses:
+                longest = min(longest, NOT_MINE_S)
+            pause = min(pause * 2, longest)
+
+    def _look_once(self, quiet_s: float) -> None:
+        """Which shards have rows, or can be taken."""
+        now = time.monotonic()
+        shards = [self._shard(number) for number in range(self._count)]
+        idle = [shard for shard in shards if shard.relay.lease is not None and not shard.due]
+        found = self._database.waiting([shard.number for shard in idle]) if idle else set()
+        lost = [shard for shard in shards if shard.relay.lease is None and not shard.due]
+        self._loses = bool(lost)
+        if lost and now >= min(shard.not_before for shard in lost):
+            found |= self._database.free()[0] & {shard.number for shard in lost}
+            for shard in lost:
+                shard.not_before = max(shard.not_before, now + NOT_MINE_S)
+        for shard in shards:
+            if shard.number in found:
+                shard.due, shard.not_before = True, min(shard.not_before, now)
+                self._wakes[shard.number % len(self._threads)].set()
+        if quiet_s >= DOZE_S and self._notices is not None and self._notices.works:
+            for shard in idle:
+                if shard.number not in found and not shard.asleep and (lease := shard.relay.lease):
+                    shard.asleep = True
+                    self._database.doze(lease)
+                    self._look.set()  # what was committed since the look
+
+    def _run(self, place: int) -> None:
+        wake = self._wakes[place]
+        while not self._ended.is_set():
+            if not self._round(place):
+                wake.wait(self._rest_s(place))
                 wake.clear()
-                # Before the commit, not after it: so the next looks follow each other quickly.
-                pause = PAUSE_MIN_S
-                self._ended.wait(pause)
-            else:
-                pause = min(pause * 2, self._poll_s)
+
+    def _rest_s(self, place: int) -> float:
+        """Until one of this thread's shards is due by itself."""
+        now, rest = time.monotonic(), self._renew_s
+        for number in range(place, self._count, len(self._threads)):
+            shard = self._shard(number)
+            at = max(shard.not_before, now if shard.due else shard.renew_at)
+            if shard.due or shard.relay.lease is not None:
+                rest = min(rest, at - now)
+        return max(rest, PAUSE_MIN_S)
 
     def _round(self, place: int) -> bool:
-        """A step of each shard of this thread; whether there may be more at once."""
+        """A step of each shard of this thread that is due; whether there may be more at once."""
         more = False
         for number in range(place, self._count, len(self._threads)):
             if self._ended.is_set():
                 return False
-            shard, now = self._shard(number), time.monotonic()
-            if now < shard.not_before:
+            shard = self._shard(number)
+            if not shard.is_due(time.monotonic()):
                 continue
+            shard.due = False  # before the step: who finds rows meanwhile is heard
             step: Step | None = None
             try:
                 step = shard.relay.step()
                 shard.say(step, shard.relay.problem)
             except Exception as error:  # whatever the database raises: it is asked again
                 log.warning("shard %d of the outbox: the database cannot be used: %s", number, error)
-            shard.put_off(time.monotonic(), step)
+            shard.put_off(time.monotonic(), step, self._renew_s)
+            if step is Step.IDLE and shard.busy:
+                shard.busy = False
+                self._look.set()  # the next rows may come soon: look for them often
             more = more or step in (Step.SENT, Step.REFUSED)
         return more
 
     def _shard(self, number: int) -> _Shard:
-        if number not in self._shards:
-            self._shards[number] = _Shard(number, Relay(self._database, self._shipping, number))
-        return self._shards[number]
+        with self._making:
+            if number not in self._shards:
+                self._shards[number] = _Shard(number, Relay(self._database, self._shipping, number))
+            return self._shards[number]
 
     def _look_for_shards(self) -> None:
         self._count = min(max(self._count, self._database.highest() + 1), SHARDS_MAX)
-
-    def _anything_stopped(self) -> bool:
-        return any(shard.not_before > time.monotonic() for shard in list(self._shards.values()))
 
 
 def _quietly(what: str, call: Callable[[], None]) -> None:

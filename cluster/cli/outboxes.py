@@ -41,7 +41,7 @@ def run(
     url: Url,
     app_name: AppName,
     table: Table = OUTBOX_TABLE,
-    poll_ms: Annotated[float, typer.Option(help="Longest pause between two looks for rows.")] = 50.0,
+    poll_ms: Annotated[float, typer.Option(help="Longest pause between two looks for rows.")] = 1000.0,
 ) -> None:
     """Send the rows of an outbox until SIGTERM or Ctrl-C. Several processes may run; each shard has one
     sender.

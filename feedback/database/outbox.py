@@ -67,6 +67,7 @@ class Outbox:
         self.statements = OutboxStatements(dialect_of(self.database.dialect), table)
         self.desk = OutboxDesk(self.database, self.statements)
         self._woken: list[Callable[[], None]] = []
+        self._notifies: bool | None = None if self.statements.dialect.name == "postgresql" else False
 
     def schema(self) -> list[str]:
         """The statements that create the tables, for a migration. Running them again is harmless."""
@@ -114,9 +115,13 @@ class Outbox:
         link = self.database.link(db)
         link.refuse_autocommit("the outbox's row")
         with self._explaining():
-            for part in _parts(rows):
+            parts = list(_parts(rows))
+            if parts and self._notifies is None:  # a role that only inserts rows goes on as it did
+                self._notifies = bool(link.rows(self.statements.may_notify)[0][0])
+            for number, part in enumerate(parts, start=1):
                 counted = [row | {"group_rows": in_shard[row["shard"]]} for row in part]
-                link.run(*self.statements.insert(counted))
+                waking = in_shard if self._notifies and number == len(parts) else ()
+                link.run(*self.statements.insert(counted, waking))
         if self._woken and rows:
             link.after_commit(self.wake)
 
@@ -124,8 +129,8 @@ class Outbox:
 
     def wake(self) -> None:
         """Let a relay that was given this outbox look for rows now. With SQLAlchemy and Django this happens
-        at each commit by itself; with a plain driver call it after the commit, or the relay finds the rows a
-        moment later."""
+        at each commit by itself; with a plain driver call it after the commit, or the relay finds the rows
+        with its next look. PostgreSQL notifies relays in any process."""
         for call in self._woken:
             call()
 

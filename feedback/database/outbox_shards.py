@@ -28,6 +28,8 @@ LEASE_MS = 15_000
 LEASE_MS_MAX = 600_000
 #: Rows that are read at a time, and at most for one batch: rows that wait must not hide those behind them.
 WINDOW, READ_MAX = 2 * ROWS_MAX, 40 * ROWS_MAX
+#: Parts of one statement: a look at more shards takes several.
+SHARDS_AT_ONCE = 64
 
 
 class LeaseLost(Exception):
@@ -77,7 +79,7 @@ class OutboxShards:
     def renew(self, lease: Lease) -> None:
         """Extend the lease, if a third of it is over. Raises LeaseLost."""
         if self._clock() >= self._until.get(lease.shard, 0) - self._lease_ms * 2 // 3:
-            with self._holding(lease):
+            with self._holding(lease, self._statements.extend):
                 pass
 
     def give_up(self, lease: Lease) -> None:
@@ -85,6 +87,37 @@ class OutboxShards:
         with self._database.opening() as (_, link):
             link.changed(self._statements.give_up, {"shard": lease.shard, "epoch": lease.epoch})
             link.commit()
+
+    def doze(self, lease: Lease) -> None:
+        """The shard has nothing to send: who inserts rows shall notify its relay, until it is at work again.
+        Nothing if the lease is another's."""
+        with self._database.opening() as (_, link):
+            told = {"shard": lease.shard, "epoch": lease.epoch, "owner": self._owner}
+            link.changed(self._statements.doze, told)
+            link.commit()
+
+    def waiting(self, shards: Sequence[int]) -> set[int]:
+        """Which of these shards have rows that may be sent: one look for all of them, which only reads."""
+        with self._database.checking() as link:
+            now = self._clock()
+            return {
+                int(row[0])
+                for at in range(0, len(shards), SHARDS_AT_ONCE)
+                for row in link.rows(self._statements.waiting(shards[at : at + SHARDS_AT_ONCE], now))
+            }
+
+    def free(self) -> tuple[set[int], dict[int, str]]:
+        """The shards that this relay can take, and why others have stopped."""
+        with self._database.checking() as link:
+            found = link.rows(self._statements.leases)
+        now = self._clock()
+        stopped = {int(row[0]): bytes(row[4]).decode(errors="replace") for row in found if row[4] is not None}
+        over = {
+            int(row[0])
+            for row in found
+            if not now <= int(row[3]) <= now + 2 * LEASE_MS_MAX or bytes(row[2]) == self._owner
+        }
+        return over - set(stopped), stopped
 
     def highest(self) -> int:
         """The highest shard of which there are rows; -1: there are no rows."""
@@ -162,7 +195,7 @@ class OutboxShards:
             link.run(self._statements.stop, {"shard": lease.shard, "error": _text(error)})
 
     @contextmanager
-    def _holding(self, lease: Lease) -> Iterator[Link]:
+    def _holding(self, lease: Lease, statement: str = "") -> Iterator[Link]:
         """A transaction that holds the lease's row until it is committed."""
         with self._database.opening() as (_, link):  # not ``checking``: in SQLite that is in autocommit
             until = self._clock() + self._lease_ms
@@ -172,7 +205,7 @@ class OutboxShards:
             }  # fmt: skip
             link.refuse_autocommit("each change of a relay's")
             try:
-                _expect(1, link.changed(self._statements.hold, told))
+                _expect(1, link.changed(statement or self._statements.hold, told))
                 yield link
             except BaseException:
                 link.rollback()

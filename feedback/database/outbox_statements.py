@@ -6,7 +6,8 @@ statement has few places for values.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from escrowmq.feedback.database.errors import DatabaseMisused
@@ -37,6 +38,8 @@ class OutboxStatements:
                 f"table {table!r}: use a name of a-z, 0-9 and _ (up to 50), or a schema, a dot and a name"
             )
         self.dialect, self.table, self.shards = dialect, table, f"{table}_shards"
+        #: Of PostgreSQL's notifications; the same in all processes.
+        self.channel = f"escrowmq_outbox_{hashlib.sha256(table.encode()).hexdigest()[:16]}"
         name, engine = dialect.name, dialect.after_table.replace(" WITHOUT ROWID", "")
         schema, dot, short = table.rpartition(".")
         # SQLite names the schema with the index, and PostgreSQL with the table.
@@ -59,20 +62,30 @@ class OutboxStatements:
             f"{dialect.insert} {self.shards} VALUES (:shard, :nobody, 0, 0, 0, 0, NULL){dialect.ignoring}"
         )
         self.take = (
-            f"UPDATE {self.shards} SET owner = :owner, until_ms = :until, epoch = epoch + 1, beat = beat + 1 "
+            f"UPDATE {self.shards} SET owner = :owner, until_ms = :until, epoch = epoch + 1, "
+            "beat = ABS(beat) + 1 "
             "WHERE shard = :shard AND stopped IS NULL "
             "AND (until_ms < :now OR until_ms > :beyond OR owner = :owner)"
         )
         self.taken = f"SELECT epoch, last_batch FROM {self.shards} WHERE shard = :shard AND owner = :owner"
-        # ``beat`` changes each time: MariaDB does not count rows that an UPDATE leaves as they were.
+        # ``beat`` changes each time: MariaDB does not count rows that an UPDATE leaves as they were. It is
+        # negative while the relay sleeps, and wants to be notified.
         # Owner and last batch: a database that was put back under a relay may have its epoch, and be behind.
         self.hold = (
-            f"UPDATE {self.shards} SET until_ms = :until, beat = beat + 1 WHERE shard = :shard "
+            f"UPDATE {self.shards} SET until_ms = :until, beat = ABS(beat) + 1 WHERE shard = :shard "
             "AND epoch = :epoch AND owner = :owner AND last_batch = :last AND stopped IS NULL"
         )
         self.give_up = (
             f"UPDATE {self.shards} SET until_ms = 0, beat = beat + 1 WHERE shard = :shard AND epoch = :epoch"
         )
+        # The lease of a relay that has nothing to send: it goes on sleeping.
+        self.extend = self.hold.replace("ABS(beat) + 1", "beat + CASE WHEN beat < 0 THEN -1 ELSE 1 END")
+        self.doze = (
+            f"UPDATE {self.shards} SET beat = -ABS(beat) - 1 WHERE shard = :shard AND epoch = :epoch "
+            "AND owner = :owner"
+        )
+        self.notify = f"SELECT pg_notify('{self.channel}', '')"
+        self.may_notify = f"SELECT has_table_privilege('{self.shards}', 'SELECT')"
         self.advance = f"UPDATE {self.shards} SET last_batch = :batch WHERE shard = :shard"
         self.stop = f"UPDATE {self.shards} SET stopped = :error WHERE shard = :shard"
         self.in_batch = (
@@ -136,8 +149,16 @@ class OutboxStatements:
         """Remove rows that are in no batch."""
         return f"DELETE FROM {self.table} WHERE id IN ({_list(ids)}) AND batch IS NULL"
 
-    def insert(self, rows: Sequence[dict[str, Any]]) -> tuple[str, dict[str, Any]]:
-        """Up to ``INSERT_MAX`` new rows."""
+    def insert(
+        self, rows: Sequence[dict[str, Any]], waking: Iterable[int] = ()
+    ) -> tuple[str, dict[str, Any]]:
+        """Up to ``INSERT_MAX`` new rows. ``waking``: notify the relays of these shards that sleep; on
+        PostgreSQL only.
+
+        Not always: a transaction with a notification holds a lock of the whole server while it commits, so
+        that no two of them share a sync of the log. A relay at work does not sleep. And not where the
+        transaction is serializable: what it reads could end it with a serialization failure.
+        """
         values: dict[str, Any] = {}
         parts = []
         for at, row in enumerate(rows):
@@ -147,7 +168,22 @@ class OutboxStatements:
                 f":created_ms{at})"
             )
         names = "shard, tx_group, group_rows, order_key, content, state, attempts, next_ms, created_ms"
-        return f"INSERT INTO {self.table} ({names}) VALUES {', '.join(parts)}", values
+        told = ""
+        if shards := list(waking):
+            told = (
+                f" RETURNING ({self.notify} FROM {self.shards} WHERE shard IN ({_list(shards)}) AND beat < 0 "
+                "AND current_setting('transaction_isolation') <> 'serializable' LIMIT 1)"
+            )
+        return f"INSERT INTO {self.table} ({names}) VALUES {', '.join(parts)}{told}", values
+
+    def waiting(self, shards: Sequence[int], now_ms: int) -> str:
+        """Which of these shards have a row whose time has come: a look at many in one statement."""
+        ready = f"state = {PENDING} AND batch IS NULL AND next_ms <= {int(now_ms)}"
+        return " UNION ALL ".join(
+            f"SELECT {int(shard)} FROM (SELECT 1 AS one) AS any_row "
+            f"WHERE EXISTS (SELECT 1 FROM {self.table} WHERE shard = {int(shard)} AND {ready})"
+            for shard in shards
+        )
 
     def contents(self, ids: Sequence[int]) -> str:
         """Id and content of rows."""

@@ -108,6 +108,11 @@ class Relay:
             self._forget()  # whether the last statement was carried out is not known: ask the database
             raise
 
+    @property
+    def lease(self) -> Lease | None:
+        """The shard's, if this relay has it. May be asked in other threads."""
+        return self._lease
+
     def close(self) -> None:
         """Let another relay have the shard at once. Raises what the database raises."""
         lease, self._lease = self._lease, None
