@@ -3,12 +3,15 @@ message."""
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from escrowmq.replication.sharing import leases as under_test
 from escrowmq.replication.sharing.leases import Leases
 from escrowmq.replication.sharing.pieces import UNNUMBERED
 from escrowmq.replication.sharing.ranges import Range
@@ -274,3 +277,42 @@ def test_a_message_that_the_leader_gives_up_itself_is_leased_to_nobody() -> None
     assert doomed.ranges == [(0, 0)] and leases.held(PAIR) == 1
     assert leases.lease_of(PAIR, 0) is None
     assert leases.lease_of(("mail", 8), 0) is None
+
+
+def test_every_lease_ends_at_its_time_also_after_its_times_were_tidied(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Finds times that are tidied wrongly: dropped while their lease runs, out of order, or never dropped."""
+    monkeypatch.setattr(under_test, "TIDY_MIN", 200)
+    leases, final, drawn = Leases(), FinalSet(0), random.Random(1)
+    pairs, ends = [("mail", 7), ("mail", 8), ("post", 7)], dict[tuple[tuple[str, int], int], int]()
+    for offset in range(300):
+        for pair in pairs:
+            ends[pair, offset] = drawn.randrange(1_000, 9_000)
+            leases.acquire(pair, final, offset + 1, "a", ends[pair, offset], 1, lambda f, last, left: f)
+            again = drawn.randrange(offset + 1)
+            ends[pair, again] = drawn.randrange(1_000, 9_000)
+            assert leases.extend(pair, "a", [(again, again)], ends[pair, again]) == []
+    assert len(leases._due) < len(ends) * 2, "each lease was extended once, and its earlier time is tidied"
+    for now in range(1_000, 9_001, 100):
+        while (due := leases.next_ms()) is not None and due <= now:
+            assert leases.expire(now, lambda pair: final) == []
+        for (pair, offset), end in ends.items():
+            expected = None if end <= now else ("a", end)
+            assert leases.lease_of(pair, offset) == expected, (pair, offset, now)
+    assert (leases.messages, leases.expired) == (0, len(ends))
+
+
+def test_a_lease_whose_time_ends_under_an_ack_that_is_refused_ends_then() -> None:
+    """While the ack is under way the lease does not expire, and its time has passed by. Finds a lease that
+    is in force again after that, and has no time: nobody else would ever get its message."""
+    leases, final = Leases(), FinalSet(0)
+    assert leases.acquire(PAIR, final, 1, "a", 10, 1, lambda first, last, left: last)
+    leases.settling(PAIR, final, 0, 0)
+    assert leases.expire(20, lambda pair: final) == []
+    assert (leases.held(PAIR), leases.expired, leases.next_ms()) == (1, 0, None)
+    leases.unsettled(PAIR, 0, 0)
+    assert leases.next_ms() == 10 and leases.lease_of(PAIR, 0) == ("a", 10)
+    assert leases.expire(20, lambda pair: final) == []
+    assert (leases.held(PAIR), leases.expired, leases.next_ms()) == (0, 1, None)
+    assert leases.acquire(PAIR, final, 1, "b", 30, 1, lambda first, last, left: last) == [(0, 0, 1)]

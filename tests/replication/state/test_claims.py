@@ -139,6 +139,38 @@ def test_names_used_long_ago_go_first_and_recent_ones_stay(monkeypatch: pytest.M
     assert list(log.state.claims.by_name) == [NAME, "a", "new"], "that of an open transaction stays"
 
 
+def test_the_name_of_an_open_numbered_transaction_stays_although_it_is_the_oldest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Finds a claim that is forgotten although its numbered transaction is open, whose number would be lost
+    with it."""
+    monkeypatch.setattr(claims, "CLAIMS_KEPT", 3)
+    log = log_of_level_9()
+    claim(log)
+    assert prepare(log, "1.0", 1, 1) == [[0]]
+    claim(log, "a"), claim(log, "b")
+    log.now_ms += claims.KEPT_MS + 60_000
+    claim(log, "new"), claim(log, "newer")
+    assert list(log.state.claims.by_name) == [NAME, "new", "newer"]
+    assert commit(log, "1.0") == [[0]] and log.state.claims.by_name[NAME].number == 1
+    log.now_ms += claims.KEPT_MS + 60_000
+    claim(log, "newest")
+    assert list(log.state.claims.by_name) == ["new", "newer", "newest"], "none is open any more"
+
+
+@pytest.mark.parametrize("home", [-1, 2])
+def test_a_name_is_in_use_while_its_producer_prepares(monkeypatch: pytest.MonkeyPatch, home: int) -> None:
+    """``home`` 2: branches alone. Finds PREPAREs that do not count as a use of the claim."""
+    monkeypatch.setattr(claims, "CLAIMS_KEPT", 2)
+    log = log_of_level_9()
+    claim(log), claim(log, "b")
+    log.now_ms += claims.KEPT_MS + 60_000
+    assert prepare(log, "1.0", 1, 0 if home < 0 else 1, home=home) == [[0]]
+    claim(log, "new")
+    assert list(log.state.claims.by_name) == [NAME, "new"], "that of the other one was used longer ago"
+    assert log.add(claim_ops.claim("c", 1, "c")) == [[int(Code.TOO_MANY_CLAIMS), 2]], "both are in use"
+
+
 def test_a_name_is_in_use_while_its_producer_sends_plain_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(claims, "CLAIMS_KEPT", 2)
     log = log_of_level_9()

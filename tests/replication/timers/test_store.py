@@ -165,3 +165,19 @@ def test_far_deliveries_share_wide_buckets() -> None:
     assert WIDER_FROM_MS[-1] < year
     assert b"".join(read_all(store, NOW_MS + year, 500)) == b"".join(records)
     assert len(records[0]) == RECORD_BYTES
+
+
+def test_what_is_due_in_the_last_millisecond_of_a_bucket_is_not_forgotten_with_it() -> None:
+    """Releases take a bounded number: 3,000 messages of one millisecond need several, and the cursor stands
+    among them meanwhile. Finds a bucket that is forgotten a millisecond early."""
+    store, records = TimerStore(), [record(1_999, ordinal=n) for n in range(3_000)]
+    store.add(b"".join(records), NOW_MS)
+    until, released = NOW_MS + 1_999, list[bytes]()
+    while len(released) < len(records):
+        found, _ = store.due(store.cursor, until, 500)
+        assert len(found) == 500, len(released)
+        released += found
+        store.release(found[-1][:KEY_BYTES])
+    assert released == records
+    store.release(last_key(NOW_MS + 2_000))
+    assert store.young == 0
