@@ -10,6 +10,7 @@ import pytest
 from escrowmq.replication.errors import InvalidMessage
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import OpType, decode_command, encode_row
+from escrowmq.replication.format.membership import Members, encode_members
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.replica.admission import Admission, ComposedEntry
 from escrowmq.replication.replica.replica import Limits
@@ -242,6 +243,28 @@ def test_retention_drops_segments_but_never_past_an_open_transaction(tmp_path: P
     assert single.journal.first_index > opened_at and len(single.journal.segments()) < segments
     assert single.texts() == ["open"]
     single.close()
+
+
+def test_a_snapshot_tells_the_members_when_their_entry_is_gone(tmp_path: Path) -> None:
+    """Finds snapshots without the group's members: a replica that starts from one would go by those that the
+    group began with."""
+    single = start(tmp_path, segment_bytes=50_000)
+    said, index = Members(2, ("0", "1", "2"), ("3",), "x", 3), single.journal.last_index + 1
+    single.journal.add(encode_members(said), index, 1)
+    single.journal.sync()
+    single.replica.apply(index, 1, b"")
+    for seqs in (range(300), range(300, 500)):
+        for i in seqs:
+            single.submit(message("t", 1, [b"x" * 1000], seq=i))
+        single.now_ms += 10_000_000
+        single.replica.on_timer(single.now_ms)
+        single.replica.pump(single.now_ms)
+    assert single.journal.first_index > index
+    single.close()
+    again = Single(tmp_path, segment_bytes=50_000)
+    assert again.state.members == (index, encode_members(said))
+    assert again.journal.members.dated(again.journal.last_index) == (index, said)
+    again.close()
 
 
 @pytest.mark.parametrize(

@@ -419,6 +419,26 @@ def test_a_lost_leadership_releases_again_from_the_cursor_on(single: Single) -> 
     assert single.texts() == ["a", "b"]
 
 
+@pytest.mark.parametrize("told", [True, False], ids=["its end is not known", "it never ends"])
+def test_a_cancellation_that_is_lost_with_the_leadership_holds_nothing_back(
+    single: Single, told: bool
+) -> None:
+    """Finds cancellations that count as under way for good: their messages would not be released, and no
+    other cancellation of them would be written."""
+    at = single.now_ms + 10
+    single.submit(scheduled([at, at, at], ["a", "b", "c"]))
+    single.node.held = []
+    single.send(cancel((at, OWNER, 0)), cancel((at, OWNER, 1)))
+    assert len(single.node.held) == 1
+    lost, single.node.held = single.node.held, None
+    for _, done in lost if told else ():
+        done(None, None)
+    single.fail_over()
+    assert single.submit(cancel((at, OWNER, 1))) == [[0]] and waiting(single) == 2
+    pass_ms(single, 15)
+    assert single.texts() == ["a", "c"] and waiting(single) == 0
+
+
 def test_a_refused_release_is_tried_again_a_little_later(single: Single) -> None:
     at = single.now_ms + 5
     single.submit(scheduled([at], ["a"]))
