@@ -53,6 +53,7 @@ class Copy(NamedTuple):
     row: bytes
     counted: str
     may_lack: bool = False
+    origin: Origin | None = None  # of a dead letter
 
 
 class Log(Protocol):
@@ -135,7 +136,7 @@ class Failures:
         headers[forwarded.ATTEMPT] = str(past.attempt)
         copies = self._failed_reply(found, headers)
         if settings.dead_letters == KEEP:
-            copies.append(Copy(dead_topic(group), 0, made(headers), "dead"))
+            copies.append(Copy(dead_topic(group), 0, made(headers), "dead", origin=past.origin))
         return copies
 
     @staticmethod

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from escrowmq.replication.format.forwarded import Origin
 from escrowmq.replication.replica.submission import Submission
 from escrowmq.replication.state.machine import Result
 from escrowmq.replication.state.shares import Key
@@ -18,4 +19,5 @@ class Finishing:
     ranges: list[tuple[Key, Sequence[int]]] = field(default_factory=list)
     answers: list[tuple[Submission, int, Result]] = field(default_factory=list)
     deleted: list[str] = field(default_factory=list)  # groups
+    dead: list[tuple[int, Origin]] = field(default_factory=list)  # slots of their topics
     copies: list[tuple[str, int]] = field(default_factory=list)  # a counter's name, and by how much it rises

@@ -14,6 +14,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from escrowmq.replication.errors import OffsetGone
@@ -24,6 +25,7 @@ from escrowmq.replication.format.internal_topics import dead_topic, is_internal,
 from escrowmq.replication.format.share_settings import SHARE
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.replica.copies import Copy, Failures, Rows
+from escrowmq.replication.replica.dead_origins import DeadOrigins
 from escrowmq.replication.replica.entry_writing import EntryWriter
 from escrowmq.replication.replica.finishing import Finishing
 from escrowmq.replication.replica.releases import Releases
@@ -66,7 +68,7 @@ class ShareAdmission:
 
     def __init__(self, state: StateMachine, rows: Rows, topics: TopicsUnderWay, releases: Releases) -> None:
         self._state, self._rows, self._topics, self._releases = state, rows, topics, releases
-        self._failures = Failures(state, rows)
+        self._failures, self._dead = Failures(state, rows), DeadOrigins(rows)
         #: Ranges in entries that may be in the log and are not applied yet, by their identity.
         self._under_way: dict[Key, dict[int, Sequence[int]]] = {}
         #: Groups whose deletion may be in the log and is not applied yet.
@@ -83,6 +85,7 @@ class ShareAdmission:
         self._under_way.clear()
         self._deleting.clear()
         self._rows.forget()
+        self._dead.forget()
         self.leases = None
 
     # -------------------------------------------------------------- acknowledgements
@@ -173,7 +176,10 @@ class ShareAdmission:
                 try:
                     about = group, partition, offset, delay_ms, reason, by, writer.now_ms
                     copies = self._failures.copies(*about, attempt=stream, redrives=redrives)
-                    found = self._admit(writer, copies, targets)
+                    # Of a repeated death nothing is written or counted, and no second "failed" is told: what
+                    # the first one wrote is in this log before whatever this request gets as its answer.
+                    if not self._is_dead(group, copies):
+                        found = self._admit(writer, copies, targets)
                 except OffsetGone:  # retention has overtaken it
                     found = _OK if not stream else out_of_range(partition)
                 else:
@@ -201,6 +207,19 @@ class ShareAdmission:
             return [int(ResultCode.LEASE_LOST), None]
         return None
 
+    def _is_dead(self, group: str, copies: Sequence[Copy]) -> bool:
+        """Whether these bring a dead letter that is there already."""
+        for copy in copies:
+            target = self._here(copy.topic)
+            if copy.origin is not None and target is not None:
+                return self._dead.has(target, copy.origin, partial(self._is_redriven, group, target))
+        return False
+
+    def _is_redriven(self, group: str, target: Partition, offset: int) -> bool:
+        """Whether a dead letter was redriven or dropped, or is about to be."""
+        pair = self._state.shares.get(group, target)
+        return pair is not None and self._is_settled((group, target.slot), pair, offset)
+
     def _admit(
         self, writer: EntryWriter, copies: Sequence[Copy], targets: dict[Partition, list[tuple[int, bytes]]]
     ) -> Result | None:
@@ -225,6 +244,9 @@ class ShareAdmission:
         for target, copy in found:
             targets.setdefault(target, []).append((copy.time_ms, copy.row))
             counted.append((copy.counted, 1))
+            if copy.origin is not None:
+                self._dead.coming(target, copy.origin)
+                self._finishing(writer).dead.append((target.slot, copy.origin))
         if unheard:
             counted.append(("unheard", unheard))
         if all(copy.counted == "replied" for copy in copies):
@@ -334,6 +356,8 @@ class ShareAdmission:
 
     def ended(self, finishing: Finishing) -> None:
         """An entry is applied, or certainly in no log."""
+        for letter in finishing.dead:
+            self._dead.ended(*letter)
         for group in finishing.deleted:
             self._deleting[group] -= 1
             if self._deleting[group] <= 0:

@@ -15,6 +15,7 @@ from escrowmq.actors.broker.coordinator import MEMBERS_MAX
 from escrowmq.replication.format.membership import LEARNERS_MAX, VOTERS_MAX
 from escrowmq.replication.log.holes import HOLES_MAX
 from escrowmq.replication.raft.proposals import COMMAND_BYTES_MAX
+from escrowmq.replication.replica.dead_origins import LETTERS_MAX
 from escrowmq.replication.replica.share_desk import TURNS_MAX
 from escrowmq.replication.state.attempts import ATTEMPTS_KEPT
 from escrowmq.replication.state.deleted_groups import DELETED_GROUPS_MAX
@@ -236,6 +237,7 @@ BOUNDS: dict[str, int | Most] = {
     **{"Finishing.answers" + "[]" * depth: REQUESTS for depth in range(1, 5)},
     "Finishing.copies": REQUESTS,
     "Finishing.deleted": REQUESTS,
+    "Finishing.dead": REQUESTS,
     "Finishing.ranges": REQUESTS,
     **{"Finishing.ranges" + "[]" * depth: REQUESTS for depth in range(1, 3)},
     "Rows._kept": REQUESTS,
@@ -252,6 +254,10 @@ BOUNDS: dict[str, int | Most] = {
     **{f"Rounds.{name}": REQUESTS for name in ("_asked", "_next")},
     "ShareDesk._told_ms": GROUPS,
     "ShareDesk._turns": TURNS_MAX,
+    "DeadOrigins._known": GROUPS,
+    "_Letters.places": LETTERS_MAX,
+    "DeadOrigins._under_way": REQUESTS,
+    "DeadOrigins._under_way idle": 0,
     "ShareAdmission._deleting": REQUESTS,
     "ShareAdmission._under_way": _of("ShareAdmission._under_way[]"),
     "ShareAdmission._under_way idle": 0,

@@ -603,3 +603,41 @@ def test_a_share_consumer_has_its_own_records(cluster: InMemoryCluster) -> None:
     queue: ShareConsumer = cluster.share_consumer("mail", [TOPIC], auto_offset_reset="earliest")
     (record,) = queue.poll()
     assert isinstance(record, StreamRecord) and record.origin[:3] == (TOPIC, 0, 0)
+
+
+# ---------------------------------------------------------------- a message dies once
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_message_is_one_dead_letter_however_often_it_dies(cluster: InMemoryCluster, order: str) -> None:
+    """A consumer dies behind its nack, and before its commit: the next one finds the message again."""
+    send(cluster, b"bad", b"other")
+    for _ in range(2):
+        consumer = consumer_of(cluster, order)
+        bad, other = consumer.poll()
+        if order == "ordered":
+            cluster.fail_next("commit_offsets", Unavailable)
+            with pytest.raises(Unavailable):
+                consumer.reject(bad, "hopeless")
+        else:
+            consumer.reject(bad, "hopeless")
+            consumer.reject(bad, "and again")
+        consumer.close()
+    (letter,) = cluster.admin.dead_letters(GROUP)
+    assert letter.origin == bad.origin and other.origin != bad.origin
+    assert cluster.admin.redrive(GROUP).redriven == 1
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_what_was_redriven_may_die_again(cluster: InMemoryCluster, order: str) -> None:
+    send(cluster, b"bad")
+    consumer = consumer_of(cluster, order)
+    (bad,) = consumer.poll()
+    consumer.reject(bad)
+    for _ in range(2):
+        (letter,) = cluster.admin.dead_letters(GROUP)
+        cluster.admin.redrive(GROUP)
+        assert cluster.admin.dead_letters(GROUP) == []
+        (again,) = consumer.poll(timeout_s=3.0)
+        consumer.reject(again)
+        assert [one.origin for one in cluster.admin.dead_letters(GROUP)] == [letter.origin]

@@ -76,6 +76,34 @@ def test_after_the_last_attempt_it_is_a_dead_letter(single: Shared) -> None:
     assert single.replica.admission.shares.counts["dead"] == 1
 
 
+def test_a_message_is_one_dead_letter_however_often_it_dies(single: Shared) -> None:
+    single.begin("a", "b")
+    dies = single.nacks(0, delay_ms=REJECT, stream=True)  # an attempt of a stream ends nothing by itself
+    single.send(dies, dies)
+    assert [value for value, _ in single.rows(DEAD)] == ["a"], "once, while the first one is under way"
+    assert single.submit(dies) == [[0]] and len(single.rows(DEAD)) == 1
+    single.replica.admission.forget_decisions()  # a later leader reads what is there
+    single.submit(dies, single.nacks(1, delay_ms=REJECT, stream=True))
+    assert [value for value, _ in single.rows(DEAD)] == ["a", "b"]
+    assert single.replica.admission.shares.counts["dead"] == 2
+
+
+def test_what_was_redriven_dropped_or_trimmed_may_die_again(single: Shared) -> None:
+    single.begin("a")
+    single.submit(share_ops.share_create("g", DEAD, 0, share_ops.EARLIEST, single.id_of(DEAD)))
+    dies = single.nacks(0, delay_ms=REJECT, stream=True)
+    for letters, goes in enumerate((
+        lambda: single.nacks(0, topic=DEAD),
+        lambda: single.acks(1, 1, topic=DEAD),
+        lambda: ops.trim(DEAD, {0: 3}, single.id_of(DEAD)),
+    )):  # fmt: skip
+        assert single.submit(dies, dies) == [[0], [0]]
+        dead = single.state.topics.topics[DEAD].partitions[0].index
+        assert dead.end == letters + 1
+        assert single.submit(goes())[0][0] == 0
+    assert single.submit(dies) == [[0]] and dead.end == 4
+
+
 def test_rejected_messages_do_not_come_back(single: Shared) -> None:
     single.begin("a", "b")
     assert single.nack(0, 1, delay_ms=REJECT) == [0]
