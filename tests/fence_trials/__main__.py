@@ -9,6 +9,7 @@ import typer
 
 import escrowmq
 from tests.fence_trials.running import DECK, Run, plan
+from tests.fence_trials.shopping import ORDERS_OF_A_TRIAL
 from tests.support.faults.absence import lines, not_drawn, unseen
 from tests.support.faults.replaying import command
 
@@ -17,8 +18,11 @@ def main(
     trials: Annotated[int, typer.Option(help="How many.")] = 100,
     seed: Annotated[int, typer.Option(help="Of everything that is drawn.")] = 1,
     only: Annotated[int, typer.Option(help="Only the trial of this number.")] = -1,
-    kind: Annotated[str, typer.Option(help="Only those on postgresql, mariadb or sqlite.")] = "",
+    kind: Annotated[str, typer.Option(help="Only those on postgresql, mariadb or sqlite, or: shop.")] = "",
     strike: Annotated[str, typer.Option(help="Only those that strike this, e.g. relay.")] = "",
+    orders: Annotated[
+        int, typer.Option(help="That a shop takes; kills are in proportion.")
+    ] = ORDERS_OF_A_TRIAL,
 ) -> None:
     """Kill services, handlers, leaders and databases; compare orders with messages and bills."""
     planned = [
@@ -27,7 +31,7 @@ def main(
         if only in (-1, trial.number) and kind in ("", trial.kind) and strike in "+".join(trial.victims)
     ]
     with escrowmq.start_local(groups=1, replicas=3, namespace="fence-trials") as cluster:
-        run = Run(cluster, planned, lambda line: print(line, flush=True))
+        run = Run(cluster, planned, lambda line: print(line, flush=True), orders)
         outcome = run.run()
     strikes, steps, relays = (
         ", ".join(f"{name} {count}" for name, count in sorted(counted.items()))
@@ -46,7 +50,14 @@ def main(
     for problem in outcome.problems:
         print(problem)
     if outcome.problems:
-        again = command("tests.fence_trials", trials=trials, seed=seed, strike=strike or None)
+        again = command(
+            "tests.fence_trials",
+            trials=trials,
+            seed=seed,
+            kind=kind or None,
+            strike=strike or None,
+            orders=orders,
+        )
         print(f"again: {again}   (--only NUMBER for one trial)")
         sys.exit(1)
 

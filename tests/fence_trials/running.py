@@ -35,6 +35,7 @@ from tests.fence_trials.parcels import Parcels
 from tests.fence_trials.purging import CLOCKS_DIFFER_S, Purging
 from tests.fence_trials.relaying import STEPS
 from tests.fence_trials.service import SETTINGS, Service
+from tests.fence_trials.shopping import ORDERS_OF_A_TRIAL, SHOP, Shopping, shop_plan
 from tests.support.database_servers import Server, running
 from tests.support.faults.dealing import deal
 from tests.support.waiting import wait_until
@@ -79,9 +80,10 @@ DECK = {
     (STOPPED_RELAY, LEADER, DATABASE): 1,
     (SENDER, RELAY, STOPPED_RELAY, LEADER): 1,
     (RELAY, BILLER, SERVICE, LEADER, DATABASE): 1,
+    (SHOP,): 1,
 }
-#: Of the trials, by kind of database.
-SHARES = {"postgresql": 0.4, "mariadb": 0.4, "sqlite": 0.2}
+#: Of the trials, by kind of database; "shop": a whole shop with a PostgreSQL of its own, see ``shopping``.
+SHARES = {"postgresql": 0.39, "mariadb": 0.39, "sqlite": 0.2, SHOP: 0.02}
 SERVICES = 2
 PATIENCE_S = 120.0
 BEFORE_S, BETWEEN_S = 0.5, 0.2
@@ -122,7 +124,10 @@ class Outcome:
 
 
 def possible(kind: str, victims: tuple[str, ...]) -> bool:
-    """Whether a trial on this kind of database can strike these: SQLite has no server to be killed."""
+    """Whether a trial on this kind of database can strike these: SQLite has no server to be killed, and of a
+    shop everybody is struck."""
+    if SHOP in (kind, *victims):
+        return victims == (SHOP,) == (kind,)
     return kind != "sqlite" or not AWAY_S.keys() & {*victims}
 
 
@@ -225,17 +230,26 @@ class Place:
 
 
 class Run:
-    """Trials on one cluster."""
+    """Trials on one cluster. ``orders``: that each shop takes."""
 
-    def __init__(self, cluster: Cluster, trials: Sequence[Trial], say: Callable[[str], None] = print) -> None:
-        self._cluster, self._trials, self._say = cluster, trials, say
+    def __init__(
+        self,
+        cluster: Cluster,
+        trials: Sequence[Trial],
+        say: Callable[[str], None] = print,
+        orders: int = ORDERS_OF_A_TRIAL,
+    ) -> None:
+        self._cluster, self._trials, self._say, self._orders = cluster, trials, say, orders
         self.outcome = Outcome()
 
     def run(self) -> Outcome:
         """Everything; problems are in the outcome."""
         began = time.monotonic()
+        for trial in self._trials:
+            if trial.kind == SHOP:
+                self._open_a_shop(trial)
         for kind in SHARES:
-            if mine := [trial for trial in self._trials if trial.kind == kind]:
+            if mine := [trial for trial in self._trials if trial.kind == kind != SHOP]:
                 with self._place(kind, f"{kind}-{mine[0].seed}-{os.getpid()}") as place:
                     purging = Purging(self._cluster, place.engine, place.app, place.billing.group)
                     with purging.running():
@@ -243,6 +257,20 @@ class Run:
                     self.outcome.purged += purging.removed
         self.outcome.seconds = time.monotonic() - began
         return self.outcome
+
+    def _open_a_shop(self, trial: Trial) -> None:
+        """A trial that is a run of its own, over a database of its own."""
+        at, plan = time.monotonic(), shop_plan(trial.seed, trial.number, self._orders)
+        with ExitStack() as stack:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="emq-shop-")))
+            found = Shopping(self._cluster, stack.enter_context(running("postgresql")), folder, plan).run()
+        where = f"trial {trial.number} (seed {trial.seed}, {SHOP}, {plan.kind})"
+        self.outcome.trials += 1
+        self.outcome.strikes.update(found.kills)
+        self.outcome.orders += found.stored
+        self.outcome.problems += [f"{where}: {text}" for text in (*found.problems, *found.lost)]
+        wrong = len(found.problems) + len(found.lost)
+        self._say(f"{where}: {wrong or 'no'} problems, {time.monotonic() - at:.1f} s")
 
     @contextmanager
     def _place(self, kind: str, name: str) -> Iterator[Place]:

@@ -217,6 +217,40 @@ class Server:
             if self.kind == "postgresql":
                 self._await_children()
 
+    def kill_postmaster(self, *, keeps_pid_file: bool) -> None:
+        """PostgreSQL's first process dies alone; the others end by themselves, each when it notices. With the
+        pid file the next one refuses to start until they have. Without it nothing keeps it from that, and two
+        servers may write the same files: PostgreSQL's manual warns of it."""
+        assert self.kind == "postgresql" and self._process is not None
+        self._process.kill()
+        self._process.wait(timeout=30)
+        self._process = None
+        if not keeps_pid_file:
+            (self.folder / "data/postmaster.pid").unlink()
+
+    def restart(self) -> None:
+        """Start it as often as it refuses because of processes of an earlier one."""
+        deadline = time.monotonic() + START_S
+        while True:
+            try:
+                self.start()
+                return
+            except NoServer:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
+
+    def processes(self) -> list[int]:
+        """PostgreSQL's, without the first one."""
+        first = self._process.pid if self._process is not None else -1
+        return [pid for pid in self._in_data() if pid != first]
+
+    def _in_data(self) -> Iterator[int]:
+        for entry in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if os.readlink(entry / "cwd") == f"{self.folder}/data":
+                    yield int(entry.name)
+
     def close(self) -> None:
         """Kill it, and remove its files."""
         self.kill()
@@ -228,11 +262,7 @@ class Server:
         memory."""
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:
-            for entry in Path("/proc").glob("[0-9]*"):
-                with contextlib.suppress(OSError):
-                    if os.readlink(entry / "cwd") == f"{self.folder}/data":
-                        break
-            else:
+            if not any(self._in_data()):
                 return
             time.sleep(0.01)
         raise NoServer("backends of a killed PostgreSQL do not end")
