@@ -357,7 +357,8 @@ class AcrossProducer:
             self.ledger.enter(record, Phase.COMMITTING if commit else Phase.ROLLING_BACK)
         if once:
             tx._one_way_commit = True
-            if tx._needs_no_answer(commit):
+            # Only a commit goes one-way. A rollback of a repetition is right here: its fence was asked.
+            if commit and tx._needs_no_answer(commit):
                 recorder.unknown(op, "sent one-way")
                 record.awaits_answer = False
                 self.may_die()
