@@ -172,13 +172,16 @@ def test_a_second_try_on_a_standby_leaves_the_messages_to_the_check(
     assert len(open_transactions(brokers, topic)) == 1 and fence.query_status("standby", "") is COMMITTED
 
     async def main() -> None:
-        engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'shop.db'}")
+        url = f"sqlite+aiosqlite:///{tmp_path / 'shop.db'}"
+        engine = create_async_engine(url)
 
         @event.listens_for(engine.sync_engine, "connect")
         def _standby(dbapi: Any, _: object) -> None:
             dbapi.execute("pragma query_only = 1")
 
-        ours = AsyncFence(engine, app="shop")  # its checks have an engine of their own
+        # Its checks have an engine of their own, which leads to the primary. (Without one they would connect
+        # as the application does: to the standby.)
+        ours = AsyncFence(engine, app="shop", checks=lambda: create_async_engine(url))
         with pytest.raises(AlreadyDone):
             async with ours.transaction(producer.aio, Message(topic, b"b"), tx_id="async-standby"):
                 raise AssertionError("not reached")
