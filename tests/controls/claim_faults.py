@@ -107,7 +107,7 @@ def number_forgotten(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Claims, "settled", rolled_back)
 
 
-@plant("rolled-back-is-in", "number-lost", groups=2, start=8, chaos_s=8.0, conditions=all_named)
+@plant("rolled-back-is-in", "number-lost", groups=2, start=53, chaos_s=8.0, conditions=all_named)
 def rolled_back_is_in(patch: pytest.MonkeyPatch) -> None:
     """A number whose PREPARE was sent twice, and rolled back between the two, is taken for committed."""
     after = Numbered._after_prepare

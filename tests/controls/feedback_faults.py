@@ -117,7 +117,7 @@ def taken_up_while_asked(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(checkers, "DELAYS_S", (0.5, 1.0, 1.1))
 
 
-@plant("rollback-under-any-prepare", *INVENTED, start=40, chaos_s=12.0, conditions=taken_up_while_asked)
+@plant("rollback-under-any-prepare", *INVENTED, start=34, chaos_s=12.0, conditions=taken_up_while_asked)
 def rollback_under_any_prepare(patch: pytest.MonkeyPatch) -> None:
     """A check's ROLLBACK names no PREPARE, and rolls back a transaction that another producer has taken up
     since."""

@@ -111,6 +111,7 @@ def unguarded(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Guards, "add", lambda self, tx_id, guard: True)
     for name in ("HIDES", "FAILS_LATE", "GIVES_UP"):
         patch.setattr(fenced, name, 0.0)
+    patch.setattr(fenced, "LEAVES_GIVEN", False)
 
 
 @plant("lost-commit-is-rolled-back", *SPLIT, workload="fenced", start=3, chaos_s=4.0, conditions=unguarded)

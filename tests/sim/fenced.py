@@ -45,6 +45,8 @@ FAILS = 0.2  # share of local transactions that the business code refuses
 #: Shares of local transactions: the producer's block sees some other exception in place of the fence's; the
 #: block fails after the local transaction; the block gives up waiting, and a thread of the process goes on.
 HIDES, FAILS_LATE, GIVES_UP, GIVES_UP_S = 0.2, 0.1, 0.2, 1.5
+#: Whether an id of the application's own is not rolled back where no fence was asked; see ``_as_stored``.
+LEAVES_GIVEN = True
 TROUBLED_S = 3.0  # for this time after the calm began, the database still loses answers
 CRASH = 0.003  # chance, at each random action of clients, that the database crashes
 ENDS = 20  # steps of time that the last purge, and a check that has just been asked, may take
@@ -161,7 +163,7 @@ class FencedProducer(Producer):
         prepared.guards.close()
         if wanted is None:
             return None
-        if wanted == "ROLLBACK" and prepared.given_id and prepared._guard is None:
+        if LEAVES_GIVEN and wanted == "ROLLBACK" and prepared.given_id and prepared._guard is None:
             # The product's rollback names its PREPARE and is refused if another run has come since, and a
             # later run does not roll back without a fence (``_may_roll_back``). These clients know of
             # neither; tests/sim/across runs both.
