@@ -263,7 +263,7 @@ def carried_against_a_cancellation(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Releases, "is_cancelling", lambda self, key: False)
 
 
-@plant("carried-past-a-release", "schedule-duplicate", *LOST, conditions=timed, start=60, within=40)
+@plant("carried-past-a-release", "schedule-duplicate", *LOST, conditions=timed, start=308, within=40)
 def carried_past_a_release(patch: pytest.MonkeyPatch) -> None:
     """A message can be released while it is being carried."""
     write = Carrying.write
