@@ -8,6 +8,7 @@ from escrowmq.replication.errors import CorruptLog, UnknownVersion
 from escrowmq.replication.format.entry import HEADER_SIZE, MAGIC, encode_header
 from escrowmq.replication.format.segment_format import FILE_HEADER_SIZE, encode_file_header
 from escrowmq.replication.log.journal import SegmentJournal
+from escrowmq.replication.log.survey import survey_log
 from escrowmq.replication.log.torn import SECTOR
 from tests.sim.disk import SimDisk
 from tests.support.storage import NEWEST, command, fill, indexes, set_content, sim_disk, synced_log
@@ -19,6 +20,11 @@ RECORD = HEADER_SIZE + SIZE
 def at(index: int) -> int:
     """Where entry ``index`` begins in a log of entries of equal size."""
     return FILE_HEADER_SIZE + (index - 1) * RECORD
+
+
+def at_byte(position: int) -> int:
+    """The entry that this byte belongs to, in such a log."""
+    return (position - FILE_HEADER_SIZE) // RECORD + 1
 
 
 def assert_refused(disk: SimDisk, *texts: str) -> None:
@@ -98,6 +104,51 @@ def test_a_lost_sector_of_a_finished_sync_is_corruption() -> None:
     data[2 * SECTOR : 3 * SECTOR] = bytes(SECTOR)
     set_content(disk, NEWEST, bytes(data))
     assert_refused(disk, NEWEST)
+
+
+@pytest.mark.parametrize("lost", ["a sector", "a byte"])
+def test_where_entries_can_be_mended_a_finished_sync_is_not_taken_for_a_torn_tail(lost: str) -> None:
+    """Entry 59 was synced later, so all before it had been acknowledged. Cut off as a torn tail, they would
+    be lost without a word; as a hole they are mended."""
+    disk = sim_disk()
+    journal = SegmentJournal(disk)
+    fill(journal, range(1, 59))
+    journal.sync()
+    fill(journal, [59])
+    journal.sync()
+    journal.setCurrentTerm(1, None)
+    journal.close()
+    data = bytearray(disk.read_all(NEWEST))
+    if lost == "a sector":
+        data[2 * SECTOR : 3 * SECTOR] = bytes(SECTOR)
+    else:
+        data[2 * SECTOR] ^= 1
+    set_content(disk, NEWEST, bytes(data))
+    survey = survey_log(disk)
+    assert survey.end == (1, 59) and [hole.first for hole in survey.holes] == [at_byte(2 * SECTOR)]
+    if lost == "a byte":
+        opened = SegmentJournal(disk, mendable=True)
+        assert opened.last_index == 59 and opened.holes.after(0) == at_byte(2 * SECTOR)
+        return
+    before = disk.read_all(NEWEST)  # several entries, so it is mended before it is opened
+    with pytest.raises(CorruptLog, match="mended from a peer"):
+        SegmentJournal(disk, mendable=True)
+    assert disk.read_all(NEWEST) == before
+
+
+@pytest.mark.parametrize("mendable", [True, False])
+def test_a_lost_sector_of_an_unfinished_sync_is_torn_wherever_it_is_opened(mendable: bool) -> None:
+    """What was never acknowledged is cut off, and no peer is asked for it: it may be nowhere else."""
+    disk = sim_disk()
+    synced_log(disk, 3)
+    journal = SegmentJournal(disk)
+    fill(journal, range(4, 60))
+    journal.close()
+    data = bytearray(disk.read_all(NEWEST))
+    data[2 * SECTOR : 3 * SECTOR] = bytes(SECTOR)
+    set_content(disk, NEWEST, bytes(data))
+    opened = SegmentJournal(disk, mendable=mendable)
+    assert opened.last_index == at_byte(2 * SECTOR) - 1 and not opened.holes
 
 
 def test_a_copy_of_log_bytes_inside_a_message_is_not_mistaken_for_the_log() -> None:

@@ -9,6 +9,7 @@ import struct
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -20,6 +21,8 @@ from escrowmq.replication.log.peer_marks import Incarnation
 from escrowmq.replication.net import tcp
 from escrowmq.replication.net.handshake import NONCE_BYTES, About, Dialer, Listener, PeerIdentity
 from escrowmq.replication.net.tcp import TcpTransport
+from escrowmq.replication.net.tls import TlsIdentity
+from tests.support.certificates import Authority
 from tests.support.raft_group import RaftGroup
 from tests.support.waiting import wait_until
 from tests.support.wire_samples import ME, MESSAGES, PEER, SECRET, gate
@@ -329,5 +332,54 @@ def test_a_slow_or_failing_lookup_does_not_stop_the_others() -> None:
             assert a.messages == [MESSAGES[0]]
             await dialing.stop()
             await quick.stop()
+
+    asyncio.run(scene())
+
+
+class Leaves(Recorder):
+    """Gives the link up when the first message arrives."""
+
+    give_up: Callable[[], None] = staticmethod(lambda: None)
+
+    def received(self, peer: str, message: wire.RaftMessage) -> None:
+        super().received(peer, message)
+        self.give_up()
+
+
+@pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "inside TLS"])
+@pytest.mark.parametrize("why", ["removed", "replaced"])
+def test_what_a_dead_link_still_holds_is_not_delivered(why: str, encrypted: bool, tmp_path: Path) -> None:
+    """Five messages come in one read. After the first one the peer is no longer a member, or was replaced:
+    the other four would count for a process that nobody may hear any more."""
+    authority = Authority(tmp_path)
+    tls = {name: TlsIdentity(authority.issue(name)) if encrypted else None for name in "ab"}
+
+    async def scene() -> None:
+        a, b = Leaves(), Recorder()
+        with ThreadPoolExecutor(2) as pool:
+            known = gate("a")
+            here = TcpTransport(
+                ME, frozenset("b"), SECRET, lambda peer: None, a, pool, gate=known, tls=tls["a"]
+            )
+            address = await here.start("127.0.0.1", 0)
+            there = TcpTransport(
+                PEER, frozenset("a"), SECRET, lambda peer: address, b, pool, gate=gate("b"), tls=tls["b"]
+            )
+            await there.start("127.0.0.1", 0)
+            await until(lambda: b.up == ["a"] and a.up == ["b"])
+
+            def replaced() -> None:
+                known.learn([("b", 1, "its successor")])
+                here.drop_superseded("b")
+
+            a.give_up = replaced if why == "replaced" else partial(here.follow, frozenset())
+            for number in range(5):  # in one turn of the loop, so the other side reads them at once
+                assert there.send("a", {**MESSAGES[0], "entries": [], "seq": number})
+            await until(lambda: not a.up and not b.up)
+            assert [message["seq"] for message in a.messages] == [0]
+            if why == "replaced":
+                await until(lambda: b.told is not None)
+            await there.stop()
+            await here.stop()
 
     asyncio.run(scene())
