@@ -14,8 +14,15 @@ import socket
 
 import ray
 
-from escrowmq.cluster.embedded_ray import as_guest, refuse_after_fork
+from escrowmq.cluster.embedded_ray import as_guest
 from escrowmq.cluster.head import HOW_TO
+from escrowmq.cluster.ray_use import (
+    changing_ray,
+    leave_with_the_last,
+    refuse_after_fork,
+    stay_connected,
+    touch_ray,
+)
 from escrowmq.replication.errors import ClusterNotFound, ConfigError, NotAuthorized
 
 AUTO = "auto"
@@ -108,26 +115,39 @@ def _greets(link: socket.socket) -> bool:
     return answer[3] == _SETTINGS
 
 
-def join_ray(address: str, namespace: str, *, leave_other: bool = False) -> bool:
-    """Connect this process to the Ray cluster at ``host:port``; False if it was already connected.
+def join_ray(address: str, namespace: str, *, leave_other: bool = False, for_handle: bool = False) -> None:
+    """Connect this process to the Ray cluster at ``host:port``, unless it is connected to it already.
 
-    Raises ClusterNotFound, NotAuthorized, and ConfigError if this process is connected to another Ray
-    cluster. With ``leave_other`` it disconnects from the other one instead, provided that ``address``
-    answers.
+    ``for_handle``: the last handle leaves the connection, if it was made here. Otherwise the process stays
+    connected, whoever joined. Raises ClusterNotFound, NotAuthorized, Unavailable, and ConfigError if this
+    process is connected to another Ray cluster. With ``leave_other`` it disconnects from the other one
+    instead, provided that ``address`` answers.
     """
     refuse_after_fork()
-    if ray.is_initialized():
-        here = current_address()
-        if same_address(here, address):
-            return False
-        if not leave_other:
-            raise ConfigError(
-                f"address {address!r}: this process is connected to the Ray cluster at {here}; "
-                "use that one, or connect from another process"
-            )
-    check_reachable(address)
-    if ray.is_initialized():
-        ray.shutdown()
+    if not ray.is_initialized():
+        check_reachable(address)  # out of turn: threads that have a wrong address do not wait for each other
+    with changing_ray():
+        if ray.is_initialized():
+            here = current_address()
+            if same_address(here, address):
+                if not for_handle:
+                    stay_connected()
+                return
+            if not leave_other:
+                raise ConfigError(
+                    f"address {address!r}: this process is connected to the Ray cluster at {here}; "
+                    "use that one, or connect from another process"
+                )
+        check_reachable(address)
+        if ray.is_initialized():
+            ray.shutdown()
+        _init(address, namespace)
+        if for_handle:
+            leave_with_the_last(started=False)
+
+
+def _init(address: str, namespace: str) -> None:
+    touch_ray()
     try:
         _check_token(address)
         with as_guest():
@@ -146,7 +166,6 @@ def join_ray(address: str, namespace: str, *, leave_other: bool = False) -> bool
         ) from error
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ClusterNotFound(f"cannot join the Ray cluster at {address!r}: {error}") from error
-    return True
 
 
 def _check_token(address: str) -> None:

@@ -8,11 +8,8 @@ the two. Nothing here may print: an embedded broker runs inside somebody else's 
 
 from __future__ import annotations
 
-import atexit
 import logging
-import os
 import signal
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,9 +17,7 @@ from typing import Any
 
 import ray
 
-from escrowmq.actors.client.forking import FORKED
 from escrowmq.cluster.settings import RaySettings
-from escrowmq.replication.errors import ConfigError
 
 #: Signals that applications handle for a graceful shutdown.
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -67,32 +62,6 @@ def start_ray(settings: RaySettings, namespace: str) -> str:
             **options,
         )
     return str(ray.get_runtime_context().gcs_address)
-
-
-def refuse_after_fork() -> None:
-    """Raise ConfigError if this process was forked from one that had joined Ray.
-
-    Such a process can neither use its parent's connection nor make a new one.
-    """
-    if _forked:
-        raise ConfigError(f"Ray cannot be used in this process: {FORKED}")
-
-
-def _in_child() -> None:
-    """Remove Ray's hooks from a forked child.
-
-    Its exit hook would shut down the parent's Ray, and its hook for uncaught exceptions hangs.
-    """
-    global _forked
-    if ray.is_initialized():
-        _forked = True
-        atexit.unregister(ray.shutdown)
-        if sys.excepthook.__module__.startswith("ray."):
-            sys.excepthook = sys.__excepthook__
-
-
-_forked = False
-os.register_at_fork(after_in_child=_in_child)
 
 
 @contextmanager

@@ -39,7 +39,8 @@ C = TypeVar("C")
 
 
 class Cluster(Closing):
-    """A running cluster. Thread-safe. A context manager: ``close`` closes its clients and disconnects."""
+    """A running cluster. Thread-safe. A context manager: ``close`` closes its clients, and the last handle of
+    a process that is closed disconnects it."""
 
     def __init__(self, info: ClusterInfo, address: str, config: Config, on_close: Callable[[], None]) -> None:
         #: Id, namespace and shape.
@@ -240,7 +241,8 @@ class Cluster(Closing):
         return self._closed
 
     def close(self) -> None:
-        """Close the clients made here and disconnect from the cluster. Idempotent."""
+        """Close the clients made here. The last handle of this process leaves Ray, if one joined it.
+        Idempotent."""
         with self._lock:
             if self._closed:
                 return
@@ -280,5 +282,6 @@ class LocalCluster(Cluster):
     """A cluster that this process started on this machine. Closing it stops it."""
 
     def stop(self) -> None:
-        """Stop the brokers gracefully, and Ray if it was started with them. Data stay, unless temporary."""
+        """Stop the brokers gracefully, and Ray if it was started with them and is used by no other handle of
+        this process. Data stay, unless temporary."""
         self.close()

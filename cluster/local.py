@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,16 @@ import ray
 from escrowmq.cluster.address import current_address
 from escrowmq.cluster.config import Config, load_config, override
 from escrowmq.cluster.driver import this_driver
-from escrowmq.cluster.embedded_ray import as_guest, refuse_after_fork, start_ray
+from escrowmq.cluster.embedded_ray import start_ray
 from escrowmq.cluster.handle import Cluster, LocalCluster
 from escrowmq.cluster.launch import launch, stop_cluster
+from escrowmq.cluster.ray_use import (
+    changing_ray,
+    leave_with_the_last,
+    refuse_after_fork,
+    touch_ray,
+    use_ray,
+)
 from escrowmq.cluster.secret import given_secret
 from escrowmq.cluster.supervisor import SupervisorPlan
 from escrowmq.cluster.temporary_dir import TemporaryDir
@@ -39,7 +47,8 @@ def start_local(
 ) -> LocalCluster:
     """Start ``groups`` (1) broker groups of ``replicas`` (3) each on this machine; wait for their leaders.
 
-    Uses the Ray cluster that this process is connected to, or starts one that ends with this cluster.
+    Uses the Ray cluster that this process is connected to, or starts one that ends with this cluster, or
+    with the last other handle of this process.
     ``data_dir`` None: a temporary directory. ``config``: a Config, or a YAML file. ``sections`` override
     single settings: ``broker={"segment_bytes": 1 << 20}``. The result is a context manager.
 
@@ -58,44 +67,38 @@ def start_local(
     secret = given_secret(settings.security)
 
     refuse_after_fork()
-    ours = not ray.is_initialized()
-    if ours:
-        start_ray(settings.ray, settings.cluster.namespace)
-    temporary = None
-    if settings.storage.data_dir is None:
-        temporary = TemporaryDir()
-    where = (temporary.path if temporary else settings.storage.data_dir or Path()).absolute()
-
-    def clean_up() -> None:
-        if ours:
-            with as_guest():
-                ray.shutdown()
-        if temporary is not None:
-            temporary.remove()
-
-    plan = SupervisorPlan(
-        shape=settings.cluster,
-        data_dir=where,
-        secret=secret,
-        broker=settings.broker,
-        settings=settings.supervisor,
-        tls=settings.security.tls_files(),
-        here_only=True,
-        driver=this_driver(ours),
-    )
-    try:
+    with ExitStack() as undo:
+        where = settings.storage.data_dir
+        if where is None:
+            temporary = TemporaryDir()
+            undo.callback(temporary.remove)
+            where = temporary.path
+        undo.callback(use_ray())
+        with changing_ray():
+            ours = not ray.is_initialized()
+            if ours:
+                touch_ray()
+                start_ray(settings.ray, settings.cluster.namespace)
+                leave_with_the_last(started=True)
+        plan = SupervisorPlan(
+            shape=settings.cluster,
+            data_dir=where.absolute(),
+            secret=secret,
+            broker=settings.broker,
+            settings=settings.supervisor,
+            tls=settings.security.tls_files(),
+            here_only=True,
+            driver=this_driver(ours),
+        )
         here = ray.get_runtime_context().get_node_id()
         info = launch(plan, here, wait_s=settings.supervisor.start_timeout_s)
-    except BaseException:
-        clean_up()
-        raise
 
-    def on_close() -> None:
-        atexit.unregister(cluster.close)
-        if ray.is_initialized():
-            stop_cluster(info.namespace)
-        clean_up()
+        def on_close() -> None:
+            atexit.unregister(cluster.close)
+            if ray.is_initialized():
+                stop_cluster(info.namespace)
 
-    cluster = LocalCluster(info, current_address(), settings, on_close)
-    atexit.register(cluster.close)
-    return cluster
+        undo.callback(on_close)
+        cluster = LocalCluster(info, current_address(), settings, undo.pop_all().close)
+        atexit.register(cluster.close)
+        return cluster

@@ -11,10 +11,11 @@ import os
 import weakref
 from typing import Protocol
 
-FORKED = (
-    "it was created before os.fork(), and its threads are in the parent process. Connect and create clients "
-    "in each process, after the fork (gunicorn: without --preload, or in its post_fork hook)"
+CONNECT_LATER = (
+    "Connect and create clients in each process, after the fork (gunicorn: without --preload, or in its "
+    "post_worker_init hook), and not before it"
 )
+FORKED = f"it was created before os.fork(), and its threads are in the parent process. {CONNECT_LATER}"
 
 
 class Forkable(Protocol):

@@ -7,6 +7,7 @@ from escrowmq.cluster.address import AUTO, find_address, join_ray, parse_address
 from escrowmq.cluster.config import load_config
 from escrowmq.cluster.discovery import discover
 from escrowmq.cluster.handle import Cluster
+from escrowmq.cluster.ray_use import stay_connected
 from escrowmq.replication.errors import Closed, ConfigError
 
 
@@ -32,4 +33,5 @@ def find_info(cluster: Cluster | None, address: str, namespace: str | None) -> C
         ) from None
     if cluster.closed:
         raise Closed("this cluster object was closed; connect again")
+    stay_connected()
     return cluster.info

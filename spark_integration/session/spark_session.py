@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import ray
 
 from escrowmq.cluster.address import current_address, find_address, join_ray
+from escrowmq.cluster.ray_use import stay_connected
 from escrowmq.replication.errors import ClusterNotFound, ConfigError
 from escrowmq.spark_integration.java import provide_java
 from escrowmq.spark_integration.session.request import START_TIMEOUT_S, SessionRequest, session_request
@@ -144,6 +145,7 @@ def _connect(address: str | None, app_name: str, needed: bool) -> str:
     if address is not None:
         # RayDP's actors have fixed names, so each session gets a new namespace.
         join_ray(find_address(address), namespace=f"spark-{app_name}-{uuid.uuid4().hex[:8]}")
+    stay_connected()  # the session lives longer than the handle that may have joined Ray
     return current_address()
 
 

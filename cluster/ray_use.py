@@ -1,0 +1,165 @@
+"""The one connection of this process to Ray: its handles share it, and the last one leaves it.
+
+A connection that the application made itself is never closed here, nor one that Spark or Ray Data joined,
+which go on using it. All changes of the connection take turns, since Ray keeps it in global variables.
+
+A process that was forked later cannot use Ray at all: the threads of its library are in the parent. It must
+not end the parent's Ray either, nor crash at its own end, so everything of Ray's is left alone there.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import ray
+from ray._private import state, worker
+
+from escrowmq.actors.client.forking import CONNECT_LATER
+from escrowmq.cluster.embedded_ray import as_guest
+from escrowmq.replication.errors import ConfigError, Unavailable
+
+#: Starting Ray takes seconds, and a minute on a machine that is overloaded.
+TURN_TIMEOUT_S = 60.0
+
+
+class _Process:
+    """What this process knows of its connection. A forked child begins with a new one."""
+
+    def __init__(self) -> None:
+        # Reentrant: a signal handler may close a handle while its thread is in here.
+        self.turn = threading.RLock()
+        #: Handles, also those that are about to join.
+        self.users = 0
+        #: The connection that the last handle leaves, as ``_connection`` names it.
+        self.ours: str | None = None
+        #: Whether ``ours`` is a Ray that was started for a handle: it ends with the last one in any case.
+        self.started = False
+        #: Whether Ray's library has had threads here; it keeps some when it is left.
+        self.touched = False
+
+
+_process = _Process()
+
+
+def use_ray() -> Callable[[], None]:
+    """Keep the connection to Ray, which exists or will be made, until the result is called.
+
+    The last one that is called leaves Ray, if it was joined or started for a handle. A second call does
+    nothing, nor does a call in a forked child. Raises ConfigError in such a child; Unavailable.
+    """
+    with changing_ray():
+        _process.users += 1
+    process, lasts = _process, True
+
+    def leave() -> None:
+        nonlocal lasts
+        if process is not _process:
+            return
+        with changing_ray():
+            if not lasts:
+                return
+            lasts = False
+            process.users -= 1
+            ours = process.ours
+            if process.users or ours is None:
+                return
+            process.ours = None
+            if ray.is_initialized() and ours == _connection():
+                with as_guest():
+                    ray.shutdown()
+
+    return leave
+
+
+@contextmanager
+def changing_ray() -> Iterator[None]:
+    """A block in which no other thread joins, starts or leaves Ray.
+
+    Raises ConfigError in a child that was forked from a process that had used Ray; Unavailable.
+    """
+    refuse_after_fork()
+    turn = _process.turn
+    if not turn.acquire(timeout=TURN_TIMEOUT_S):
+        raise Unavailable(
+            f"another thread of this process has been joining or leaving Ray for {TURN_TIMEOUT_S:g} s; see "
+            "what Ray waits for in that thread's traceback, and try again",
+            1.0,
+        )
+    try:
+        yield
+    finally:
+        turn.release()
+
+
+def touch_ray() -> None:
+    """Called before Ray's library connects. From now on, forked children cannot use it."""
+    _process.touched = True
+
+
+def leave_with_the_last(*, started: bool) -> None:
+    """The last handle leaves the connection that has just been made; ``started``: with a Ray of its own."""
+    _process.ours, _process.started = _connection(), started
+
+
+def stay_connected() -> None:
+    """Somebody other than handles uses the connection from now on, without an end: it is left no more.
+
+    A Ray that was started for a handle ends nevertheless: its processes must not outlive the cluster.
+    """
+    with changing_ray():
+        if ray.is_initialized() and not (_process.started and _process.ours == _connection()):
+            _process.ours = None
+
+
+def _connection() -> str:
+    """Names this process's present connection; one that is made later has another name."""
+    context = ray.get_runtime_context()
+    return f"{context.gcs_address} {context.get_job_id()}"
+
+
+def refuse_after_fork() -> None:
+    """Raise ConfigError if this process was forked from one that had used Ray.
+
+    Such a process can neither use its parent's connection nor make a new one.
+    """
+    if _forked:
+        raise ConfigError(
+            "Ray cannot be used in this process: the parent had used Ray before os.fork(), and Ray's threads "
+            f"are in the parent. {CONNECT_LATER}"
+        )
+
+
+def _in_child() -> None:
+    global _process, _forked
+    parent, _process = _process, _Process()
+    if not (_forked or parent.touched or ray.is_initialized()):
+        return
+    # Ray's exit hook would shut down the parent's Ray, and its hook for uncaught exceptions hangs.
+    atexit.unregister(ray.shutdown)
+    if sys.excepthook.__module__.startswith("ray."):
+        sys.excepthook = sys.__excepthook__
+    if not _forked:
+        _forked = True
+        _end_without_ray()
+
+
+def _end_without_ray() -> None:
+    """At the end of this process, run no destructor of Ray's: it would wait for, or crash over, threads that
+    are in the parent. Python's own exit hooks run as always."""
+    for holder in (worker.global_worker, state.state):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(holder))  # nothing that it refers to is ever freed
+    library = ctypes.CDLL(None)
+    if hasattr(library, "on_exit"):  # glibc, which is what Ray's packages for Linux need
+        # Called last in, first out, and before the destructors of Ray's global objects, which never run then.
+        for last in (library._exit, library.fcloseall):
+            library.on_exit(ctypes.cast(last, ctypes.c_void_p), None)
+
+
+_forked = False
+os.register_at_fork(after_in_child=_in_child)
