@@ -44,6 +44,8 @@ PENDING_S = 0.1
 RETRY_S = 0.2
 #: After look-ups that took so long, and in vain, nothing else is asked for before the next heartbeat.
 HEARTBEATS_WAIT_S = 1.0
+#: How often the log says that a member that does not poll leaves its group, while no broker answers it.
+IDLE_WARNING_S = 600.0
 #: Leaving the group only speeds things up: the end of the session has the same effect.
 LEAVE_S = 2.0
 #: How often to look for topics of which this member reads nothing: others may read them, or they are gone. A
@@ -77,6 +79,8 @@ class MembershipThread:
         self._next_heartbeat = float("-inf")
         self._closing = False
         self.polled_at = self._clock()
+        #: Of which last poll, and when, the log said that it was too long ago.
+        self._told_idle = (float("-inf"), float("-inf"))
         self.trouble_since: float | None = None
         self.error: EscrowMQError | None = None
         self.failure: Exception | None = None
@@ -226,11 +230,14 @@ class MembershipThread:
             member.joined = False  # if it has subscribed again meanwhile, it joins again
 
     def _leave_idle(self, member: Membership) -> None:
-        log.warning(
-            "no poll for %g s: leaving group %s so that others read its partitions",
-            self._config.poll_interval_max_s,
-            member.group,
-        )
+        now, (told_of, told_at) = self._clock(), self._told_idle
+        if told_of != self.polled_at or now - told_at >= IDLE_WARNING_S:
+            self._told_idle = self.polled_at, now
+            log.warning(
+                "no poll for %.0f s: leaving group %s so that others read its partitions",
+                now - self.polled_at,
+                member.group,
+            )
         self._call("group_leave", member.group, member.member)
         with self._condition:
             member.idle = True

@@ -145,3 +145,31 @@ def fail_over(cluster: InMemoryCluster) -> GroupService:
     parts.running.node.term = 2
     groups: GroupService = parts.groups
     return groups
+
+
+def test_an_outage_does_not_repeat_the_warning_of_a_missing_poll(
+    cluster: InMemoryCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The member cannot leave its group while no broker answers; it says so once, and then rarely."""
+
+    def said() -> int:
+        found = [r for r in caplog.records if r.getMessage().startswith("no poll for ")]
+        caplog.clear()
+        return len(found)
+
+    consumer = member(cluster)
+    send(cluster, b"0")
+    assert drain(consumer) == [b"0"]
+    calls = consumer.core._calls
+    calls.call = lambda *args: None  # cut off
+    cluster.clock.advance(400)
+    assert said() == 1
+    cluster.clock.advance(610)
+    assert said() == 1, "every ten minutes"
+    del calls.call
+    cluster.clock.advance(60)
+    assert said() <= 1 and consumer.core.membership.idle
+    send(cluster, b"1")
+    assert drain(consumer) == [b"0", b"1"]
+    cluster.clock.advance(400)
+    assert said() == 1, "it is told of another time without a poll"
