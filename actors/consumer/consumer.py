@@ -217,8 +217,11 @@ class Consumer(Closing):
             yield from records
 
     def pause(self, *partitions: TopicPartition) -> None:
-        """``poll`` leaves these partitions (all, if none is named) out until ``resume``; they stay
-        assigned."""
+        """``poll`` leaves these partitions (all, if none is named) out until ``resume``; they stay assigned.
+
+        A partition that this consumer loses and gets again is not paused. Pause it in ``on_assign``, which is
+        called before anything of it is returned.
+        """
         self.core.set_paused(partitions, True)
 
     def resume(self, *partitions: TopicPartition) -> None:

@@ -3,7 +3,8 @@ clock that the test moves."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -173,3 +174,81 @@ def test_an_outage_does_not_repeat_the_warning_of_a_missing_poll(
     assert drain(consumer) == [b"0", b"1"]
     cluster.clock.advance(400)
     assert said() == 1, "it is told of another time without a poll"
+
+
+Poll = Callable[[InMemoryCluster, Any], list[bytes]]
+
+
+def by_threads(cluster: InMemoryCluster, consumer: Any) -> list[bytes]:
+    return drain(consumer)
+
+
+def by_arrow(cluster: InMemoryCluster, consumer: Any) -> list[bytes]:
+    return [row for _ in range(12) for row in consumer.poll_arrow(timeout_s=1)["value"].to_pylist()]
+
+
+def by_tasks(cluster: InMemoryCluster, consumer: Any) -> list[bytes]:
+    async def read() -> list[bytes]:
+        found: list[bytes] = []
+        for _ in range(12):
+            found += [record.value for record in await consumer.aio.poll(timeout_s=0)]
+            cluster.clock.advance(1)
+        return found
+
+    return asyncio.run(read())
+
+
+@pytest.mark.parametrize("poll", [by_threads, by_arrow, by_tasks])
+def test_a_pause_lasts_while_the_partition_stays(cluster: InMemoryCluster, poll: Poll) -> None:
+    """Members that come and go end no pause, nor does a gap that is shorter than the session."""
+    cluster.admin.create_topic("more", partitions=2)
+    consumer = cluster.consumer("g", ["more"], auto_offset_reset="earliest")
+    assert poll(cluster, consumer) == []
+    consumer.pause()
+    with cluster.producer("shop") as producer:
+        for partition in (0, 1):
+            producer.send(Message("more", b"%d" % partition, partition=partition)).result(0)
+    with cluster.consumer("g", ["more"], auto_offset_reset="earliest") as other:
+        other.poll(timeout_s=1)
+        assert poll(cluster, consumer) == []
+        (kept,) = consumer.assignment()
+        calls = consumer.core._calls
+        calls.call = lambda *args: None  # cut off
+        cluster.clock.advance(6)
+        del calls.call
+        assert poll(cluster, consumer) == [] and consumer.assignment() == [kept]
+        consumer.resume(kept)
+        assert poll(cluster, consumer) == [b"%d" % kept[1]]
+
+
+@pytest.mark.parametrize(
+    ("how", "poll"), [("session", by_threads), ("no poll", by_arrow), ("subscribed anew", by_tasks)]
+)
+@pytest.mark.parametrize("again", [False, True])
+def test_a_partition_that_was_lost_comes_back_without_its_pause(
+    cluster: InMemoryCluster, poll: Poll, how: str, again: bool
+) -> None:
+    """An ``on_assign`` that pauses it is called before anything of it is returned."""
+    consumer = member(cluster, on_assign=lambda got: again and consumer.pause(*got))
+    assert poll(cluster, consumer) == []
+    consumer.pause()
+    send(cluster, b"0")
+    assert poll(cluster, consumer) == []
+    if how == "session":
+        calls = consumer.core._calls
+        calls.call = lambda *args: None  # cut off
+        cluster.clock.advance(40)
+        with member(cluster) as other:
+            assert drain(other) == [b"0"]
+        del calls.call
+        cluster.clock.advance(8)
+    elif how == "no poll":
+        cluster.clock.advance(400)
+    else:
+        consumer.subscribe([])
+        assert drain(consumer) == []
+        consumer.subscribe(["orders"])
+    assert poll(cluster, consumer) == ([] if again else [b"0"])
+    assert consumer.assignment() == [("orders", 0)]
+    consumer.resume()
+    assert poll(cluster, consumer) == ([b"0"] if again else [])
