@@ -96,7 +96,7 @@ def epoch_of_two(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Claims, "claim", anybody)
 
 
-@plant("number-forgotten", *NUMBERS, groups=2, start=6, chaos_s=8.0, conditions=all_named)
+@plant("number-forgotten", *NUMBERS, groups=2, start=17, chaos_s=8.0, conditions=all_named)
 def number_forgotten(patch: pytest.MonkeyPatch) -> None:
     """A claim does not note which number was committed last."""
     settled = Claims.settled
@@ -164,7 +164,7 @@ def overtaken_not_rebuilt(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Claims, "restore", numbered)
 
 
-@plant("claim-ends-local-ones", "invented-decision", groups=2, start=1, chaos_s=8.0, conditions=all_alone)
+@plant("claim-ends-local-ones", "invented-decision", groups=2, start=4, chaos_s=8.0, conditions=all_alone)
 def claim_ends_local_ones(patch: pytest.MonkeyPatch) -> None:
     """A claim also rolls back transactions whose local one may have taken place."""
     opened = Claims.opened
@@ -175,7 +175,7 @@ def claim_ends_local_ones(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Claims, "opened", all_of_them)
 
 
-@plant("claim-ends-a-branch", TORN, groups=2, chaos_s=8.0, conditions=all_alone)
+@plant("claim-ends-a-branch", TORN, groups=2, chaos_s=8.0, conditions=all_alone, start=4)
 def claim_ends_a_branch(patch: pytest.MonkeyPatch) -> None:
     """A group rolls back a branch that a claim has overtaken there, while its home may commit it."""
     _branches_know(patch)
@@ -194,7 +194,7 @@ def claim_ends_a_branch(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(StateMachine, "_prepare", noting)
 
 
-@plant("time-out-ends-a-branch", TORN, groups=2, start=1, chaos_s=8.0, conditions=as_time_runs_out)
+@plant("time-out-ends-a-branch", TORN, groups=2, start=20, chaos_s=8.0, conditions=as_time_runs_out)
 def time_out_ends_a_branch(patch: pytest.MonkeyPatch) -> None:
     """A group rolls back a branch whose time has passed there, while its home may commit it."""
     _branches_know(patch)

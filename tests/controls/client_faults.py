@@ -251,6 +251,7 @@ def run_twice(patch: pytest.MonkeyPatch) -> None:
     groups=2,
     within=60,
     conditions=run_twice,
+    start=2,
 )
 def repetition_rolls_back(patch: pytest.MonkeyPatch) -> None:
     """An exception of a later run of an id rolls back what an earlier run has committed in its database."""

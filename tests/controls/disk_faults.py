@@ -50,7 +50,7 @@ def fsync_off(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SimFile, "sync", lambda self: self._check("sync"))
 
 
-@plant("fsync-of-the-log-off", *LOST, NOT_KEPT, passing_over=(REFUSED,))
+@plant("fsync-of-the-log-off", *LOST, NOT_KEPT, passing_over=(REFUSED,), start=7)
 def fsync_of_the_log_off(patch: pytest.MonkeyPatch) -> None:
     """Votes and snapshots are synced, entries are not: acknowledged entries are lost without a trace."""
     sync = SimFile.sync
@@ -70,6 +70,7 @@ def directory_not_synced(patch: pytest.MonkeyPatch) -> None:
     "restart-differs",  # what was applied is not on the disk yet
     passing_over=("OffsetGone", "KeyError", "unbounded"),
     workload="raw",
+    start=3,
 )
 def durable_before_fsync(patch: pytest.MonkeyPatch) -> None:
     """The journal calls an entry durable when its sync begins, not when it has ended."""

@@ -32,13 +32,13 @@ def feedback_decides_by_itself(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ops, "checked", lambda app, tx_ids: ops.rollback(app, tx_ids, by="feedback"))
 
 
-@plant("feedback-commits-by-itself", *INVENTED, start=1)
+@plant("feedback-commits-by-itself", *INVENTED, start=5)
 def feedback_commits_by_itself(patch: pytest.MonkeyPatch) -> None:
     """A check without an answer, or with the answer UNKNOWN, is a commit instead of being counted."""
     patch.setattr(ops, "checked", lambda app, tx_ids: ops.commit(app, tx_ids, by="feedback"))
 
 
-@plant("unknown-is-rollback", *INVENTED)
+@plant("unknown-is-rollback", *INVENTED, start=1)
 def unknown_is_rollback(patch: pytest.MonkeyPatch) -> None:
     """A producer's UNKNOWN counts as ROLLBACK, even for a transaction that still runs."""
 
@@ -49,7 +49,7 @@ def unknown_is_rollback(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(checks, "judge", strict)
 
 
-@plant("answers-turned-round", *INVENTED)
+@plant("answers-turned-round", *INVENTED, start=3)
 def answers_turned_round(patch: pytest.MonkeyPatch) -> None:
     """The answer COMMITTED is carried out as a rollback, and ROLLBACK as a commit."""
     turned = {Verdict.COMMIT: Verdict.ROLLBACK, Verdict.ROLLBACK: Verdict.COMMIT}
@@ -61,13 +61,13 @@ def answers_turned_round(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(checks, "judge", wrong)
 
 
-@plant("owner-not-asked", *INVENTED, groups=2, start=1, chaos_s=10.0, conditions=world(UNFENCED))
+@plant("owner-not-asked", *INVENTED, groups=2, start=2, chaos_s=10.0, conditions=world(UNFENCED))
 def owner_not_asked(patch: pytest.MonkeyPatch) -> None:
     """A check may go to any producer of the app at once, although the transaction's owner is alive."""
     patch.setattr(checks.Check, "owner", property(lambda self: ""))
 
 
-@plant("checks-never-due", "unresolved", "never-checked")
+@plant("checks-never-due", "unresolved", "never-checked", start=3)
 def checks_never_due(patch: pytest.MonkeyPatch) -> None:
     """No check comes due, so no one is asked about a transaction whose producer died."""
     patch.setattr(DueQueue, "advance", lambda self, now_ms, budget=0: False)
@@ -84,7 +84,7 @@ def owner_not_asked_first(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(CheckTable, "locked", nobodys)
 
 
-@plant("owner-gone-too-early", *INVENTED, start=20)
+@plant("owner-gone-too-early", *INVENTED, start=24)
 def owner_gone_too_early(patch: pytest.MonkeyPatch) -> None:
     """An owner that has no poll waiting is treated as gone."""
     patch.setattr(Owners, "gone_in_s", lambda self, instance, now: 0.0)
@@ -117,7 +117,7 @@ def taken_up_while_asked(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(checkers, "DELAYS_S", (0.5, 1.0, 1.1))
 
 
-@plant("rollback-under-any-prepare", *INVENTED, start=34, chaos_s=12.0, conditions=taken_up_while_asked)
+@plant("rollback-under-any-prepare", *INVENTED, start=35, chaos_s=12.0, conditions=taken_up_while_asked)
 def rollback_under_any_prepare(patch: pytest.MonkeyPatch) -> None:
     """A check's ROLLBACK names no PREPARE, and rolls back a transaction that another producer has taken up
     since."""

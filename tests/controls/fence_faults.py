@@ -42,7 +42,7 @@ def fence_row_outside(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Fence, "_enter", outside)
 
 
-@plant("check-without-its-insert", *SPLIT, workload="fenced", start=3, chaos_s=4.0)
+@plant("check-without-its-insert", *SPLIT, workload="fenced", start=5, chaos_s=4.0)
 def check_without_its_insert(patch: pytest.MonkeyPatch) -> None:
     """A check answers ROLLBACK where it finds no row, and inserts no row that says so."""
 
@@ -62,7 +62,7 @@ def check_without_its_insert(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Checking, "_block", only_read)
 
 
-@plant("check-answers-before-its-commit", *SPLIT, workload="fenced", start=5, chaos_s=4.0)
+@plant("check-answers-before-its-commit", *SPLIT, workload="fenced", start=8, chaos_s=4.0)
 def check_answers_before_its_commit(patch: pytest.MonkeyPatch) -> None:
     """A check rolls back what it has written, and answers as if it had committed it."""
     block = Checking._block
@@ -91,7 +91,7 @@ def locked_is_rolled_back(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Checking, "states", impatient)
 
 
-@plant("local-ignores-the-check", *SPLIT, workload="fenced", start=5, chaos_s=4.0)
+@plant("local-ignores-the-check", *SPLIT, workload="fenced", start=9, chaos_s=4.0)
 def local_ignores_the_check(patch: pytest.MonkeyPatch) -> None:
     """The local transaction inserts its row, and goes on if there is one already. Nor does it look at its end
     whose row that is, as it does in SQLite and MariaDB."""
@@ -114,7 +114,7 @@ def unguarded(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(fenced, "LEAVES_GIVEN", False)
 
 
-@plant("lost-commit-is-rolled-back", *SPLIT, workload="fenced", start=3, chaos_s=4.0, conditions=unguarded)
+@plant("lost-commit-is-rolled-back", *SPLIT, workload="fenced", start=4, chaos_s=4.0, conditions=unguarded)
 def lost_commit_is_rolled_back(patch: pytest.MonkeyPatch) -> None:
     """A database commit without an answer is treated as refused, and the messages are rolled back."""
     patch.setattr(fences, "certainly_rolled_back", lambda error: True)
@@ -147,7 +147,7 @@ def done_is_lost(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Fence, "_lost_to", blamed)
 
 
-@plant("failed-try-rolls-back", *SPLIT, workload="fenced", start=2, chaos_s=4.0, conditions=run_twice)
+@plant("failed-try-rolls-back", *SPLIT, workload="fenced", start=10, chaos_s=4.0, conditions=run_twice)
 def failed_try_rolls_back(patch: pytest.MonkeyPatch) -> None:
     """An attempt that fails rolls the messages back, even where an earlier one with the same id has
     committed."""
@@ -161,7 +161,7 @@ def purged_often(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(purging, "CHECK_AFTER_MS", (12_000,))
 
 
-@plant("purged-while-open", *SPLIT, workload="fenced", chaos_s=10.0, conditions=purged_often)
+@plant("purged-while-open", *SPLIT, workload="fenced", chaos_s=10.0, conditions=purged_often, start=1)
 def purged_while_open(patch: pytest.MonkeyPatch) -> None:
     """A purge removes old rows without looking at which transactions are still open: a check then finds
     none."""
@@ -257,7 +257,7 @@ def exception_decides(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Guards, "differing", lambda self, tx_ids, wanted: {})
 
 
-@plant("fence-enters-too-late", *SPLIT, workload="fenced", start=3, chaos_s=4.0, conditions=shaped)
+@plant("fence-enters-too-late", *SPLIT, workload="fenced", start=5, chaos_s=4.0, conditions=shaped)
 def fence_enters_too_late(patch: pytest.MonkeyPatch) -> None:
     """A thread that its block does not wait for any more enters the fence after the decision was sent."""
     patch.setattr(Guards, "close", lambda self: None)

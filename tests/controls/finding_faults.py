@@ -25,7 +25,7 @@ from tests.sim.questions import operators
 from tests.sim.recreated import topic as recreated_topic
 
 
-@plant("block-kept-before-it-is-full", "find-missed")
+@plant("block-kept-before-it-is-full", "find-missed", start=2)
 def block_kept_before_it_is_full(patch: pytest.MonkeyPatch) -> None:
     """The file of a partition's last block is written while messages are still added to that block."""
     keep = Finder._keep
@@ -61,7 +61,7 @@ def asked_of_shares(patch: pytest.MonkeyPatch) -> None:
     shared(patch)
 
 
-@plant("last-place-of-a-block-is-not-looked-at", "find-missed", conditions=asked)
+@plant("last-place-of-a-block-is-not-looked-at", "find-missed", conditions=asked, start=1)
 def last_place_of_a_block_is_not_looked_at(patch: pytest.MonkeyPatch) -> None:
     """Of the places that a block names, a search passes over the last one."""
     candidates = Finder._candidates
@@ -73,7 +73,7 @@ def last_place_of_a_block_is_not_looked_at(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Finder, "_candidates", fewer)
 
 
-@plant("search-in-whatever-has-the-name", "find-false", conditions=asked, start=9)
+@plant("search-in-whatever-has-the-name", "find-false", conditions=asked, start=11)
 def search_in_whatever_has_the_name(patch: pytest.MonkeyPatch) -> None:
     """A search for messages of a topic that was deleted looks through the topic that has its name now."""
     find = Finder.find
@@ -95,13 +95,13 @@ def header_found_in_any_part_of_a_row(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(find_search, "is_sought", anywhere)
 
 
-@plant("find-files-outlive-their-offsets", "find-left", conditions=asked, start=9)
+@plant("find-files-outlive-their-offsets", "find-left", conditions=asked, start=13)
 def find_files_outlive_their_offsets(patch: pytest.MonkeyPatch) -> None:
     """Files about messages that are gone stay."""
     patch.setattr(FindFiles, "keep", lambda self, is_alive: None)
 
 
-@plant("trace-names-any-commit-of-that-time", "trace-false", conditions=asked)
+@plant("trace-names-any-commit-of-that-time", "trace-false", conditions=asked, start=9)
 def trace_names_any_commit_of_that_time(patch: pytest.MonkeyPatch) -> None:
     """A trace names the first COMMIT with the time at which a message became readable, of whatever it is."""
     patch.setattr(tracing, "_refers", lambda op, place: True)
@@ -125,7 +125,7 @@ def trace_overlooks_retries(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ShareTraces, "_readable", none)
 
 
-@plant("trace-overlooks-dead-letters", "trace-false", conditions=asked_of_shares, start=6)
+@plant("trace-overlooks-dead-letters", "trace-false", conditions=asked_of_shares, start=10)
 def trace_overlooks_dead_letters(patch: pytest.MonkeyPatch) -> None:
     """A trace does not look for dead letters: it says that their messages are done."""
     readable = ShareTraces._readable

@@ -94,7 +94,7 @@ def mark_after_the_link(patch: pytest.MonkeyPatch) -> None:
     *LOST,
     workload="raw",
     within=200,
-    start=70,
+    start=161,
     passing_over=(
         "stuck-learner",
     ),  # it waits for a process that never speaks to it: true, but not what this fault is about
@@ -130,7 +130,15 @@ def learner_taken_for_a_member(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(placement, "_others_are_well", well)
 
 
-@plant("successor-in-silence", "stuck", "stuck-learner", workload="raw", chaos_s=8.0, conditions=many_ghosts)
+@plant(
+    "successor-in-silence",
+    "stuck",
+    "stuck-learner",
+    workload="raw",
+    chaos_s=8.0,
+    conditions=many_ghosts,
+    start=2,
+)
 def successor_in_silence(patch: pytest.MonkeyPatch) -> None:
     """A successor does not announce itself, and waits forever for another leader than its predecessor."""
     patch.setattr(Supervisor, "_announce", lambda self: None)
@@ -149,7 +157,7 @@ def ghosts_amid_changes(patch: pytest.MonkeyPatch) -> None:
     *LOST,
     workload="raw",
     within=30,
-    start=1095,
+    start=1102,
     passing_over=("stuck-learner", "not-converged", *STUCK),
     chaos_s=8.0,
     conditions=ghosts_amid_changes,
@@ -170,7 +178,7 @@ def promoted_without_marks(patch: pytest.MonkeyPatch) -> None:
     *STUCK,
     workload="raw",
     within=60,
-    start=36,
+    start=48,
     passing_over=("not-converged",),  # a change that does not end proves less than a group without a leader
     chaos_s=8.0,
     conditions=ghosts_amid_changes,

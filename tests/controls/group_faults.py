@@ -53,7 +53,7 @@ def tag_of_the_row_before(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(acquired, "_headers", lambda rows, at: headers(rows, max(at - 1, 0)))
 
 
-@plant("retries-lose-their-tags", "passed-over", groups=2, conditions=tagged)
+@plant("retries-lose-their-tags", "passed-over", groups=2, conditions=tagged, start=4)
 def retries_lose_their_tags(patch: pytest.MonkeyPatch) -> None:
     """The copy of a message that failed has no tag any more."""
     patch.setattr(forwarded, "_SENDERS", frozenset())
@@ -66,30 +66,40 @@ def deleted_often(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(deletions, "EVERY_S", 0.7)
 
 
-@plant("topics-outlive-their-group", "acked-again", conditions=deleted_often)
+@plant("topics-outlive-their-group", "acked-again", conditions=deleted_often, start=6)
 def topics_outlive_their_group(patch: pytest.MonkeyPatch) -> None:
     """A share group is deleted without its topics of retries and dead letters."""
     patch.setattr(deletions, "delete_topics", lambda *asked: True)
 
 
-@plant("deleted-while-members-hold", "double-lease", conditions=deleted_often, start=14)
+@plant("deleted-while-members-hold", "double-lease", conditions=deleted_often, start=44)
 def deleted_while_members_hold(patch: pytest.MonkeyPatch) -> None:
     """A leader deletes a share group although members hold messages of it."""
     patch.setattr(ShareDesk, "members", lambda self, group: [])
 
 
-def deleted_slowly(patch: pytest.MonkeyPatch) -> None:
-    """One of the groups is deleted again and again, and its members wake up at about the same time."""
+def woken_by_the_deletion(patch: pytest.MonkeyPatch) -> None:
+    """One of the groups is deleted again and again, and all of its members wake up and ask as soon as an
+    operator sends the request."""
     deleted_often(patch)
-    patch.setattr(deletions, "SLEEP_S", (0.5, 0.7, 0.9))
+    another_life = deletions.GroupDeletions._another_life
+
+    def waking(self: deletions.GroupDeletions) -> None:
+        another_life(self)
+        for member in self._world._members:
+            if member.group == self.group and self.busy:
+                member._paused_until = 0.0
+                member._later(0.02 * member._rng.random(), member._take)
+
+    patch.setattr(deletions.GroupDeletions, "_another_life", waking)
 
 
 @plant(
     "handed-out-while-deleted",
     "double-lease",
-    conditions=deleted_slowly,
+    conditions=woken_by_the_deletion,
     often={"slow-fsync": 60, "storm": 60},
-    start=20,
+    start=51,
     within=60,
 )
 def handed_out_while_deleted(patch: pytest.MonkeyPatch) -> None:
@@ -104,7 +114,7 @@ def narrowed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(layout, "FOR_GOOD", 0.7)
 
 
-@plant("others-not-asked", "stuck", groups=2, conditions=narrowed)
+@plant("others-not-asked", "stuck", groups=2, conditions=narrowed, start=12)
 def others_not_asked(patch: pytest.MonkeyPatch) -> None:
     """A share consumer asks only broker groups that had partitions of its topics when it began."""
 

@@ -109,7 +109,7 @@ def _deposed(part: Part) -> int | None:
     *("lost-write", "unresolved"),  # a branch that is gone keeps a check from committing
     groups=3,
     chaos_s=10.0,
-    start=70,
+    start=77,
     often={"partition": 80},
     conditions=left_to_the_groups,
 )

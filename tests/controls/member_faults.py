@@ -101,7 +101,7 @@ def member_id_used_again(patch: pytest.MonkeyPatch) -> None:
     conditions=many_changes,
     passing_over=LATE,
     within=300,
-    start=462,
+    start=504,
 )
 def lone_voter_ahead_of_its_disk(patch: pytest.MonkeyPatch) -> None:
     """A leader that is the only voter commits what is only in its memory, and tells its learners."""
@@ -126,7 +126,7 @@ def lone_voter_ahead_of_its_disk(patch: pytest.MonkeyPatch) -> None:
     conditions=many_changes,
     passing_over=UNSETTLED,
     within=80,
-    start=112,
+    start=134,
 )
 def tail_ignored_at_start(patch: pytest.MonkeyPatch) -> None:
     """A replica starts with the members of the applied state, and ignores changes later in its log."""

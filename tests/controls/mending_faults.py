@@ -24,7 +24,7 @@ from tests.sim import repair
 DAMAGE = {"flip-log": 60, "roll": 40, "power-cut": 40, "kill": 30}
 
 
-@plant("leaves-for-a-flipped-bit", *STUCK, within=40, workload="raw", often=DAMAGE)
+@plant("leaves-for-a-flipped-bit", *STUCK, within=40, workload="raw", often=DAMAGE, start=1)
 def leaves_for_a_flipped_bit(patch: pytest.MonkeyPatch) -> None:
     """A replica that finds a damaged entry stops, and must catch up before it votes again: with two such
     replicas of three, the group has no leader."""
@@ -46,6 +46,7 @@ def leaves_for_a_flipped_bit(patch: pytest.MonkeyPatch) -> None:
     within=40,
     often={"partition": 60, "kill": 20},
     conditions=damage_where_logs_differ,
+    start=2,
 )
 def mends_without_a_look_at_terms(patch: pytest.MonkeyPatch) -> None:
     """An entry of another replica replaces ours because it has the same index, whatever its term."""
@@ -77,7 +78,7 @@ def mended_by_the_same_entry_only(patch: pytest.MonkeyPatch) -> None:
     "unfit-candidate",
     workload="raw",
     within=40,
-    start=12,
+    start=17,
     often=DAMAGE,
     conditions=nobody_gives_entries,
 )
@@ -86,7 +87,15 @@ def campaigns_with_damage(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RaftNode, "can_apply", property(lambda self: True))
 
 
-@plant("scrubbing-passes-over-damage", "unmended", *STUCK, within=40, workload="raw", often={"flip-log": 60})
+@plant(
+    "scrubbing-passes-over-damage",
+    "unmended",
+    *STUCK,
+    within=40,
+    workload="raw",
+    often={"flip-log": 60},
+    start=7,
+)
 def scrubbing_passes_over_damage(patch: pytest.MonkeyPatch) -> None:
     """Scrubbing reads all entries from time to time, but does not record those that fail their checksum."""
     verify = SegmentJournal.verify
@@ -102,7 +111,7 @@ def scrubbing_passes_over_damage(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SegmentJournal, "verify", shrug)
 
 
-@plant("damage-is-left-as-it-is", "unmended", *STUCK, within=40, workload="raw", often=DAMAGE)
+@plant("damage-is-left-as-it-is", "unmended", *STUCK, within=40, workload="raw", often=DAMAGE, start=1)
 def damage_is_left_as_it_is(patch: pytest.MonkeyPatch) -> None:
     """A replica keeps its damaged entries and never mends them."""
     patch.setattr(Mender, "round", lambda self: None)

@@ -17,7 +17,7 @@ REACH = KEPT | {"pipelines"}
 busy = world(ALL_ACROSS | {"act_every_s": 0.05, "level": LEVEL_MAX, "reach": REACH})
 
 
-@plant("places-not-compared", "processed-twice", groups=2, chaos_s=8.0, within=10, conditions=busy)
+@plant("places-not-compared", "processed-twice", groups=2, chaos_s=8.0, within=10, conditions=busy, start=2)
 def places_not_compared(patch: pytest.MonkeyPatch) -> None:
     """A transaction is opened although its group is no longer where its work began, or another holds it."""
     patch.setattr(HeldOffsets, "refusal", lambda self, attached: None)
@@ -45,7 +45,7 @@ def hold_not_rebuilt(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(HeldOffsets, "hold", forgetful)
 
 
-@plant("hold-after-rollback", "held-for-ever", groups=2, chaos_s=8.0, within=10, conditions=busy)
+@plant("hold-after-rollback", "held-for-ever", groups=2, chaos_s=8.0, within=10, conditions=busy, start=2)
 def hold_after_rollback(patch: pytest.MonkeyPatch) -> None:
     """What a transaction held stays held after it was rolled back."""
     settled = HeldOffsets.settled

@@ -82,7 +82,7 @@ def relay_by_cursor(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(OutboxShards, "pick", behind)
 
 
-@plant("batch-made-anew", STOPPED, LOST, DUPLICATE, REORDERED, workload=RELAYS)
+@plant("batch-made-anew", STOPPED, LOST, DUPLICATE, REORDERED, workload=RELAYS, start=3)
 def batch_made_anew(patch: pytest.MonkeyPatch) -> None:
     """A relay that takes a shard over dissolves the marked batch, and sends under its number what is there by
     then."""
@@ -114,7 +114,7 @@ def removed_before_the_commit(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Relay, "_send", first)
 
 
-@plant("lease-not-checked", STOPPED, LOST, DUPLICATE, workload=RELAYS)
+@plant("lease-not-checked", STOPPED, LOST, DUPLICATE, workload=RELAYS, start=11)
 def lease_not_checked(patch: pytest.MonkeyPatch) -> None:
     """A relay's database transactions do not look whether the shard is its own still."""
 
@@ -126,14 +126,14 @@ def lease_not_checked(patch: pytest.MonkeyPatch) -> None:
     _statement(patch, any_relay)
 
 
-@plant("zombie-writes-last", STOPPED, LOST, DUPLICATE, workload=RELAYS)
+@plant("zombie-writes-last", STOPPED, LOST, DUPLICATE, workload=RELAYS, start=4)
 def zombie_writes_last(patch: pytest.MonkeyPatch) -> None:
     """A relay does not look how many rows its statements have changed, neither of its lease nor of its batch:
     one that was paused writes its number over its successor's."""
     patch.setattr(outbox_shards, "_expect", lambda count, changed: None)
 
 
-@plant("last-not-compared", DUPLICATE, workload=RELAYS, start=12, within=60, conditions=fails_over)
+@plant("last-not-compared", DUPLICATE, workload=RELAYS, start=35, within=60, conditions=fails_over)
 def last_not_compared(patch: pytest.MonkeyPatch) -> None:
     """A relay holds its lease by the epoch alone, which a database that was put back may have, too."""
 
@@ -169,7 +169,7 @@ def digest_of_contents(patch: pytest.MonkeyPatch) -> None:
     DUPLICATE,
     STOPPED,
     workload=RELAYS,
-    start=14,
+    start=15,
     within=20,
     conditions=spoils,
 )
@@ -182,7 +182,7 @@ def unreadable_batch_not_settled(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(BrokerShipping, "settle", refuses)
 
 
-@plant("out-of-step-is-done", LOST, workload=RELAYS, start=2, conditions=restores)
+@plant("out-of-step-is-done", LOST, workload=RELAYS, start=4, conditions=restores)
 def out_of_step_is_done(patch: pytest.MonkeyPatch) -> None:
     """A batch whose number the broker has passed counts as sent."""
     ship = BrokerShipping.ship
@@ -209,7 +209,7 @@ def dropped_in_a_batch(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(OutboxStatements, "drop", whatever)
 
 
-@plant("locked-rows-passed-over", REORDERED, workload=RELAYS)
+@plant("locked-rows-passed-over", REORDERED, workload=RELAYS, start=1)
 def locked_rows_passed_over(patch: pytest.MonkeyPatch) -> None:
     """A relay passes over rows that are locked just now, as SKIP LOCKED does, and sends later ones of their
     keys."""
@@ -225,7 +225,7 @@ def locked_rows_passed_over(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(OutboxShards, "pick", skipping)
 
 
-@plant("refused-rows-hold-nothing-back", REORDERED, workload=RELAYS, start=1)
+@plant("refused-rows-hold-nothing-back", REORDERED, workload=RELAYS, start=4)
 def refused_rows_hold_nothing_back(patch: pytest.MonkeyPatch) -> None:
     """Later rows of a key do not wait while an earlier one is tried again."""
 
@@ -236,13 +236,13 @@ def refused_rows_hold_nothing_back(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(outbox_shards, "pick", overtaking)
 
 
-@plant("refused-and-not-settled", DUPLICATE, workload=RELAYS, start=3, within=40, conditions=changes)
+@plant("refused-and-not-settled", DUPLICATE, workload=RELAYS, start=10, within=40, conditions=changes)
 def refused_and_not_settled(patch: pytest.MonkeyPatch) -> None:
     """A relay takes a batch apart that its own process refuses, although an earlier sending may be in."""
     patch.setattr(BrokerShipping, "_settled", lambda self, *given: False)
 
 
-@plant("sent-without-a-claim", DUPLICATE, STOPPED, LOST, workload=RELAYS)
+@plant("sent-without-a-claim", DUPLICATE, STOPPED, LOST, workload=RELAYS, start=1)
 def sent_without_a_claim(patch: pytest.MonkeyPatch) -> None:
     """The numbers of batches are not told to the broker, so it takes each sending for a new one."""
     made = Numbered._made_plan

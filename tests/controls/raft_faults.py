@@ -39,7 +39,7 @@ def _cut_whatever_is_asked(self: Core, index: int) -> None:
     self._journal.deleteEntriesFrom(index - self._journal.first_index)
 
 
-@plant("stock-truncation", *LOST, workload="raw")
+@plant("stock-truncation", *LOST, workload="raw", start=2)
 def stock_truncation(patch: pytest.MonkeyPatch) -> None:
     """A follower truncates its log at every AppendEntries and acknowledges its own tail, as stock pysyncobj
     does.
@@ -69,6 +69,7 @@ def leader_counts_itself_early(patch: pytest.MonkeyPatch) -> None:
     size=5,
     kind="wild",
     conditions=stale_acknowledgements,
+    start=1,
 )
 def acks_without_term(patch: pytest.MonkeyPatch) -> None:
     """A leader counts acknowledgements of an earlier term, although the follower has cut those entries
@@ -156,7 +157,7 @@ def commit_of_an_older_term(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Core, "tick", counting)
 
 
-@plant("commit-index-not-capped", *LOST, workload="raw")
+@plant("commit-index-not-capped", *LOST, workload="raw", start=2)
 def commit_index_not_capped(patch: pytest.MonkeyPatch) -> None:
     """A follower applies the leader's commit index to its own unmatched tail."""
     take_away(patch, "commit-cap")
@@ -229,7 +230,7 @@ def refusals_ignored(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PeerProgress, "refused", lambda self, hint, seq, sent_seq: False)
 
 
-@plant("quorum-of-less", *VOTES, *LOST, workload="raw")
+@plant("quorum-of-less", *VOTES, *LOST, workload="raw", start=2)
 def quorum_of_less(patch: pytest.MonkeyPatch) -> None:
     """The commit index is computed with a majority that is one replica too small."""
 
@@ -252,7 +253,7 @@ def broken_links(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(broken_link, "SHARE", 1.0)
 
 
-@plant("commits-with-every-voter", "link-blocks", workload="raw", conditions=broken_links)
+@plant("commits-with-every-voter", "link-blocks", workload="raw", conditions=broken_links, start=1)
 def commits_with_every_voter(patch: pytest.MonkeyPatch) -> None:
     """A leader waits until every voter has an entry, and not only a majority."""
 

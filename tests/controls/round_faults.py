@@ -29,13 +29,13 @@ RANGES_FEW = 2
 LATER_MS = 100
 
 
-@plant("hands-out-before-it-is-ready", "acked-again", "double-lease", conditions=shared, start=9)
+@plant("hands-out-before-it-is-ready", "acked-again", "double-lease", conditions=shared, start=15)
 def hands_out_before_it_is_ready(patch: pytest.MonkeyPatch) -> None:
     """A new leader hands out before it has applied what its predecessors have committed."""
     confirmed_rounds.a_leader_that_is_not_ready(patch)
 
 
-@plant("reads-unconfirmed", "stale-read", often={"pause": 150})
+@plant("reads-unconfirmed", "stale-read", often={"pause": 150}, start=2)
 def reads_unconfirmed(patch: pytest.MonkeyPatch) -> None:
     """Whoever believes to lead answers what only a leader may, without a majority's word."""
     patch.setattr(ReadIndex, "ask", lambda self, done: done(True))

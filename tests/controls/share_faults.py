@@ -27,7 +27,7 @@ def shared(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(broker_workload, "RISES_S", (0.0,))
 
 
-@plant("acks-not-in-the-snapshot", "acked-again", "state-differs", "CorruptLog", conditions=shared)
+@plant("acks-not-in-the-snapshot", "acked-again", "state-differs", "CorruptLog", conditions=shared, start=9)
 def acks_not_in_the_snapshot(patch: pytest.MonkeyPatch) -> None:
     """A replica that begins with a snapshot knows the starts of share groups, and not what is final above."""
     restore = Shares.restore
@@ -59,14 +59,14 @@ def latest_twice(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(GroupOperations, "_begin", begin_anew)
 
 
-@plant("attempt-not-carried-on", "over-attempts", "retry-early", "retried-twice", conditions=shared)
+@plant("attempt-not-carried-on", "over-attempts", "retry-early", "retried-twice", conditions=shared, start=5)
 def attempt_not_carried_on(patch: pytest.MonkeyPatch) -> None:
     """A message that comes back is at its first attempt again."""
     history = forwarded.history
     patch.setattr(of_failures, "history", lambda headers: history(headers)._replace(attempt=1))
 
 
-@plant("dead-at-once", "dead-early", conditions=shared)
+@plant("dead-at-once", "dead-early", conditions=shared, start=5)
 def dead_at_once(patch: pytest.MonkeyPatch) -> None:
     """A message becomes a dead letter one attempt too early."""
     comes_back = Failures._comes_back
@@ -76,7 +76,7 @@ def dead_at_once(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Failures, "_comes_back", early)
 
 
-@plant("one-attempt-too-many", "over-attempts", conditions=shared)
+@plant("one-attempt-too-many", "over-attempts", conditions=shared, start=10)
 def one_attempt_too_many(patch: pytest.MonkeyPatch) -> None:
     """A message comes back once more often than its group's settings say."""
     comes_back = Failures._comes_back
@@ -86,7 +86,7 @@ def one_attempt_too_many(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Failures, "_comes_back", late)
 
 
-@plant("back-at-half-time", "retry-early", conditions=shared)
+@plant("back-at-half-time", "retry-early", conditions=shared, start=5)
 def back_at_half_time(patch: pytest.MonkeyPatch) -> None:
     """A message comes back after half of its pause."""
     time_ms = of_failures._time_ms
@@ -98,7 +98,7 @@ def back_at_half_time(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(of_failures, "_time_ms", half)
 
 
-@plant("failure-without-a-copy", "dead-letter-lost", conditions=shared)
+@plant("failure-without-a-copy", "dead-letter-lost", conditions=shared, start=5)
 def failure_without_a_copy(patch: pytest.MonkeyPatch) -> None:
     """The original of a message that has failed becomes final, and no copy of it is written."""
     patch.setattr(ShareAdmission, "_forward", lambda self, writer, targets: None)
@@ -110,13 +110,14 @@ def failure_without_a_copy(patch: pytest.MonkeyPatch) -> None:
     "redriven-twice",
     "over-attempts",
     conditions=shared,
+    start=9,
 )
 def nack_against_what_is_under_way(patch: pytest.MonkeyPatch) -> None:
     """A failure is carried out although an ack or a failure of that message is under way."""
     patch.setattr(ShareAdmission, "_is_settled", lambda self, key, pair, offset: pair.has(offset))
 
 
-@plant("leases-forgotten", "double-lease", conditions=shared)
+@plant("leases-forgotten", "double-lease", conditions=shared, start=4)
 def leases_forgotten(patch: pytest.MonkeyPatch) -> None:
     """What a call has leased may be handed out to the next one."""
     hold = Window._hold
@@ -130,7 +131,7 @@ def leases_forgotten(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Window, "_hold", careless)
 
 
-@plant("lease-lost-with-an-ack", "double-lease", conditions=shared, within=40)
+@plant("lease-lost-with-an-ack", "double-lease", conditions=shared, within=40, start=9)
 def lease_lost_with_an_ack(patch: pytest.MonkeyPatch) -> None:
     """An ack or a failure that comes to nothing ends the lease of whoever holds the message."""
     unsettled = Window.unsettled

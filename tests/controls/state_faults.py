@@ -68,7 +68,7 @@ def settled_forgotten(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(AppTransactions, "settle", settle)
 
 
-@plant("conflicts-answered-as-done", "both-decided", "unstable-outcome", "G1a", "lost-write")
+@plant("conflicts-answered-as-done", "both-decided", "unstable-outcome", "G1a", "lost-write", start=3)
 def conflicts_answered_as_done(patch: pytest.MonkeyPatch) -> None:
     """A client that asks for the opposite outcome of a settled transaction is told that it is done."""
     patch.setattr(admission, "decide_result", lambda table, tx_id, wanted: None)
@@ -82,7 +82,7 @@ def conflicts_answered_as_done(patch: pytest.MonkeyPatch) -> None:
     "unstable-outcome",
     "G1a",
     "ApplyFailed",
-    start=8,
+    start=11,
 )
 def two_decisions_in_flight(patch: pytest.MonkeyPatch) -> None:
     """A transaction whose decision is under way may get a second decision, which is then carried out too."""
@@ -137,7 +137,7 @@ def openings_left_behind(patch: pytest.MonkeyPatch) -> None:
 
 
 # ------------------------------------------------------------------ when messages become readable
-@plant("offsets-at-prepare", *EARLY, "torn")
+@plant("offsets-at-prepare", *EARLY, "torn", start=1)
 def offsets_at_prepare(patch: pytest.MonkeyPatch) -> None:
     """A message gets its offset, and becomes readable, when it is prepared and not when it is committed."""
     prepare = StateMachine._prepare
@@ -169,6 +169,7 @@ def offsets_at_prepare(patch: pytest.MonkeyPatch) -> None:
     "lost-write",
     "unresolved",
     passing_over=STUCK,
+    start=2,
 )
 def ref_and_commit_apart(patch: pytest.MonkeyPatch) -> None:
     """References go into one entry and their COMMIT into the next: a crash between them tears a
@@ -219,7 +220,7 @@ def _at_once(handler: Callable[..., None]) -> Callable[..., None]:
     return take
 
 
-@plant("torn-by-partition", "torn", "lost-write", "inconsistent-offsets", blind=("state-differs",))
+@plant("torn-by-partition", "torn", "lost-write", "inconsistent-offsets", blind=("state-differs",), start=1)
 def torn_by_partition(patch: pytest.MonkeyPatch) -> None:
     """A commit becomes readable at once in all partitions but the last, and in the last with the next
     commit."""
@@ -314,7 +315,7 @@ def state_of_its_own(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(StateMachine, "apply_ops", own)
 
 
-@plant("messages-in-the-wrong-order", "nonmonotonic-send")
+@plant("messages-in-the-wrong-order", "nonmonotonic-send", start=3)
 def messages_in_the_wrong_order(patch: pytest.MonkeyPatch) -> None:
     """A commit refers to the messages of a transaction in reverse order."""
     references = References.of
@@ -345,7 +346,7 @@ def group_offsets_twice(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(GroupOperations, "offsets", again)
 
 
-@plant("requests-without-bound", "unbounded")
+@plant("requests-without-bound", "unbounded", start=1)
 def requests_without_bound(patch: pytest.MonkeyPatch) -> None:
     """A leader accepts every request, however many are waiting."""
 
@@ -365,7 +366,7 @@ def requests_without_bound(patch: pytest.MonkeyPatch) -> None:
     "OffsetGone",
     "gap",
     chaos_s=10.0,
-    start=2,
+    start=5,
     often={"snapshot": 60, "roll": 60, "retention": 60},
 )
 def retention_drops_a_prepare(patch: pytest.MonkeyPatch) -> None:
@@ -381,7 +382,7 @@ def retention_drops_a_prepare(patch: pytest.MonkeyPatch) -> None:
     "poll-skip",
     "OffsetGone",
     chaos_s=10.0,
-    start=4,
+    start=8,
     slow=True,
     often={"snapshot": 60, "roll": 60, "retention": 60},
 )

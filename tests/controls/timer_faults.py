@@ -47,14 +47,14 @@ def created_again(patch: pytest.MonkeyPatch) -> None:
     patch.setitem(delayed.RECREATED, "share", 1.0)
 
 
-@plant("released-early", "early", "schedule-lost", "late", conditions=timed, start=8)
+@plant("released-early", "early", "schedule-lost", "late", conditions=timed, start=9)
 def released_early(patch: pytest.MonkeyPatch) -> None:
     """A leader releases messages 50 ms before their time."""
     due = Releases.due
     patch.setattr(Releases, "due", lambda self, now_ms, **how: due(self, now_ms + 50, **how))
 
 
-@plant("delay-from-prepare", "early", "late", "cancel-lied", conditions=timed, start=8)
+@plant("delay-from-prepare", "early", "late", "cancel-lied", conditions=timed, start=9)
 def delay_from_prepare(patch: pytest.MonkeyPatch) -> None:
     """A delay in a transaction is counted from its PREPARE and not from its COMMIT."""
 
@@ -64,13 +64,13 @@ def delay_from_prepare(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Releases, "records", records)
 
 
-@plant("released-past-the-coming", *LOST, conditions=timed, start=8)
+@plant("released-past-the-coming", *LOST, conditions=timed, start=13)
 def released_past_the_coming(patch: pytest.MonkeyPatch) -> None:
     """A release may pass the time of a message whose entry is proposed and not applied."""
     patch.setattr(Releases, "coming", lambda self, timing, earliest_ms: None)
 
 
-@plant("released-again", "schedule-duplicate", "unbounded", *LOST, conditions=timed, start=8)
+@plant("released-again", "schedule-duplicate", "unbounded", *LOST, conditions=timed, start=13)
 def released_again(patch: pytest.MonkeyPatch) -> None:
     """A leader begins the next release before the one before it is applied."""
     due = Releases.due
@@ -89,7 +89,7 @@ def released_again(patch: pytest.MonkeyPatch) -> None:
     "timers-differ",
     "CorruptLog",
     conditions=timed,
-    start=8,
+    start=9,
 )
 def cancelled_while_released(patch: pytest.MonkeyPatch) -> None:
     """A message can be cancelled while its release is under way."""
@@ -112,7 +112,7 @@ def cancelled_while_released(patch: pytest.MonkeyPatch) -> None:
     "timers-differ",
     "CorruptLog",
     conditions=timed,
-    start=8,
+    start=13,
 )
 def released_while_cancelled(patch: pytest.MonkeyPatch) -> None:
     """A release contains messages whose CANCEL is under way."""
@@ -128,7 +128,7 @@ def released_while_cancelled(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Releases, "due", careless)
 
 
-@plant("cancelled-in-secret", "cancel-lied", conditions=timed, start=8)
+@plant("cancelled-in-secret", "cancel-lied", conditions=timed, start=13)
 def cancelled_in_secret(patch: pytest.MonkeyPatch) -> None:
     """A cancellation is carried out and answered as too late."""
     cancel = Releases.cancel
@@ -142,7 +142,13 @@ def cancelled_in_secret(patch: pytest.MonkeyPatch) -> None:
 
 
 @plant(
-    "cursor-not-in-the-snapshot", "state-differs", "schedule-duplicate", *LOST, conditions=timed, within=40
+    "cursor-not-in-the-snapshot",
+    "state-differs",
+    "schedule-duplicate",
+    *LOST,
+    conditions=timed,
+    within=40,
+    start=5,
 )
 def cursor_not_in_the_snapshot(patch: pytest.MonkeyPatch) -> None:
     """A replica that begins with a snapshot has the cursor of an empty one."""
@@ -150,7 +156,7 @@ def cursor_not_in_the_snapshot(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Timers, "restore", lambda self, released, counts: restore(self, FIRST_KEY, counts))
 
 
-@plant("schedules-repeated", "schedule-duplicate", "early", "unbounded", conditions=timed)
+@plant("schedules-repeated", "schedule-duplicate", "early", "unbounded", conditions=timed, start=11)
 def schedules_repeated(patch: pytest.MonkeyPatch) -> None:
     """A batch of scheduled messages that is sent again is stored again."""
     scheduled = TimerOperations.scheduled
@@ -175,7 +181,7 @@ def schedules_repeated(patch: pytest.MonkeyPatch) -> None:
     conditions=merging_eagerly,
     often={"snapshot": 30, "roll": 30},
     within=40,
-    start=11,
+    start=14,
     passing_over=["AssertionError"],  # a merge that leaves nothing of its files stops the replica
 )
 def tombstones_lost_by_merges(patch: pytest.MonkeyPatch) -> None:
@@ -183,7 +189,7 @@ def tombstones_lost_by_merges(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(merging, "settled", living)
 
 
-@plant("time-stands-still", "late", conditions=timed, often={"leader-ahead": 10})
+@plant("time-stands-still", "late", conditions=timed, often={"leader-ahead": 10}, start=3)
 def time_stands_still(patch: pytest.MonkeyPatch) -> None:
     """The group's time waits until the clocks have caught up with the last entry."""
 
@@ -195,7 +201,7 @@ def time_stands_still(patch: pytest.MonkeyPatch) -> None:
 
 
 @plant(
-    "release-remembered", "late", *LOST, conditions=timed, start=10, often={"hand-over": 20, "partition": 30}
+    "release-remembered", "late", *LOST, conditions=timed, start=11, often={"hand-over": 20, "partition": 30}
 )
 def release_remembered(patch: pytest.MonkeyPatch) -> None:
     """A leader that leads again still waits for the release that it had begun the time before."""
@@ -209,7 +215,7 @@ def release_remembered(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Releases, "forget", careless)
 
 
-@plant("waiting-for-a-deleted-topic", "timers-differ", "unbounded", conditions=created_again, start=8)
+@plant("waiting-for-a-deleted-topic", "timers-differ", "unbounded", conditions=created_again, start=9)
 def waiting_for_a_deleted_topic(patch: pytest.MonkeyPatch) -> None:
     """What waits for a topic is still counted when that is deleted."""
     patch.setattr(TimerCounts, "forget", lambda self, slots: None)
@@ -219,7 +225,7 @@ def waiting_for_a_deleted_topic(patch: pytest.MonkeyPatch) -> None:
     "scheduled-for-the-namesake",
     "namesake",
     conditions=created_again,
-    start=5,
+    start=7,
     passing_over=["unexpected-answer"],  # the topic does not know the batch before
 )
 def scheduled_for_the_namesake(patch: pytest.MonkeyPatch) -> None:
@@ -241,7 +247,7 @@ def scheduled_for_the_namesake(patch: pytest.MonkeyPatch) -> None:
     "timers-differ",
     "unbounded",
     conditions=timed,
-    start=8,
+    start=9,
 )
 def carried_without_the_rule(patch: pytest.MonkeyPatch) -> None:
     """What is carried stays where it was, too."""
@@ -254,7 +260,7 @@ def carried_without_the_rule(patch: pytest.MonkeyPatch) -> None:
     "timers-differ",
     "CorruptLog",
     conditions=timed,
-    start=8,
+    start=10,
     within=40,
 )
 def carried_against_a_cancellation(patch: pytest.MonkeyPatch) -> None:
@@ -263,7 +269,7 @@ def carried_against_a_cancellation(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Releases, "is_cancelling", lambda self, key: False)
 
 
-@plant("carried-past-a-release", "schedule-duplicate", *LOST, conditions=timed, start=308, within=40)
+@plant("carried-past-a-release", "schedule-duplicate", *LOST, conditions=timed, start=309, within=40)
 def carried_past_a_release(patch: pytest.MonkeyPatch) -> None:
     """A message can be released while it is being carried."""
     write = Carrying.write
@@ -276,13 +282,13 @@ def carried_past_a_release(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Carrying, "write", careless)
 
 
-@plant("own-clock", "early", conditions=timed, start=8, within=60, often={"clock-ahead": 12})
+@plant("own-clock", "early", conditions=timed, start=11, within=60, often={"clock-ahead": 12})
 def own_clock(patch: pytest.MonkeyPatch) -> None:
     """A leader writes the time of its own clock into entries, however far ahead of the others' that is."""
     patch.setattr(GroupClock, "lower_median_ms", lambda self, own_ms: own_ms)
 
 
-@plant("own-clock-of-a-follower", "early", conditions=timed, start=8, within=60, often={"clock-wall": 12})
+@plant("own-clock-of-a-follower", "early", conditions=timed, start=10, within=60, often={"clock-wall": 12})
 def own_clock_of_a_follower(patch: pytest.MonkeyPatch) -> None:
     """A new leader goes on from the time of the clock that it had as a follower."""
     at = GroupTime.at

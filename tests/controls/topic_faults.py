@@ -54,7 +54,7 @@ def alter_without_effect(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TopicTable, "alter", without)
 
 
-@plant("late-alteration-counts", *CHANGED, within=60, start=10, conditions=changed_often)
+@plant("late-alteration-counts", *CHANGED, within=60, start=28, conditions=changed_often)
 def late_alteration_counts(patch: pytest.MonkeyPatch) -> None:
     """An alteration that arrives late undoes newer ones."""
     alter = TopicTable.alter
@@ -66,7 +66,7 @@ def late_alteration_counts(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TopicTable, "alter", again)
 
 
-@plant("trim-without-effect", "lost-change", conditions=changed_often)
+@plant("trim-without-effect", "lost-change", conditions=changed_often, start=5)
 def trim_without_effect(patch: pytest.MonkeyPatch) -> None:
     """A trim is acknowledged, but nothing is removed."""
     rewire(patch, OpType.TRIM, lambda self, index, op: OK)
@@ -135,7 +135,7 @@ def deletion_not_noted(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TopicsUnderWay, "note_deletion", lambda *args: ())
 
 
-@plant("name-for-the-topic", "old-place", "cut-early", conditions=recreated_often, start=38)
+@plant("name-for-the-topic", "old-place", "cut-early", conditions=recreated_often, start=53)
 def name_for_the_topic(patch: pytest.MonkeyPatch) -> None:
     """A group's place or a cut that was right for a topic is applied to another topic that has its name by
     then."""
@@ -163,7 +163,7 @@ def retained_briefly(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(broker_app, "RETENTION_PAUSE_MS", 50)
 
 
-@plant("cut-of-the-namesake", "cut-early", conditions=retained_briefly)
+@plant("cut-of-the-namesake", "cut-early", conditions=retained_briefly, start=10)
 def cut_of_the_namesake(patch: pytest.MonkeyPatch) -> None:
     """A round of retention cuts what it has found in a topic from another one that has its name by now."""
     patch.setattr(
@@ -171,26 +171,26 @@ def cut_of_the_namesake(patch: pytest.MonkeyPatch) -> None:
     )
 
 
-@plant("place-by-name", "old-place", start=5, conditions=recreated_often)
+@plant("place-by-name", "old-place", start=10, conditions=recreated_often)
 def place_by_name(patch: pytest.MonkeyPatch) -> None:
     """A consumer group's coordinator takes a new topic for the deleted one of the same name that its members
     read before."""
     patch.setattr(GroupCoordinator, "_renewed", lambda *args: frozenset())
 
 
-@plant("places-outlive-their-topic", "lost-offset", "old-place", start=8, conditions=recreated_often)
+@plant("places-outlive-their-topic", "lost-offset", "old-place", start=10, conditions=recreated_often)
 def places_outlive_their_topic(patch: pytest.MonkeyPatch) -> None:
     """Consumer groups keep their places in a topic that is deleted."""
     patch.setattr(GroupOffsets, "drop_topic", lambda self, topic: None)
 
 
-@plant("late-deletion-counts", "namesake", "lost-topic", conditions=recreated_often)
+@plant("late-deletion-counts", "namesake", "lost-topic", conditions=recreated_often, start=11)
 def late_deletion_counts(patch: pytest.MonkeyPatch) -> None:
     """A topic's deletion deletes any topic that has its name when the deletion arrives."""
     patch.setattr(TopicTable, "is_meant", lambda self, name, topic_id: name in self.topics)
 
 
-@plant("late-batch-in-a-namesake", "namesake", conditions=recreated_often)
+@plant("late-batch-in-a-namesake", "namesake", conditions=recreated_often, start=11)
 def late_batch_in_a_namesake(patch: pytest.MonkeyPatch) -> None:
     """A batch that arrives after its topic was deleted is stored in another topic of the same name."""
     inner = StateMachine._message
@@ -201,7 +201,7 @@ def late_batch_in_a_namesake(patch: pytest.MonkeyPatch) -> None:
     rewire(patch, OpType.MESSAGE, message)
 
 
-@plant("late-prepare-in-a-namesake", "namesake", "unresolved", conditions=recreated_often)
+@plant("late-prepare-in-a-namesake", "namesake", "unresolved", conditions=recreated_often, start=14)
 def late_prepare_in_a_namesake(patch: pytest.MonkeyPatch) -> None:
     """A transaction prepared for a deleted topic is prepared in another topic that has its name by then."""
     inner = machine.places

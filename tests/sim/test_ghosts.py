@@ -9,13 +9,11 @@ import pytest
 from tests.controls.ghost_faults import many_ghosts
 from tests.controls.member_faults import many_changes
 from tests.sim import supervisor
-from tests.sim.across.simulation import ManyGroups
 from tests.sim.damage import knows_less
 from tests.sim.faultplan import (
     ADDED,
     ADDED_NUMBERS,
     CHANGE,
-    CHANGE_NUMBERS,
     CHANGES,
     FIRST_FAULT_S,
     GHOST,
@@ -24,7 +22,7 @@ from tests.sim.faultplan import (
     WEIGHTS,
     draw_faults,
 )
-from tests.sim.schedules import carry_out, chosen_faults, made
+from tests.sim.schedules import carry_out
 from tests.sim.simulation import Plan, Simulation
 from tests.sim.supervisor import ACTS_AFTER_S, FATES
 from tests.support.faults.dealing import pick
@@ -60,17 +58,20 @@ def test_two_supervisors_that_act_on_old_looks_lose_nothing(monkeypatch: pytest.
     assert twice, "no incarnation was counted twice"
 
 
-def test_an_old_look_costs_no_disk_that_the_group_has_come_to_need() -> None:
-    """Three voters were seen. When the supervisor acts, 3.5 s later, an operator has removed one of them: an
-    empty replica among two waits for a leader for ever."""
-    faults = chosen_faults(2100115, 10.0, frozenset((GHOST_NUMBERS, CHANGE_NUMBERS)), groups=3)
-    simulation = made(2100115, faults=faults, groups=3)
-    assert isinstance(simulation, ManyGroups)
-    broken = carry_out(simulation)
-    assert broken is None, broken
-    first = simulation.parts[0]
-    assert first.supervisor.let_be == 1 and first.supervisor.replaced == 0
-    assert len(first.replicas) == 2, "the operator was too late"
+def test_an_old_look_costs_no_disk_that_the_group_has_come_to_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All voters were seen. When the supervisor acts, seconds later, operators have changed the members, and
+    the replica is one that the group needs: an empty one among two waits for a leader for ever."""
+    many_ghosts(monkeypatch)
+    many_changes(monkeypatch)
+    monkeypatch.setitem(ACTS_AFTER_S, "supervisors", (2.0, 4.0))
+    let_be, seeds = 0, range(23, 123)  # one seed of seven lets a replica be
+    for seed in seeds:
+        simulation = Simulation(seed, Plan.of(seed), chaos_s=8.0)
+        simulation.run()
+        let_be += simulation.supervisor.let_be
+        if let_be >= 2:
+            return
+    raise AssertionError(f"in {len(seeds)} schedules from seed {seeds[0]} on, let_be is {let_be}")
 
 
 def test_a_replica_is_given_up_as_long_as_any_supervisor_means_to_replace_it() -> None:
