@@ -106,10 +106,12 @@ class Admin(MessageAdmin, MemberAdmin, Closing):
         accepts whatever an existing topic has. Raises ConfigError, or TopicExists if a stated option differs
         from the existing topic.
         """
-        problem = new_name_problem(name)
-        if problem is not None and not any(topic.name == name for topic in self._ask([name])):
-            raise ConfigError(problem)
-        return create_topic(self._submit, self.info.groups, name, partitions, options)
+        problem, known = new_name_problem(name), None
+        if problem is not None:
+            known = next((topic for topic in self._ask([name]) if topic.name == name), None)
+            if known is None:
+                raise ConfigError(problem)
+        return create_topic(self._submit, self.info.groups, name, partitions, options, known=known)
 
     def alter_topic(self, name: str, **settings: int | str | None) -> TopicInfo:
         """Changes settings of a topic while it is in use, in every broker group; returns all settings then in
@@ -122,8 +124,6 @@ class Admin(MessageAdmin, MemberAdmin, Closing):
         a replica runs older software.
         """
         altered = alter_topic(self._submit, self.info.groups, name, settings)
-        if self.info.groups == 1:
-            return altered
         return replace(altered, first_group=self._topic(name).first_group)
 
     def topics(self, *, internal: bool = False) -> list[TopicInfo]:

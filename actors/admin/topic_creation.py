@@ -102,13 +102,15 @@ def create_topic(
     partitions: int | None,
     options: Mapping[str, int | str | None],
     *,
+    known: TopicInfo | None = None,
     clock: Callable[[], float] = time.monotonic,
     pause: Callable[[float], None] = time.sleep,
 ) -> TopicInfo:
     """Creates the topic in every group, and returns what then exists. Safe to repeat.
 
-    An option that is None counts as not stated. Raises ConfigError, or TopicExists if a stated option
-    differs.
+    An option that is None counts as not stated. ``known``: the topic, if it exists and was not placed by this
+    function: topics of retries, dead letters and replies. Raises ConfigError, or TopicExists if a stated
+    option differs.
     """
     stated = _stated(name, partitions, options)
     settings = topic_settings(**stated)  # type: ignore[arg-type]
@@ -116,6 +118,9 @@ def create_topic(
     if problem is not None:
         raise ConfigError(problem)
     first = BY_NAME if groups == 1 else spread_over(name, groups)
+    if known is not None:
+        _require_same(stated, asdict(known))
+        first, settings = known.first_group, {key: getattr(known, key) for key in settings}
     topic_id: int | None = NO_ID  # None: group 0 assigns none
     until = clock() + LEVEL_WAIT_S
     gid = 0
@@ -140,9 +145,7 @@ def create_topic(
         if code == ResultCode.TOPIC_EXISTS:
             if gid:
                 raise _differs_from_group_0(name, gid, {**settings, "first_group": first}, info)
-            differs = _differences(stated, info)
-            if differs:
-                raise TopicExists(f"topic {name!r} exists with other settings: {differs}")
+            _require_same(stated, info)
             first = info.get("first_group", BY_NAME)
             topic_id = info.get("topic_id", NO_ID) or None
             settings = {key: info[key] for key in settings}
@@ -154,6 +157,12 @@ def create_topic(
             topic_id = info or None
         gid += 1
     return TopicInfo(name, **settings, first_group=first, topic_id=topic_id or NO_ID)  # type: ignore[arg-type]
+
+
+def _require_same(stated: Mapping[str, int | str], info: Mapping[str, int | str]) -> None:
+    differs = _differences(stated, info)
+    if differs:
+        raise TopicExists(f"topic {info['name']!r} exists with other settings: {differs}")
 
 
 def _differs_from_group_0(

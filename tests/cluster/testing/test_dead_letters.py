@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,6 +13,7 @@ from escrowmq import (
     ConfigError,
     InvalidMessage,
     Message,
+    TopicExists,
     UnknownDeadLetter,
     UnknownGroup,
     UnknownTopic,
@@ -298,3 +300,21 @@ def test_settings_count_from_the_next_failure_on(cluster: InMemoryCluster, mail:
     cluster.clock.advance(111)
     mail.fail(0, topic="__retry.mail", delay_ms=BY_TABLE)
     assert len(ids(cluster)) == 1
+
+
+def test_topics_into_which_only_brokers_write_are_altered_as_others_are(
+    cluster: InMemoryCluster, mail: Mail
+) -> None:
+    """They have a first group also where there is only one, unlike the topics that operators create."""
+    cluster.replies("shop").close()
+    mail.send(Message("orders", b"x"))
+    mail.fail(0, delay_ms=0)
+    for name in ("__retry.mail", "__dead.mail", "__replies.shop"):
+        before = cluster.admin.describe_topic(name).info
+        assert before.first_group == 0
+        altered = cluster.admin.alter_topic(name, retention_ms=3_600_000)
+        assert altered == replace(before, retention_ms=3_600_000)
+        assert cluster.admin.create_topic(name) == altered == cluster.admin.describe_topic(name).info
+        with pytest.raises(TopicExists, match="partitions is 1, not 2"):
+            cluster.admin.create_topic(name, 2)
+    assert cluster.admin.alter_topic("orders", check_max=3) == cluster.admin.describe_topic("orders").info
