@@ -2,7 +2,7 @@
 
 The broker hands out messages under leases; this side keeps them in a small buffer, extends their leases while
 they wait or are handled, and gathers what the application says about them. Decisions are in files without
-threads or clock (``in_hand``, ``gathering``, ``asking``), which ``session`` joins; the client's router runs
-it. May import ``client`` and ``replication``, and of ``consumer`` what a fetch's answer is made of. Read
-``share_consumer`` for what is promised, then ``session``.
+threads or clock (``in_hand``, ``pace``, ``gathering``, ``asking``), which ``session`` joins; the client's
+router runs it. May import ``client`` and ``replication``, and of ``consumer`` what a fetch's answer is made
+of. Read ``share_consumer`` for what is promised, then ``session``.
 """

@@ -44,7 +44,6 @@ class AsyncRunner:
         self._tasks, self._stop = tasks, stop or asyncio.Event()
         self._running: set[asyncio.Task[None]] = set()
         self._fatal: BaseException | None = None
-        core.prefetch = max(core.prefetch, 2 * tasks)
 
     async def run(self) -> None:
         """See :meth:`AsyncShareConsumer.run`."""

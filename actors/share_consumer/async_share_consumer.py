@@ -87,7 +87,11 @@ class AsyncShareConsumer(AsyncClosing):
             if core.clock() >= deadline:
                 core.raise_trouble()
                 return []
-            await self._news.wait(deadline)
+            core.waits(max_records)
+            try:
+                await self._news.wait(deadline)
+            finally:
+                core.waits(-max_records)
 
     async def __aiter__(self) -> AsyncIterator[ShareRecord]:
         while True:

@@ -33,8 +33,9 @@ class ShareConsumerConfig:
     #: A message that waits here or is handled keeps its lease for this long at most. Five minutes is the
     #: pause after which other consumers of this broker are also taken to hang.
     lease_extend_max_s: float = 300.0
-    #: Messages taken ahead of ``poll``. Few, since no other consumer gets them meanwhile; as many as arrive
-    #: during one call to the broker keep a fast handler busy.
+    #: Messages taken ahead of ``poll`` at most. No other consumer gets them meanwhile, so it is what the
+    #: application works off in half a second at the pace that is measured, and nothing if one message takes
+    #: longer. As many as arrive during one call to the broker keep a fast handler busy. 0: never any.
     prefetch_records: int = 100
     #: Bytes of one answer.
     acquire_bytes: int = 1 * MIB

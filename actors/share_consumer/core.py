@@ -71,8 +71,6 @@ class ShareConsumerCore:
             raise ConfigError("topics names at least one topic: a share group reads what it names")
         check_not_internal(topics)
         self.member = secrets.token_hex(16)
-        #: Messages to have ahead of ``poll``.
-        self.prefetch = self.config.prefetch_records
         self.background = background = background or Threads()
         self.clock, self.condition = background.clock, background.condition()
         self.closed, self._why = False, "this share consumer was closed; create a new one"
@@ -183,8 +181,17 @@ class ShareConsumerCore:
                 now = self.clock()
                 if records or unreadable or now >= deadline:
                     break
-                self.condition.wait(deadline - now)
+                self._session.waiting += max_records
+                try:
+                    self.condition.wait(deadline - now)
+                finally:
+                    self._session.waiting -= max_records
         return records, unreadable
+
+    def waits(self, records: int) -> None:
+        """A poll elsewhere waits for so many messages; or (less than 0) does so no longer."""
+        with self.condition:
+            self._session.waiting += records
 
     def take(self, max_records: int) -> tuple[list[ShareRecord], list[Unreadable]]:
         """What is available now; if nothing is, so many are asked for. The caller passes what is unreadable
@@ -198,10 +205,8 @@ class ShareConsumerCore:
                 )
             records, unreadable = self._in_hand.take(max_records, now)
             self._ack_passed_over(now)
-            session.polled_at, session.aside = now, False
-            session.target = (0 if records else max_records) + self.prefetch
             self._counted.records += len(records)
-            if session.asking.may_ask(now, self._in_hand.buffered, session.target):
+            if session.polled(max_records, len(records), now):
                 self.router.wakeup.set()
             return records, unreadable
 
@@ -336,7 +341,7 @@ class ShareConsumerCore:
                 return
             self.closed = True
             self.condition.notify_all()
-            self._session.target, self._session.stopping = 0, True
+            self._session.stopping = True
         self.router.post(self._give_back)
         try:
             self.flush(self.config.call_timeout_s)

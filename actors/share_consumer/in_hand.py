@@ -40,8 +40,8 @@ class Batch:
     """Messages of one partition under one lease. ``open``: those that are not settled."""
 
     __slots__ = (
-        "content", "expires", "extend_at", "extending", "gid", "handed", "lease_s", "lost", "number", "open",
-        "own", "since",
+        "came", "content", "expires", "extend_at", "extending", "gid", "handed", "lease_s", "lost", "number",
+        "open", "own", "since",
     )  # fmt: skip
 
     def __init__(self, gid: int, content: Acquired, now: float, lease_s: float) -> None:
@@ -50,7 +50,7 @@ class Batch:
         #: Those of ``open`` that the application has.
         self.handed: set[int] = set()
         #: When a message of it was last handed out, or else when it came.
-        self.since = now
+        self.came = self.since = now
         self.expires, self.lease_s = now + lease_s, lease_s
         #: At half of the lease, so that more attempts fit into the rest.
         self.extend_at = now + lease_s / 2
@@ -103,8 +103,8 @@ class InHand:
         self._lost: deque[int] = deque()
         #: What ``take`` has settled because of its tag; the caller acks it, and empties this.
         self.passed_over: list[tuple[Batch, int]] = []
-        #: Messages in the buffer.
-        self.buffered = 0
+        #: Messages in the buffer, with the application, and those that the application is done with.
+        self.buffered = self.handed = self.done = 0
         #: Leases that ended before their messages were settled.
         self.leases_lost = 0
         #: Broker group -> the number of the last call for messages that it has answered.
@@ -159,6 +159,7 @@ class InHand:
         return records, unreadable
 
     def _pass_over(self, batch: Batch) -> None:
+        self.done += len(batch.content.passed)
         for offset in batch.content.passed:
             self.settled(batch, offset)
             self.passed_over.append((batch, offset))
@@ -168,6 +169,7 @@ class InHand:
         batch.handed.update(offsets)
         batch.since = now
         self.buffered -= len(offsets)
+        self.handed += len(offsets)
 
     # ------------------------------------------------------------ settling
 
@@ -185,15 +187,23 @@ class InHand:
     def settled(self, batch: Batch, offset: int) -> None:
         """This one is done with: it is not open any more."""
         if offset in batch.open:
-            self.buffered -= offset not in batch.handed
             batch.open.discard(offset)
-            batch.handed.discard(offset)
+            if offset in batch.handed:
+                batch.handed.discard(offset)
+                if not batch.lost:
+                    self.handed -= 1
+                    self.done += 1
+            else:
+                self.buffered -= 1
             batch.own.pop(offset, None)
         if not batch.open:
             self._batches.pop(batch.number, None)
 
     def reopened(self, batch: Batch, offset: int) -> None:
         """Settling it failed: the application has it as before."""
+        if not batch.lost:
+            self.handed += 1
+            self.done -= 1
         batch.open.add(offset)
         batch.handed.add(offset)
         self._batches[batch.number] = batch
@@ -250,6 +260,8 @@ class InHand:
         batch.extend_at = now + max((batch.expires - now) / 2, EXTEND_PAUSE_S)
 
     def _lose(self, batch: Batch, now: float) -> None:
+        self.handed -= len(batch.handed)
+        self.done += len(batch.handed)
         batch.lost = True
         self._drop_buffered(batch)
         if batch.open:
@@ -261,6 +273,12 @@ class InHand:
     def _drop_buffered(self, batch: Batch) -> None:
         for offset in batch.waiting:
             self.settled(batch, offset)
+
+    def waits_since(self) -> float:
+        """When the oldest in the buffer came; infinity if it is empty."""
+        while self._ready and self._ready[0].content.next is None:
+            self._drop_buffered(self._ready.popleft())
+        return self._ready[0].came if self._ready else float("inf")
 
     def give_back(self) -> list[tuple[Batch, list[int]]]:
         """Takes everything out of the buffer, for other consumers."""

@@ -59,7 +59,6 @@ class Runner:
         self._started = 0
         self._fatal: BaseException | None = None
         self._ending = False
-        core.prefetch = max(core.prefetch, 2 * threads)
 
     def run(self) -> None:
         """See :meth:`ShareConsumer.run`."""

@@ -8,6 +8,7 @@ go through the router's channels, which follow leaders and repeat what got no an
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from functools import partial
@@ -24,6 +25,7 @@ from escrowmq.actors.share_consumer.beginning import not_begun
 from escrowmq.actors.share_consumer.config import ShareConsumerConfig
 from escrowmq.actors.share_consumer.gathering import Gathering, Ranges
 from escrowmq.actors.share_consumer.in_hand import Batch, InHand, PlaceOfBatch
+from escrowmq.actors.share_consumer.pace import HOLD_S, Pace
 from escrowmq.actors.share_consumer.ranges import flat, merged, pairs, ranges_of
 from escrowmq.actors.share_consumer.statistics import ShareCounted
 from escrowmq.replication.calling.share_answers import AcquiredRow, Place
@@ -76,8 +78,10 @@ class ShareSession:
         counted: ShareCounted,
     ) -> None:
         """``topics``: broker group -> the topics that it has partitions of; ``begun``: the partitions that
-        the group reads. ``idle_s``: an application that did not poll for so long gets nothing in advance."""
+        the group reads. ``idle_s``: what an application has polled for without getting it is kept for so long
+        until it polls again."""
         self._group, self._member, self._idle_s = group, member, idle_s
+        self._hold_s = min(HOLD_S, idle_s)
         others = [gid for gid in range(router.info.groups) if gid not in topics]
         every = sorted({topic for some in topics.values() for topic in some})
         self._topics = {**topics, **dict.fromkeys(others, every)}
@@ -85,8 +89,9 @@ class ShareSession:
         self._in_hand, self._counted = in_hand, counted
         self.gathering = Gathering(config.ack_linger_ms / 1000, config.ack_records)
         self.asking = Asking(topics, config.groups_at_a_time, config.acquire_wait_s, others)
-        #: Messages that the application waits for, and those to have ahead. 0: it does not poll.
-        self.target, self.polled_at = 0, router.clock()
+        #: Messages that polls wait for now, and what the last one asked for if it got nothing.
+        self.waiting, self._unmet, self._polled_at = 0, 0, -math.inf
+        self._pace = Pace()
         #: The application cannot work until it polls again: what comes is for others.
         self.aside = False
         self._acks_under_way = dict.fromkeys(self._topics, 0)
@@ -121,7 +126,7 @@ class ShareSession:
                     return self._pump(now)
                 except Exception as error:
                     self._failed(error)
-            return float("inf")
+            return math.inf
 
     def stopped(self, detail: str) -> None:
         """See ``Source``."""
@@ -139,25 +144,54 @@ class ShareSession:
         for gid in self.gathering.due(now):
             if gid not in full:
                 self._send_acks(gid)
-        buffered = self._in_hand.buffered
-        if (self.target or buffered) and (self.aside or self._is_idle(now)):
-            self.target = 0  # the application is busy, or hangs: others have time for what lies here
-            self.give_back()
+        self._give_back_late(now)
         alike: dict[tuple[int, float], list[Batch]] = {}
         for batch in self._in_hand.tend(now):
             alike.setdefault((batch.gid, batch.lease_s), []).append(batch)
         for (gid, lease_s), batches in alike.items():
             self._extend(gid, batches, lease_s)
-        if not self.stopping:
-            for asked in self.asking.next(now, self._in_hand.buffered, self.target):
-                self._ask(asked)
-        wake = min(self._in_hand.next_tend(), self.asking.next_ask(now), self.gathering.next_due(full))
-        return min(wake, self.polled_at + self._idle_s) if self.target or self._in_hand.buffered else wake
+        for asked in self.asking.next(now, self._in_hand.buffered, self._target(now)):
+            self._ask(asked)
+        late = self._in_hand.waits_since() + self._hold_s
+        if late <= now:  # polled for in vain; the next poll may change how long it waits
+            late = self._in_hand.waits_since() + self._patience_s
+        return min(self._in_hand.next_tend(), self.asking.next_ask(now), self.gathering.next_due(full), late)
 
-    def _is_idle(self, now: float) -> bool:
-        # In the terms of ``pump``'s wake: a difference can be rounded to less, and then the part would be run
-        # on and on while the clock stands still.
-        return now >= self.polled_at + self._idle_s
+    # ------------------------------------------------------------ how much is wanted
+
+    def polled(self, asked: int, got: int, now: float) -> bool:
+        """The application has polled for so many messages. Whether something is to be done about it now."""
+        held = self._in_hand
+        self._pace.polled(now, held.done, held.handed - got, got)
+        self._polled_at, self.aside = now, False
+        self._unmet = 0 if got else asked
+        if got and 2 * held.buffered > self._config.prefetch_records > 0:
+            return False  # the usual case with many messages, and cheap
+        target = self._target(now)
+        return held.buffered > 0 if not target else self.asking.may_ask(now, held.buffered, target)
+
+    def _target(self, now: float) -> int:
+        """Messages to have in the buffer: those that polls wait for, and some ahead."""
+        if self.stopping or self.aside:
+            return 0
+        wanted = max(self.waiting, self._unmet)
+        if self.waiting or now < self._polled_at + self._hold_s:
+            ahead = self._pace.holds(now, self._in_hand.handed) - self._in_hand.handed
+            return max(min(ahead, wanted + self._config.prefetch_records), wanted)
+        return wanted if now < self._polled_at + self._idle_s else 0
+
+    @property
+    def _patience_s(self) -> float:
+        """How long a message may wait here. What was polled for in vain may wait for the next poll."""
+        return self._idle_s if self._unmet else self._hold_s
+
+    def _give_back_late(self, now: float) -> None:
+        """The application is busy, or hangs: others have time for what lies here, and nothing is asked for
+        until it polls again."""
+        if self._in_hand.waits_since() + self._patience_s <= now:
+            self.aside = True
+        if not self._target(now):
+            self.give_back()
 
     def _call(self, gid: int, method: str, args: tuple[Any, ...], done: Done, wait_s: float = 0.0) -> None:
         now = self._router.clock()
@@ -215,8 +249,7 @@ class ShareSession:
         if asked.other and not found:
             again_s = max(again_s, OTHERS_PAUSE_S)
         self.asking.answered(asked, again_s, now)
-        if self.stopping or self._is_idle(now):
-            self.give_back()
+        self._give_back_late(now)
 
     def _not_there(self, gid: int, row: AcquiredRow) -> None:
         place = row.topic, row.partition, row.topic_id

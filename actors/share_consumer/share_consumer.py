@@ -84,8 +84,9 @@ class ShareConsumer(Closing):
         """Messages that belong to this consumer from now on, at most ``max_records``; waits for the first for
         at most ``timeout_s``.
 
-        Settle each record: until then its lease is extended, for ``lease_extend_max_s`` at most. A consumer
-        that does not poll for as long as a lease gives back what lies in its buffer.
+        Settle each record: until then its lease is extended, for ``lease_extend_max_s`` at most. Ask for few
+        if each takes long: no other consumer gets what this returned. What was only taken ahead is given
+        back after a second.
         Raises UnknownTopic when nothing came and a topic was deleted; Unavailable when a broker group has
         given no answer for ``call_timeout_s``; Closed.
         """
@@ -116,7 +117,8 @@ class ShareConsumer(Closing):
         reason. A handler may settle its record by itself. A handler that has not returned after
         ``lease_extend_max_s`` is taken to hang: its record is nacked, and another thread goes on in its
         place. Such threads cannot be ended, so give handlers time-outs; at four times ``threads`` of them
-        this raises Overloaded. Outages are waited out.
+        this raises Overloaded. Outages are waited out. It has ahead what its threads begin within half
+        a second, and ``prefetch_records`` at most.
 
         With an ``inbox`` (``escrowmq.integrations``) of this group, ``handler(record, db)`` is called in a
         database transaction of its own, which is committed before the record is acked. A record that comes

@@ -32,6 +32,8 @@ ADDRESS = "in-memory"
 #: A parked fetch gets news at once and brokers do not die, so a long wait loses nothing. It keeps the number
 #: of steps small when the clock moves far ahead.
 FETCH_WAIT_S = 30.0
+#: Nothing is gained by reading ahead, since a call takes no time: so ``poll`` returns all that there is.
+PREFETCH_RECORDS = 0
 
 
 class Clock:
@@ -142,7 +144,9 @@ class InMemoryCluster(Cluster):
         return ShareConsumer(
             info,
             **arguments,
-            config=replace(config, ack_linger_ms=0.0, acquire_wait_s=FETCH_WAIT_S),
+            config=replace(
+                config, ack_linger_ms=0.0, acquire_wait_s=FETCH_WAIT_S, prefetch_records=PREFETCH_RECORDS
+            ),
             calls=self._calls(),
             background=self._stage,
         )

@@ -135,9 +135,10 @@ def test_settled_records_are_not_known_any_more_and_reopened_ones_are() -> None:
 def test_the_buffer_is_given_back_without_what_is_out() -> None:
     held = in_hand()
     held.take(4, 100.0)
+    assert held.waits_since() == 100.0
     ((_, offsets),) = held.give_back()
     assert offsets == [4, 5, 6, 7, 8, 9] and held.buffered == 0 and len(held) == 4
-    assert held.give_back() == []
+    assert held.give_back() == [] and held.waits_since() == float("inf")
 
 
 # ------------------------------------------------------------ asking

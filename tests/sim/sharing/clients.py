@@ -159,6 +159,7 @@ class _Session(ShareSession):
         if given:
             recorder = self.world.recorder
             recorder.ok(recorder.invoke("share-release", **self.shared, records=given))
+            self.world.done["given back by clients"] += len(given)
         super().give_back()
 
     def _acked(self, gid: int, acks: Mapping[PlaceOfBatch, Ranges], answer: Any, asked_at: float) -> None:
@@ -186,7 +187,6 @@ class Client:
         self._in_hand = InHand(EXTEND_MAX_S, tags=world.tags.bytes_of(group))
         self._condition, counted = threading.Condition(threading.Lock()), ShareCounted()
         config = self._config(self._rng)
-        self._ahead = config.prefetch_records
         blocking = cast(Router, _BlockingCalls(self._turns, self._fibres))
         router = cast(Router, self._turns)
         self._born_calm, self._topics = world.calm, frozenset(world.topics)  # what it knows of
@@ -270,9 +270,7 @@ class Client:
                 raise Violation(f"a share consumer failed: {session.failure!r}", "client-failed")
             records, unreadable = self._in_hand.take(most, self._now)
             self._ack_passed_over()
-            session.polled_at = self._now
-            session.target = (0 if records else most) + self._ahead
-            if session.asking.may_ask(self._now, self._in_hand.buffered, session.target):
+            if session.polled(most, len(records), self._now):
                 self._turns.wakeup.set()
         if unreadable:
             raise Violation(f"a message cannot be read: {unreadable[0].reason}", "client-failed")
@@ -321,7 +319,7 @@ class Client:
         """As the consumer's ``close`` does it; messages that were polled are not given back."""
         session = self._session
         with self._condition:
-            session.target, session.stopping = 0, True
+            session.stopping = True
             session.give_back()
             session.gathering.hurry(self._now)
         self._turns.wakeup.set()
