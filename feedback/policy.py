@@ -45,6 +45,7 @@ class Trouble(enum.Enum):
     RAISED = "raised"  # the querier raised, or returned something other than a state
     TIMED_OUT = "timed out"  # the querier hung, or the producer did not answer in time
     BUSY = "busy"  # the querier was never called: all its threads were busy
+    ELSEWHERE = "elsewhere"  # its querier has another table than the transaction's: nothing was looked up
     RUNNING = "running"  # the local transaction is still running in this very process
 
 
@@ -85,10 +86,10 @@ def judge(state: TransactionState, trouble: Trouble, *, others: bool) -> Verdict
 
     PREPARE is not an answer (that it is open is known), so it counts as UNKNOWN. An honest UNKNOWN is the
     application's word; a querier that raised or hung says nothing about the transaction, and another
-    process may well know. BUSY never counts, since the querier was not asked; nor does RUNNING, since a slow
-    local transaction must not use up its checks (nor be rolled back by the topic's policy meanwhile). From
-    the owner, every answer except RUNNING also means that the local transaction is not running, so others may
-    be asked.
+    process may well know. BUSY and ELSEWHERE never count, since the querier was not asked; nor does RUNNING,
+    since a slow local transaction must not use up its checks (nor be rolled back by the topic's policy
+    meanwhile). From the owner, every answer except RUNNING also means that the local transaction is not
+    running, so others may be asked.
     """
     if state is TransactionState.COMMITTED:
         return Verdict.COMMIT
@@ -96,6 +97,8 @@ def judge(state: TransactionState, trouble: Trouble, *, others: bool) -> Verdict
         return Verdict.ROLLBACK
     if trouble is Trouble.RUNNING:
         return Verdict.PUT_OFF
+    if trouble is Trouble.ELSEWHERE:
+        return Verdict.ASK_ANOTHER if others else Verdict.PUT_OFF
     if trouble is Trouble.BUSY:
         return Verdict.ASK_ANOTHER if others else Verdict.RELEASE
     if trouble is not Trouble.NONE and others:

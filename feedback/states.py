@@ -25,6 +25,15 @@ class TxStatusQuerier(ABC):
     hangs or returns something else, that counts as UNKNOWN, and the check is repeated later.
     """
 
+    #: The name of the table whose rows this querier answers from, if there is one and it is known by now: 16
+    #: bytes. Transactions are prepared under it, and only queriers that have it are asked about them. A
+    #: querier that calls a fence hands on the fence's, with ``learn_fence``.
+    fence: bytes = b""
+
+    def learn_fence(self) -> bytes:
+        """Find out ``fence``; may block, and raise what the database raises."""
+        return self.fence
+
     @abstractmethod
     def query_status(self, tx_id: str, query_id: str) -> TransactionState:
         """COMMITTED or ROLLBACK if the local transaction is settled for good, UNKNOWN to be asked again.
@@ -42,3 +51,8 @@ class TxStatusQuerier(ABC):
         took longer than ``query_timeout_s / 2``, or did not return a state for each.
         """
         return [self.query_status(tx_id, query_id) for tx_id, query_id in checks]
+
+
+def names_a_table(querier: TxStatusQuerier) -> bool:
+    """Whether this querier says from which table it answers, or will."""
+    return type(querier).learn_fence is not TxStatusQuerier.learn_fence or bool(querier.fence)

@@ -33,6 +33,7 @@ from escrowmq.actors.producer.core import ProducerCore
 from escrowmq.actors.producer.delayed_messages import any_delayed
 from escrowmq.actors.producer.delivery_columns import Delivery
 from escrowmq.actors.producer.encoder import as_messages
+from escrowmq.actors.producer.fence_name import NAME_WAIT_S, FenceName, too_late
 from escrowmq.actors.producer.local_transaction import call_local
 from escrowmq.actors.producer.many import Headers
 from escrowmq.actors.producer.results import TransactionResult, settled_before
@@ -391,6 +392,8 @@ class AsyncTransaction(TransactionBase):
     async def _prepare(self) -> TransactionState | None:
         if self._is_of_level_9 and not self._core.level_9.ready:
             await asyncio.to_thread(self._core.level_9.check)
+        if (naming := self._to_name()) is not None:
+            await self._name(naming)
         plan = self._plan()
         if plan is None:
             return None
@@ -402,6 +405,16 @@ class AsyncTransaction(TransactionBase):
         future, done = self._face._bridge().waiter()
         self._start_prepare(plan, done)
         return self._after_prepare(plan, await self._answer_of(future))
+
+    async def _name(self, naming: FenceName) -> None:
+        future, done = self._face._bridge().waiter()
+        naming.attempt().add_done_callback(done)  # shared with all who wait
+        try:
+            attempt = await asyncio.wait_for(future, NAME_WAIT_S)
+        except TimeoutError:
+            self._raise_unnamed(too_late())
+        if (error := attempt.exception()) is not None:
+            self._raise_unnamed(error)
 
     async def commit(self) -> None:
         """Commits now instead of at the end of the block. Repeating it is harmless."""

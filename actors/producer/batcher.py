@@ -77,6 +77,7 @@ class GroupBatcher:
         self._speech = GroupSpeech()
         self._speech_of_messages = GroupSpeech()
         self._claim: tuple[str, int] | None = None
+        self._fence = b""
         self.heard = self._speech.heard  # called with the group's time from an answer
         self._prepares: deque[PrepareBlock] = deque()
         self._decisions: deque[DecisionBlock] = deque()
@@ -102,6 +103,12 @@ class GroupBatcher:
         """From now on, transactions are prepared under this claim, which the group has taken. So it knows
         version 2, and none must ever be sent in version 1: that says nothing of a claim."""
         self._claim = name, epoch
+        self._speech.taken()
+
+    def send_fenced(self, name: bytes) -> None:
+        """From now on, transactions are prepared under the name of this table, whose rows decide. The group
+        has the level, and so version 2; version 1 says nothing of a table."""
+        self._fence = name
         self._speech.taken()
 
     # ------------------------------------------------------------ queues
@@ -345,7 +352,9 @@ class GroupBatcher:
             version_2 = bool(first.home_index) or (spoken and first.home_group < 0)
             instance = self._instance if version_2 else None
             heard_ms = speech.heard_ms if first.heard_ms < 0 else first.heard_ms
-            frame = encode_prepare(self._app, blocks, self._places.id_of, instance, heard_ms, self._claim)
+            frame = encode_prepare(
+                self._app, blocks, self._places.id_of, instance, heard_ms, self._claim, self._fence
+            )
             request.add(frame, partial(self._prepared, blocks, instance is not None), deadline)
             request.blocks += len(blocks)
 

@@ -277,6 +277,7 @@ def encode_prepare(
     instance: str | None = None,
     heard_ms: int = -1,
     claim: tuple[str, int] | None = None,
+    fence: bytes = b"",
 ) -> bytes:
     """PREPARE and its PRE_MESSAGEs for all transactions of ``blocks``, which have the same key.
 
@@ -284,9 +285,11 @@ def encode_prepare(
     name. ``instance``: the producer, named in version 2; None: version 1. ``heard_ms``: the newest time that
     the client has heard from the group. It must be from before: after a broker has reported one of its
     transactions as prepared, a PREPARE is never encoded again with a later time. ``claim``: name and epoch
-    of a named producer.
+    of a named producer. ``fence``: see ``PrepareExtra``; only home has it, and
+    only for transactions with a local one.
     """
     first = blocks[0]
+    fence = fence if first.home_group < 0 and not first.on_timeout else b""
     tx_ids, query_ids, digests = first.tx_ids, first.query_ids, first.digests
     columns, later = (first.columns, first.later) if len(blocks) == 1 else ({}, NONE_LATER)
     if len(blocks) > 1:
@@ -302,7 +305,7 @@ def encode_prepare(
             digests,
             first.home_group,
             len(columns) + len(later) + len(first.offsets),
-            None if instance is None else _extra(blocks, instance, heard_ms, claim),
+            None if instance is None else _extra(blocks, instance, heard_ms, claim, fence),
         )
     ]
     for (topic, partition), (txs, sizes, rows) in columns.items():
@@ -313,17 +316,26 @@ def encode_prepare(
 
 
 def _extra(
-    blocks: Sequence[PrepareBlock], instance: str, heard_ms: int, claim: tuple[str, int] | None
+    blocks: Sequence[PrepareBlock],
+    instance: str,
+    heard_ms: int,
+    claim: tuple[str, int] | None,
+    fence: bytes,
 ) -> PrepareExtra:
     first = blocks[0]
     claimed = None if claim is None else (*claim, *first.numbered)
     if not (first.participants or first.home_index or first.parts):  # by far the most frequent case
         return PrepareExtra(
-            instance, given=first.given, heard_ms=heard_ms, claim=claimed, on_timeout=first.on_timeout
+            instance,
+            given=first.given,
+            heard_ms=heard_ms,
+            claim=claimed,
+            on_timeout=first.on_timeout,
+            fence=fence,
         )
     home_index = [index for block in blocks for index in block.home_index]
     known = instance, list(first.participants), first.parts, home_index, first.given, heard_ms
-    return PrepareExtra(*known, claim=claimed, on_timeout=first.on_timeout)
+    return PrepareExtra(*known, claim=claimed, on_timeout=first.on_timeout, fence=fence)
 
 
 def _merge(

@@ -51,6 +51,8 @@ def send_transactions(
 ) -> list[TransactionResult]:
     """See ``Producer.send_transactions``."""
     ms = timeout_ms(transaction_timeout_s, core.config.transaction_timeout_s)
+    if core.fence_name is not None and local is not None:
+        core.fence_name.check()
     run = BulkRun(core, ms, pipelined=local is None)
 
     def add_all() -> None:

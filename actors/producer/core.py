@@ -32,6 +32,7 @@ from escrowmq.actors.producer.claiming import Claimed, claim
 from escrowmq.actors.producer.config import ProducerConfig
 from escrowmq.actors.producer.delay_gate import DelayGate, level_9
 from escrowmq.actors.producer.encoder import Encoder, check_app
+from escrowmq.actors.producer.fence_name import FenceName
 from escrowmq.actors.producer.ids import client_version, instance_id, transaction_ids
 from escrowmq.actors.producer.later_stream import LaterParcel, LaterStream
 from escrowmq.actors.producer.parcel import Parcel
@@ -52,6 +53,11 @@ STICKY_MAX = 20_000
 
 class ProducerCore:
     """One producer's queues, ids and connection to the brokers. Thread-safe except where stated otherwise."""
+
+    #: Finds out the table whose rows decide; None: there is none that has a name.
+    fence_name: FenceName | None = None
+    #: Its name, under which transactions are prepared; empty: none, or not known.
+    fence = b""
 
     def __init__(
         self,
@@ -136,6 +142,18 @@ class ProducerCore:
         self.claimed = claimed
         for batcher in self._batchers:
             batcher.send_under(claimed.name, claimed.epoch)
+
+    def fenced_by(self, learn: Callable[[], bytes]) -> None:
+        """``learn``: see ``TxStatusQuerier.learn_fence``. From now on, transactions with a local one wait
+        until the name is known."""
+        self.fence_name = FenceName(
+            self.router, self.config.delivery_timeout_s, self.clock, learn, self._use_fence
+        )
+
+    def _use_fence(self, name: bytes) -> None:
+        self.fence = name
+        for batcher in self._batchers:
+            batcher.send_fenced(name)
 
     # ------------------------------------------------------------ callers' side
 

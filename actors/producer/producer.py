@@ -41,7 +41,7 @@ from escrowmq.actors.producer.table_calls import transactions_of_table
 from escrowmq.actors.producer.transaction import Transaction
 from escrowmq.actors.producer.transaction_results import TransactionResults
 from escrowmq.feedback.config import AnswererConfig, FeedbackConfig
-from escrowmq.feedback.states import TxStatusQuerier
+from escrowmq.feedback.states import TxStatusQuerier, names_a_table
 from escrowmq.replication.model import Message, RecordMetadata
 
 #: What runs between prepare and decision: ``f()``, ``f(tx)`` or ``f(tx_id, query_id)``.
@@ -135,6 +135,8 @@ class Producer(Closing):
                     still_running=self._core.running.__contains__,
                     idle=lambda: not self._core.running,
                 )
+                if names_a_table(tx_status_querier):  # it is a querier: the answerer has looked
+                    self._core.fenced_by(tx_status_querier.learn_fence)
                 self._answerer.start()
             except BaseException:
                 self.close(0.0)

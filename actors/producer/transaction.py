@@ -74,6 +74,11 @@ class Transaction(TransactionBase):
         """The recorded state if the same transaction was settled before, otherwise None."""
         if self._is_of_level_9:
             self._core.level_9.check()
+        if (naming := self._to_name()) is not None:
+            try:
+                naming.check()
+            except Exception as error:
+                self._raise_unnamed(error)
         plan = self._plan()
         if plan is None:
             return None

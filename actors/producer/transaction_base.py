@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from typing import NoReturn
 
 from escrowmq.actors.client.consumer_groups import TopicPartition
 from escrowmq.actors.client.group_work import GroupWork, Reader, Span, work_of
@@ -18,6 +19,7 @@ from escrowmq.actors.producer.blocks import Outcome, Placed
 from escrowmq.actors.producer.core import ProducerCore
 from escrowmq.actors.producer.delayed_messages import Later
 from escrowmq.actors.producer.encoder import TxPlan, check_id, check_query_id
+from escrowmq.actors.producer.fence_name import FenceName
 from escrowmq.actors.producer.local_transaction import GUARDING, comes_of_open, decision_of, leaves_open
 from escrowmq.actors.producer.offset_blocks import first_block, only_offsets, with_offsets
 from escrowmq.actors.producer.results import TransactionResult, decided, prepared
@@ -137,6 +139,11 @@ class TransactionBase:
         return self._repeated
 
     @property
+    def fence(self) -> bytes:
+        """The name of the table that its producer's querier answers checks from, as far as it is known."""
+        return self._core.fence
+
+    @property
     def schedule_ids(self) -> tuple[str | None, ...]:
         """For each delayed message, in the order in which they were added, the id for ``Producer.cancel``.
 
@@ -214,6 +221,22 @@ class TransactionBase:
     @property
     def _is_of_level_9(self) -> bool:
         return not self._local or self._work is not None
+
+    def _to_name(self) -> FenceName | None:
+        """What must find out its fence's name before this transaction can be prepared; None: nothing."""
+        naming = self._core.fence_name
+        if naming is None or naming.ready or not self._local or self._phase is not Phase.COLLECTING:
+            return None
+        return naming if self._placed or self._later or self._work is not None else None
+
+    def _raise_unnamed(self, error: BaseException) -> NoReturn:
+        """That attempt has failed, and nothing was prepared here. But an earlier run of an id of the
+        application's own may have committed, and now nobody can ask."""
+        if not self._given_id:
+            raise error
+        unknown = OutcomeUnknown(self.tx_id)
+        unknown.add_note(f"(this run has prepared nothing, since its fence's table cannot be read: {error})")
+        raise unknown from error
 
     def _add(self, messages: list[Message]) -> None:
         if self._phase is not Phase.COLLECTING:

@@ -50,9 +50,9 @@ class CountedPort(RayFeedbackPort):
         self._polls = polls
 
     async def poll(
-        self, instance: str, room: int, working: Sequence[AskedCheck], wait_s: float
+        self, instance: str, room: int, working: Sequence[AskedCheck], wait_s: float, fence: bytes = b""
     ) -> tuple[str, Any]:
-        answer = await super().poll(instance, room, working, wait_s)
+        answer = await super().poll(instance, room, working, wait_s, fence)
         self._polls["refused" if answer[0] == "retry" else "polls"] += 1
         return answer
 

@@ -190,9 +190,9 @@ class _Port:
         self._feedback, self._loop = feedback, loop
 
     async def poll(
-        self, instance: str, room: int, working: Sequence[AskedCheck], wait_s: float
+        self, instance: str, room: int, working: Sequence[AskedCheck], wait_s: float, fence: bytes = b""
     ) -> tuple[str, Any]:
-        return await self._there(self._feedback.poll(APP, instance, room, working, wait_s))
+        return await self._there(self._feedback.poll(APP, instance, room, working, wait_s, fence))
 
     async def answer(
         self, instance: str, answers: Sequence[tuple[Place, str, str, str, int]]

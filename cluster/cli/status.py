@@ -104,7 +104,18 @@ def _problems(found: ClusterStatus, rows: Sequence[Mapping[str, Any]]) -> list[s
     told = list(found.problems)
     told += [f"group {group.group}: {text}" for group in found.groups for text in _alarms(group)]
     failed = [f"replica {row['replica']}: {row['failure']}" for row in rows if row["failure"]]
-    return told + failed
+    return told + failed + _tables_missing(found)
+
+
+def _tables_missing(found: ClusterStatus) -> list[str]:
+    """Fences' tables that transactions wait for; an application must mend that."""
+    reports = [status.report for status in found.feedback or () if status.report is not None]
+    missing = dict.fromkeys(name for report in reports for name in report.tables_missing)
+    return [
+        f"app {app}: no producer online has the fence's table {fence}, and transactions wait for one: start "
+        "one with that database, or decide them (escrowmq txn list)"
+        for app, _, fence in (name.rpartition(" ") for name in missing)
+    ]
 
 
 def _told(look: Look) -> dict[str, Any]:

@@ -63,6 +63,11 @@ def _show(shown: Format, found: Any) -> None:
         pairs |= {"decided_by": found.decided_by, "decided": when(found.decided_ms)}
     if found.checked_ms is not None:
         pairs["last_check"] = f"{when(found.checked_ms)}, answered UNKNOWN"
+    if fence := next((entry.fence for entry in found.open.values() if entry.fence), ""):
+        pairs["asked"] = (
+            f"only producers whose fence has the table {fence}; escrowmq status says if there is none: then "
+            "start one with that database, or decide"
+        )
     show_pairs(shown, found, pairs)
     if shown is Format.table and found.settled:
         rows = [

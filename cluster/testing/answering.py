@@ -24,7 +24,7 @@ from escrowmq.feedback.asking.shard import FeedbackShard
 from escrowmq.feedback.asking.shard_report import ShardReport
 from escrowmq.feedback.brokers import BrokerUnreachable
 from escrowmq.feedback.config import AnswererConfig, FeedbackConfig
-from escrowmq.feedback.states import TxStatusQuerier
+from escrowmq.feedback.states import TxStatusQuerier, names_a_table
 from escrowmq.replication.errors import InvalidMessage
 
 #: Interval between two checks of the deadlines. Long, so that moving the clock far ahead takes few steps.
@@ -98,10 +98,11 @@ class StagedPort:
         self._shard, self._app = shard, app
 
     async def poll(
-        self, instance: str, room: int, working: Sequence[AskedCheck], wait_s: float
+        self, instance: str, room: int, working: Sequence[AskedCheck], wait_s: float, fence: bytes = b""
     ) -> tuple[str, Any]:
         """See ``FeedbackShard.poll``."""
-        parked = asyncio.ensure_future(self._shard.poll(self._app, instance, room, list(working), wait_s))
+        asked = self._app, instance, room, list(working), wait_s, fence
+        parked = asyncio.ensure_future(self._shard.poll(*asked))
         return await asyncio.shield(parked)
 
     async def answer(
@@ -152,7 +153,7 @@ class StagedAnswerer:
             raise InvalidMessage(
                 f"tx_status_querier must be an instance of escrowmq.TxStatusQuerier, not {querier!r}"
             )
-        self._feedback, self._stage, self._app = feedback, stage, app
+        self._feedback, self._stage, self._app, self._querier = feedback, stage, app, querier
         settings = config or AnswererConfig()
         self._pool = StagedPool(querier, settings, stage)
         process = feedback_config or FeedbackConfig()
@@ -166,14 +167,48 @@ class StagedAnswerer:
         self._answering = Answering(
             app,
             count,
-            Respondent(instance_id, connect, self._pool, still_running, settings, random.Random(0), idle),
+            Respondent(
+                *(instance_id, connect, self._pool, still_running, settings, random.Random(0), idle),
+                learn=self._learn_fence if names_a_table(querier) else None,
+            ),
         )
         self._main: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """See ``CheckAnswerer``."""
-        with self._stage.lock:
-            self._main = self._feedback.loop.create_task(self._answering.run())
+        held = self._stage.held
+        held.depth += (
+            1  # application code must not run before the lock is free: the name may be learned at once
+        )
+        try:
+            with self._stage.lock:
+                self._main = self._feedback.loop.create_task(self._answering.run())
+        finally:
+            held.depth -= 1
+        self._stage.run()
+
+    async def _learn_fence(self) -> None:
+        """In the thread that moves the clock, when the stage is at rest."""
+        learned: asyncio.Future[None] = self._feedback.loop.create_future()
+
+        def tell(error: BaseException | None) -> None:
+            if learned.done():
+                return
+            if error is None:
+                learned.set_result(None)
+            else:
+                learned.set_exception(error)
+
+        def learn() -> None:
+            error: BaseException | None = None
+            try:
+                self._querier.learn_fence()
+            except Exception as found:
+                error = found
+            self._feedback.loop.call_soon_threadsafe(tell, error)
+
+        self._stage.later(learn)
+        await learned
 
     def close(self) -> None:
         """See ``CheckAnswerer``."""

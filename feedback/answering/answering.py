@@ -7,12 +7,19 @@ tell the processes in which topics something is due, including what earlier prod
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from escrowmq.feedback.answering.shard_link import FeedbackLost, Respondent, ShardLink
 from escrowmq.feedback.endless import endless
+from escrowmq.replication.calling.backoff import Backoff
+
+log = logging.getLogger(__name__)
+
+#: Pauses before the name of the querier's table is asked for again.
+LEARN_AGAIN = Backoff(first_s=1.0, longest_s=30.0)
 
 
 class Answering:
@@ -27,13 +34,33 @@ class Answering:
     async def run(self) -> None:
         """Answer checks until cancelled; then leave all links."""
         what = f"checks of app {self.app!r}"
+        learning = None
+        if self._producer.learn is not None:
+            learning = asyncio.create_task(self._learn(self._producer.learn))
         try:
             await endless(self._connect, self.counts, f"{what}: processes", lambda: not self._links)
             runs = [endless(link.run, self.counts, f"{what}, process {link.shard}") for link in self._links]
             self._tasks = [asyncio.create_task(run) for run in runs]
             await asyncio.gather(*self._tasks)
         finally:
+            if learning is not None:
+                learning.cancel()
             await self._close()
+
+    async def _learn(self, learn: Callable[[], Awaitable[object]]) -> None:
+        """The name of the querier's table, so that this producer is asked about what earlier ones of the same
+        table have left open."""
+        failures = 0
+        while True:
+            try:
+                await learn()
+                break
+            except Exception as error:
+                log.info("the table of app %r does not tell its name yet: %s", self.app, error)
+            await asyncio.sleep(LEARN_AGAIN.pause_s(failures, self._producer.rng))
+            failures += 1
+        for link in self._links:
+            link.announce()
 
     async def _connect(self) -> None:
         """The first process tells the number of processes, so that all producers agree."""

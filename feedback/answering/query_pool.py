@@ -81,6 +81,11 @@ class QueryPool:
         self._closed = False
 
     @property
+    def fence(self) -> bytes:
+        """The table that the querier answers from, as far as it is known."""
+        return self._querier.fence
+
+    @property
     def room(self) -> int:
         """Checks that may be taken now."""
         config = self._config

@@ -36,6 +36,8 @@ ANSWERS_PER_CALL = 256
 REFUSED_S = 0.5
 #: Answers waiting for the process; beyond it the oldest are dropped, and their checks are repeated.
 ANSWERS_MAX = 4_096
+#: How often the log repeats that a check of another table has come.
+SAY_EVERY_S = 60.0
 
 
 class FeedbackLost(EscrowMQError):
@@ -52,7 +54,7 @@ class FeedbackPort(Protocol):
     """A feedback process, as one app's producer sees it (``FeedbackShard``). Failures are FeedbackLost."""
 
     async def poll(
-        self, instance: str, room: int, working: Sequence[AskedCheck], wait_s: float
+        self, instance: str, room: int, working: Sequence[AskedCheck], wait_s: float, fence: bytes = b""
     ) -> tuple[str, Any]: ...
     async def answer(
         self, instance: str, answers: Sequence[tuple[Place, str, str, str, int]]
@@ -74,6 +76,8 @@ class Respondent:
     rng: random.Random
     #: Whether none is running here at all.
     idle: Callable[[], bool] = lambda: False
+    #: Finds out the name of the querier's table (``pool.fence``); None: it answers from none.
+    learn: Callable[[], Awaitable[object]] | None = None
 
 
 class ShardLink:
@@ -91,6 +95,7 @@ class ShardLink:
         self._room_again = asyncio.Event()
         self._polls: set[asyncio.Task[None]] = set()
         self._wait_s = self._config.poll_wait_s  # what the next idle poll offers
+        self._named, self._say_elsewhere_at = asyncio.Event(), float("-inf")
 
     async def run(self) -> None:
         """Poll and answer for ever."""
@@ -130,8 +135,8 @@ class ShardLink:
                 failures += 1
 
     async def _poll_once(self, port: FeedbackPort) -> None:
-        """One poll; given up early when checks were answered meanwhile and there is room again (the next
-        poll ends it at the actor)."""
+        """One poll; given up early when checks were answered meanwhile and there is room again, or when the
+        name of the querier's table is learned (the next poll ends it at the actor)."""
         room, much = self._pool.room, self._pool.full_room // 2
         busy = self._working or room < much
         wait_s = self._config.working_wait_s if busy else self._wait_s
@@ -143,6 +148,8 @@ class ShardLink:
         waiting: set[asyncio.Task[Any]] = {poll}
         if room < much:
             waiting.add(asyncio.create_task(self._room_again.wait()))
+        if self._producer.learn is not None and not self._pool.fence and not self._named.is_set():
+            waiting.add(asyncio.create_task(self._named.wait()))
         try:
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -155,7 +162,9 @@ class ShardLink:
         begin = _now()
         try:
             async with asyncio.timeout(wait_s + max(POLL_GRACE_S, LONG_POLL_GRACE * wait_s)):
-                status, value = await port.poll(self._producer.instance, room, list(self._working), wait_s)
+                fence = (self._pool.fence,) if self._pool.fence else ()
+                working = list(self._working)
+                status, value = await port.poll(self._producer.instance, room, working, wait_s, *fence)
         except TimeoutError:
             self._offer(wait_s, _now() - begin)
             raise FeedbackLost("no answer to a poll") from None
@@ -165,19 +174,37 @@ class ShardLink:
             self.counts["sent_away"] += 1
             await asyncio.sleep(float(value))
             return
-        for (gid, topic), tx_id, query_id, _, answer_s, index in value:
-            self._take(((gid, topic), tx_id, index), query_id, answer_s)
+        for (gid, topic), tx_id, query_id, _, answer_s, index, *fence in value:
+            self._take(((gid, topic), tx_id, index), query_id, answer_s, *fence)
 
-    def _take(self, check: AskedCheck, query_id: str, answer_s: float) -> None:
+    def _take(self, check: AskedCheck, query_id: str, answer_s: float, fence: bytes = b"") -> None:
         """If its local transaction is running, say so at once, without the querier's threads. Saying nothing
         means that it is not running, so only such checks are worked on."""
         if self._producer.still_running(check[1]):
             self._say(check, TransactionState.UNKNOWN, Trouble.RUNNING)
         elif answer_s <= 0:
             self._say(check, TransactionState.UNKNOWN, Trouble.BUSY)
+        elif fence and fence != self._pool.fence:
+            self._log_elsewhere(check[1], fence)
+            self._say(check, TransactionState.UNKNOWN, Trouble.ELSEWHERE)
         elif check not in self._working:
             self.counts["taken"] += 1
             self._working[check] = asyncio.create_task(self._work(check, query_id, answer_s))
+
+    def _log_elsewhere(self, tx_id: str, fence: bytes) -> None:
+        """Only if the name here has changed since the poll that the check came with, or in a feedback process
+        that does not compare names."""
+        if (now := _now()) < self._say_elsewhere_at:
+            return
+        self._say_elsewhere_at = now + SAY_EVERY_S
+        log.warning(
+            "transaction %r belongs to the table %s, and this producer answers from %s: UNKNOWN",
+            *(tx_id, fence.hex(), self._pool.fence.hex() or "none that has a name"),
+        )
+
+    def announce(self) -> None:
+        """The name of the querier's table is known now: poll with it at once."""
+        self._named.set()
 
     def _offer(self, wait_s: float, took_s: float) -> None:
         """How long the next idle poll may be parked, after one that ended without checks. The process of a

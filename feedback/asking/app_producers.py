@@ -26,6 +26,7 @@ class Present:
     instance: str
     last_seen: float
     room: int = 0
+    fence: bytes = b""
     poll: asyncio.Future[Polled] | None = None
     outgoing: list[Handed] = field(default_factory=list)
     leaving: bool = False  # ``outgoing`` leaves at the end of this turn

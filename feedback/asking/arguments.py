@@ -11,6 +11,7 @@ from typing import Any
 from escrowmq.feedback.asking.seats import CheckKey
 from escrowmq.feedback.policy import Trouble
 from escrowmq.replication.errors import InvalidMessage
+from escrowmq.replication.format.codec import FENCE_BYTES
 from escrowmq.replication.model import TransactionState
 from escrowmq.replication.replica.validation import GROUPS_MAX, NAME_BYTES_MAX
 
@@ -47,6 +48,13 @@ def working_of(value: Any) -> list[PlacedCheck]:
     """The checks that it works on: ((group, topic), transaction id, index of the PREPARE) for each."""
     rows = _rows("working", value, 3, CHECKS_MAX)
     return [(_key("working", place, tx_id), _index("working", index)) for place, tx_id, index in rows]
+
+
+def fence_of(value: Any) -> bytes:
+    """The name of the table that the producer answers from; empty: none."""
+    if type(value) is not bytes or len(value) not in (0, FENCE_BYTES):
+        raise InvalidMessage(f"fence must have {FENCE_BYTES} bytes, or none, not {_shown(value)}")
+    return value
 
 
 def idle_of(value: Any) -> bool:

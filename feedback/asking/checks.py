@@ -108,6 +108,8 @@ class CheckTable:
         self._own: dict[str, OrderedDict[CheckKey, None]] = {}  # owner -> checks that wait for it alone
         self._on_hand: Counter[int] = Counter()
         self._put_off: list[tuple[CheckKey, float]] = []
+        #: The last transaction whose table no producer here has, with that table's name.
+        self.strange: tuple[str, bytes] | None = None
         self._were_free: OrderedDict[AskedCheck, None] = OrderedDict()
         self.owners = Owners(config.owner_gone_s, now) if owners is None else owners
         self._wanted = self.owners.wanted
@@ -154,21 +156,24 @@ class CheckTable:
     # ---------------------------------------------------------------- producers
 
     def arrive(
-        self, instance: str, room: int, working: Iterable[AskedCheck], now: float
+        self, instance: str, room: int, working: Iterable[AskedCheck], now: float, fence: bytes = b""
     ) -> ProducerSeat | None:
         """A poll: the producer is alive, has room for ``room`` checks, and works on ``working``, whose local
-        transactions it does not run."""
+        transactions it does not run. ``fence``: the table that it answers from."""
         self.owners.heard(instance, now)
         seat = self.seats.arrive(instance, room, now, self.wanted(instance))
         if seat is None:
             return None
+        seat.fence = fence
         for key, index in working:
             check = self._checks.get(key)
             if check is None or check.row.newest_index != index:
                 continue
             if check.owner == instance:
                 self._is_idle(check)
-            if check.stage is Stage.QUEUED and check.free:  # its producer was believed dead, and is not
+            if (
+                check.stage is Stage.QUEUED and check.free and seat.may_answer(check.row.fence)
+            ):  # its producer was believed dead, and is not
                 self._hand(check, seat, now)
             if check.instance == instance:
                 check.confirmed = True
@@ -215,7 +220,12 @@ class CheckTable:
             if not self._is_anyones(check, now):
                 self._give_to_owner(check, now)
                 continue
-            seat = pick(taking, check.tried)
+            fence = check.row.fence
+            able = [seat for seat in taking if seat.may_answer(fence)] if fence else taking
+            if not able and not any(seat.may_answer(fence) for seat in self.seats.online(now)):
+                self._wait_for_its_table(check, now)
+                continue
+            seat = pick(able, check.tried)
             if seat is None:
                 continue
             self._hand(check, seat, now)
@@ -253,7 +263,7 @@ class CheckTable:
         ):
             return None
         check.tried.add(instance)
-        others = check.free and self.seats.others(now, check.tried)
+        others = check.free and self.seats.others(now, check.tried, check.row.fence)
         verdict = judge(state, trouble, others=others)
         if verdict is Verdict.PUT_OFF:
             self._put_off.append((key, running_pause_s(check.row.age_ms / 1000 + now - check.locked_at)))
@@ -301,7 +311,7 @@ class CheckTable:
             self._back(check)
             expired.returned += 1
         elif now >= check.handed_at + self._config.answer_s:
-            others = check.free and self.seats.others(now, check.tried | {instance})
+            others = check.free and self.seats.others(now, check.tried | {instance}, check.row.fence)
             verdict = judge(TransactionState.UNKNOWN, Trouble.TIMED_OUT, others=others)
             check.tried.add(instance)
             self._apply(check, verdict)
@@ -350,6 +360,14 @@ class CheckTable:
         self._wanted.move_to_end(owner)
         if len(self._wanted) > WANTED_MAX:
             self._wanted.popitem(last=False)
+
+    def _wait_for_its_table(self, check: Check, now: float) -> None:
+        """Nobody here has the table whose rows decide: others would find no row in theirs, and say ROLLBACK.
+        It is put off, and not counted."""
+        age_s = check.row.age_ms / 1000 + now - check.locked_at
+        self._put_off.append((check.key, running_pause_s(age_s)))
+        self.strange = check.row.tx_id, check.row.fence
+        self._drop(check)
 
     def _is_idle(self, check: Check) -> None:
         """The owner does not run it: from now on any producer may be asked."""

@@ -128,7 +128,7 @@ class PairTable:
         for present in online:
             parked = present.poll is not None
             seen = self._keeper.now() if parked else present.last_seen
-            pair.arrive(present.instance, present.room, (), seen, parked=parked)
+            pair.arrive(present.instance, present.room, (), seen, parked=parked, fence=present.fence)
 
     def guarded(self, pair: TopicFeedback, do: Callable[..., Any], *args: Any) -> Any:
         """Call ``do``; an exception ends this pair, and nothing else."""

@@ -22,11 +22,16 @@ class ProducerSeat:
     room: int = 0
     had_room_at: float = 0.0
     parked: bool = False
+    fence: bytes = b""  # the table that it answers from; empty: none, or it has not told
     holding: dict[CheckKey, None] = field(default_factory=dict)  # in the order of handing out
 
     @property
     def load(self) -> int:
         return len(self.holding)
+
+    def may_answer(self, fence: bytes) -> bool:
+        """Whether it has the table whose rows decide."""
+        return not fence or self.fence == fence
 
     def online(self, now: float, silent_s: float) -> bool:
         """Whether it can be asked, judging by its polls."""
@@ -84,9 +89,9 @@ class Seats:
         """Checks that all of them together accept now."""
         return sum(seat.room for seat in self.online(now))
 
-    def others(self, now: float, tried: Set[str]) -> bool:
-        """Whether one that was not tried yet accepts checks."""
-        return any(seat.instance not in tried for seat in self.taking(now))
+    def others(self, now: float, tried: Set[str], fence: bytes = b"") -> bool:
+        """Whether one that was not tried yet accepts checks of this table."""
+        return any(seat.instance not in tried and seat.may_answer(fence) for seat in self.taking(now))
 
     def names(self) -> list[str]:
         """The instances of all seats."""

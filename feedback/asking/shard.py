@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any
@@ -31,6 +32,7 @@ from escrowmq.feedback.asking.topic_feedback import Handed, Place, TopicFeedback
 from escrowmq.feedback.brokers import AskMembers, Brokers, GroupLeader
 from escrowmq.feedback.config import FeedbackConfig
 from escrowmq.feedback.endless import endless
+from escrowmq.feedback.policy import RUNNING_MAX_S
 from escrowmq.replication.calling.answers import LockedRow
 from escrowmq.replication.calling.sharing import part_of
 from escrowmq.replication.model import TransactionState
@@ -41,6 +43,9 @@ log = logging.getLogger(__name__)
 FORGET_PER_TICK = 200
 #: Pairs that ``status`` shows individually.
 PAIRS_SHOWN = 1_000
+#: Tables that no producer has, as far as they are remembered and reported, and for how long after a check of
+#: theirs was put off: it comes back within RUNNING_MAX_S.
+LACKING_MAX, LACKING_SHOWN, LACKING_S = 256, 8, 3 * RUNNING_MAX_S
 #: A producer whose answers all meet full queues comes back after this.
 ANSWER_AGAIN_S = 0.5
 
@@ -91,6 +96,7 @@ class FeedbackShard:
         #: Event counts, of this class and of the lobby.
         self.counts = self._lobby.counts
         self._pairs = PairTable(self, self._lobby, self._way, pinned=only is not None)
+        self._lacking: OrderedDict[tuple[str, bytes], float] = OrderedDict()
         self._news, self._pulse = 0, Pulse(config.tick_s)
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -117,17 +123,26 @@ class FeedbackShard:
     # ---------------------------------------------------------------- producers call these
 
     async def poll(
-        self, app: str, instance: str, room: int, working: Sequence[tuple[Place, str, int]], wait_s: float
+        self,
+        app: str,
+        instance: str,
+        room: int,
+        working: Sequence[tuple[Place, str, int]],
+        wait_s: float,
+        fence: bytes = b"",
     ) -> Polled:
         """Checks for this producer, of any topic of its app, as soon as there are any: ``("ok", [Handed,
         ...])``, empty after the wait. ``room``: how many it accepts; ``working``: (place, transaction, index)
-        of checks that it has not answered yet, and whose local transactions it does not run. ``("retry",
+        of checks that it has not answered yet, and whose local transactions it does not run. ``fence``: the
+        table whose rows it answers from; it is asked about no others' that have one. ``("retry",
         seconds)``: too many producers are parked here, come back later.
 
         Raises InvalidMessage for invalid arguments, as do ``answer`` and ``leave``.
         """
         app, instance, room = arguments.app_of(app), arguments.instance_of(instance), arguments.room_of(room)
         keys, wait_s = arguments.working_of(working), arguments.wait_of(wait_s)
+        fence = arguments.fence_of(fence)
+        self._lacking.pop((app, fence), None)
         lobby = self._lobby
         lobby.pace.arrive(instance, self.now())
         if not lobby.has_place_for(app):
@@ -138,7 +153,9 @@ class FeedbackShard:
         beyond = WANTED_MAX if wanted else 0
         present = producers.arrive(instance, room, self._config.producers_max + beyond)
         parks = present is not None and lobby.has_place_to_park(producers, beyond)
-        self._tell(producers, instance, room, keys, parked=parks)
+        if present is not None:
+            present.fence = fence
+        self._tell(producers, instance, room, keys, parked=parks, fence=fence)
         if present is None:
             lobby.say("producers", "app %r has too many producers: more are sent away", app)
         if present is None or not parks:
@@ -282,6 +299,13 @@ class FeedbackShard:
         """Something was settled."""
         self._pairs.review(pair)
 
+    def lacks(self, app: str, fence: bytes) -> None:
+        """No producer of this app has the table, and a check waits for one."""
+        self._lacking[app, fence] = self.now()
+        self._lacking.move_to_end((app, fence))
+        if len(self._lacking) > LACKING_MAX:
+            self._lacking.popitem(last=False)
+
     def look_anew(self, pair: Pair) -> None:
         """Ask every group for it again."""
         for gid in self._watches:
@@ -308,6 +332,7 @@ class FeedbackShard:
         keys: Iterable[arguments.PlacedCheck],
         *,
         parked: bool,
+        fence: bytes,
     ) -> None:
         """Tell this poll to all topics of the app that have work."""
         by_topic: dict[str, list[arguments.AskedCheck]] = {}
@@ -317,7 +342,7 @@ class FeedbackShard:
         for pair in list(producers.awake):
             working = by_topic.get(pair.topic, ())
             self._pairs.guarded(
-                pair, lambda p=pair, w=working: p.arrive(instance, room, w, now, parked=parked)
+                pair, lambda p=pair, w=working: p.arrive(instance, room, w, now, parked=parked, fence=fence)
             )
 
     def _match(self, producers: AppProducers) -> None:
@@ -341,6 +366,8 @@ class FeedbackShard:
         await asyncio.sleep(self._config.tick_s)
         self._pulse.beat(self.now())
         self._pairs.tick()
+        while self._lacking and next(iter(self._lacking.values())) < self.now() - LACKING_S:
+            self._lacking.popitem(last=False)
         self._forget_some()
 
     def _forget_some(self) -> None:
@@ -374,6 +401,9 @@ class FeedbackShard:
             polls_parked=self._lobby.parked,
             poll_wait_s=self._lobby.pace.wait_s(),
             producers=self._lobby.pace.producers,
+            tables_missing=tuple(
+                f"{app} {fence.hex()}" for app, fence in islice(reversed(self._lacking), LACKING_SHOWN)
+            ),
             counts=dict(self.counts),
         )
 

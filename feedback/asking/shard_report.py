@@ -13,9 +13,10 @@ class ShardReport(Carried, frozen=True, kw_only=True):
     ``apps``: those whose producers polled recently; ``producers``: how many there are, as far as they are
     counted (``PollPace``). ``pairs_here``: apps and topics hosted; ``pairs_working``: those that
     have checks on hand. ``pairs_due``: those for which a broker group has named due checks. ``polls_parked``:
-    producers that wait here to be asked; ``poll_wait_s``: for how long each stays. ``counts``: events
-    since the process started, by name; ``errors``: pairs that failed; ``polls_refused`` and
-    ``answers_refused``: sent away; ``pairs_full``: had to wait for a place.
+    producers that wait here to be asked; ``poll_wait_s``: for how long each stays. ``tables_missing``: app
+    and name of fences' tables, up to eight, under which transactions are open and which no producer here has.
+    ``counts``: events since the process started, by name; ``errors``: pairs that failed; ``polls_refused``
+    and ``answers_refused``: sent away; ``pairs_full``: had to wait for a place.
     """
 
     shard: int
@@ -28,4 +29,5 @@ class ShardReport(Carried, frozen=True, kw_only=True):
     polls_parked: int = 0
     poll_wait_s: float = 0.0
     producers: int = 0
+    tables_missing: tuple[str, ...] = ()
     counts: dict[str, int] = msgspec.field(default_factory=dict)

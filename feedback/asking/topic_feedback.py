@@ -8,6 +8,7 @@ more than its bounds.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence, Set
 from typing import Any, Protocol
@@ -22,11 +23,16 @@ from escrowmq.feedback.policy import Trouble, Verdict
 from escrowmq.replication.calling.answers import LockedRow
 from escrowmq.replication.model import TransactionState
 
+log = logging.getLogger(__name__)
+
+#: How often the log repeats that nobody has the table of some transactions.
+SAY_EVERY_S = 60.0
 #: Where a check comes from: broker group and topic. Producers return it unchanged with their answers.
 Place = tuple[int, str]
 #: What a poll hands out per check: place, transaction id, query id, checks so far, seconds to answer (0: only
 #: whether the producer runs it), log index of its newest PREPARE.
-Handed = tuple[Place, str, str, int, float, int]
+#: The table whose rows decide comes last, if the transaction names one: then its producers understand that.
+Handed = tuple[Place, str, str, int, float, int] | tuple[Place, str, str, int, float, int, bytes]
 
 
 class Host(Protocol):
@@ -35,6 +41,7 @@ class Host(Protocol):
     def hand(self, pair: TopicFeedback, instance: str, checks: list[Handed]) -> None: ...
     def lost(self, pair: TopicFeedback, instance: str) -> None: ...
     def changed(self, pair: TopicFeedback) -> None: ...
+    def lacks(self, app: str, fence: bytes) -> None: ...
     def now(self) -> float: ...
 
 
@@ -49,6 +56,7 @@ class TopicFeedback:
         self._way, self._host, self._config = way, host, way.config
         self._table = CheckTable(way.config, owners=owners)
         self._groups: dict[int, GroupFeedback] = {}
+        self._say_strange_at = float("-inf")
 
     async def close(self) -> None:
         """End what is under way. Leases end by themselves."""
@@ -63,10 +71,17 @@ class TopicFeedback:
     # ---------------------------------------------------------------- of producers
 
     def arrive(
-        self, instance: str, room: int, working: Iterable[AskedCheck], now: float, *, parked: bool
+        self,
+        instance: str,
+        room: int,
+        working: Iterable[AskedCheck],
+        now: float,
+        *,
+        parked: bool,
+        fence: bytes = b"",
     ) -> None:
         """A producer of the app polled at ``now``: it takes ``room`` checks, and works on ``working``."""
-        seat = self._table.arrive(instance, room, working, now)
+        seat = self._table.arrive(instance, room, working, now, fence)
         if seat is not None:
             seat.parked = parked
 
@@ -112,11 +127,29 @@ class TopicFeedback:
         for instance, checks in self._table.assign(self._host.now()).items():
             self.counts["handed"] += len(checks)
             self._host.hand(self, instance, [self._handed(check) for check in checks])
+        if self._table.strange is not None:
+            self._say_strange(*self._table.strange)
+            self._table.strange = None
+
+    def _say_strange(self, tx_id: str, fence: bytes) -> None:
+        self.counts["without_their_table"] += 1
+        self._host.lacks(self.app, fence)
+        now = self._host.now()
+        if now >= self._say_strange_at:
+            self._say_strange_at = now + SAY_EVERY_S
+            log.warning(
+                "transactions of app %r, topic %r, such as %r, wait for a producer whose fence has the table "
+                "%s: those that are online have another one, or none. Start one with that database, or "
+                "decide with escrowmq txn",
+                *(self.app, self.topic, tx_id, fence.hex()),
+                extra={"tx_id": tx_id, "app": self.app, "topic": self.topic},
+            )
 
     def _handed(self, check: Check) -> Handed:
         row = check.row
         answer_s = 0.0 if check.brief else self._config.answer_s
-        return (check.gid, self.topic), row.tx_id, row.query_id, row.checks, answer_s, row.newest_index
+        known = (check.gid, self.topic), row.tx_id, row.query_id, row.checks, answer_s, row.newest_index
+        return (*known, row.fence) if row.fence else known
 
     def anyone_online(self) -> bool:
         """Whether a producer of the app can be asked."""

@@ -180,6 +180,14 @@ class AsyncFence(TxStatusQuerier):
 
     # ------------------------------------------------------------ checks and old rows
 
+    def learn_fence(self) -> bytes:
+        """See ``TxStatusQuerier``. Blocking, in a thread without an event loop."""
+        known = self._fence.learned
+        if known is None:
+            known = asyncio.run(self._in_a_loop_of_its_own(lambda fence: fence.learn_identity()))
+        self.fence = rows.short_name(known)
+        return self.fence
+
     def query_status(self, tx_id: str, query_id: str) -> TransactionState:
         """See ``Fence.query_status``. Blocking: the producer calls it in its own threads."""
         return self.query_statuses([(tx_id, query_id)])[0]

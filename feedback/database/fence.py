@@ -245,6 +245,13 @@ class Fence(TxStatusQuerier):
         link.refuse_savepoint()
         link.refuse_autocommit("the fence's row")
         own = self._identity or self._identity_for(link)
+        for tx in transactions:
+            if (named := getattr(tx, "fence", b"")) and named != rows.short_name(own):
+                raise WrongDatabase(
+                    f"the checks of transaction {tx.tx_id!r} go to the table {named.hex()}, which its "
+                    f"producer's querier has, and this fence's table is {rows.short_name(own).hex()}: give "
+                    "each database a producer of its own, with the fence as its querier"
+                )
         now_ms = int(self._clock() * 1000)
         # In the order of their keys, as checks do: so transactions that share keys cannot deadlock.
         for key, tx_id in sorted((rows.key_of(self.app, tx.tx_id), tx.tx_id) for tx in transactions):
@@ -304,11 +311,21 @@ class Fence(TxStatusQuerier):
                 self._places.clear()
             self._places.add(place)
 
+    def learn_fence(self) -> bytes:
+        """See ``TxStatusQuerier``."""
+        self.fence = rows.short_name(self.learn_identity())
+        return self.fence
+
     def over(self, database: Any) -> Fence:
         """A fence of the same table over other connections; checks through it see whether they lead there."""
         fence = copy.copy(self)
         fence._database, fence._places = database_of(database), set()
         return fence
+
+    @property
+    def learned(self) -> bytes | None:
+        """The name of the fence's own database, if it is known in this process."""
+        return self._identity
 
     @property
     def knows_identity(self) -> bool:

@@ -33,6 +33,15 @@ def key_of(app: str, tx_id: str) -> bytes:
     return hashlib.sha256(b"%d:%b%b" % (len(name), name, tx_id.encode())).digest()
 
 
+def short_name(identity: bytes) -> bytes:
+    """The 16 bytes by which a broker knows the table of this name."""
+    try:
+        name = bytes.fromhex(identity.decode())
+    except ValueError:
+        name = b""
+    return name if len(name) == 16 else hashlib.sha256(identity).digest()[:16]
+
+
 def state_of(outcome: int | None) -> TransactionState:
     """What a row means to a check; None (there is no row, or it cannot be read) is not an answer."""
     if outcome == COMMITTED:

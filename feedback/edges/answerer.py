@@ -11,6 +11,8 @@ import logging
 import random
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from typing import Any
 
 from escrowmq.feedback.answering.answering import Answering
@@ -20,7 +22,7 @@ from escrowmq.feedback.config import AnswererConfig, FeedbackConfig
 from escrowmq.feedback.edges.ray_calls import RayShards
 from escrowmq.feedback.edges.shard_actor import start_shard
 from escrowmq.feedback.names import ClusterShape
-from escrowmq.feedback.states import TxStatusQuerier
+from escrowmq.feedback.states import TxStatusQuerier, names_a_table
 from escrowmq.replication.errors import InvalidMessage
 
 log = logging.getLogger(__name__)
@@ -59,7 +61,7 @@ class CheckAnswerer:
         self._config = config or AnswererConfig()
         self._feedback_config = feedback_config or FeedbackConfig()
         self._still_running, self._idle = still_running, idle
-        self._pool = QueryPool(querier, self._config)
+        self._querier, self._pool = querier, QueryPool(querier, self._config)
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._answering: Answering | None = None
@@ -95,6 +97,25 @@ class CheckAnswerer:
         except Exception:
             log.exception("checks of app %r are no longer answered by this producer", self._app)
 
+    async def _learn_fence(self) -> None:
+        """In a thread that a process can end with: the database may hang."""
+        learned: Future[None] = Future()
+
+        def learn() -> None:
+            error: BaseException | None = None
+            try:
+                self._querier.learn_fence()
+            except BaseException as found:
+                error = found
+            with suppress(InvalidStateError):  # nobody waits any more
+                if error is None:
+                    learned.set_result(None)
+                else:
+                    learned.set_exception(error)
+
+        threading.Thread(target=learn, name=f"escrowmq-checks-{self._app}-fence", daemon=True).start()
+        await asyncio.wrap_future(learned)
+
     async def _serve(self) -> None:
         def start(number: int, shards: int) -> Any:
             return start_shard(number, shards, self._info, self._feedback_config)
@@ -111,6 +132,7 @@ class CheckAnswerer:
                 self._config,
                 random.Random(),
                 self._idle,
+                self._learn_fence if names_a_table(self._querier) else None,
             ),
         )
         with self._lock:

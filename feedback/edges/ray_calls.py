@@ -98,10 +98,15 @@ class RayFeedbackPort:
         self._handle, self._app = handle, app
 
     async def poll(
-        self, instance: str, room: int, working: Sequence[AskedCheck], wait_s: float
+        self, instance: str, room: int, working: Sequence[AskedCheck], wait_s: float, fence: bytes = b""
     ) -> tuple[str, Any]:
         """See ``FeedbackShard.poll``."""
-        status, value = await _answer(self._handle.poll.remote(self._app, instance, room, working, wait_s))
+        asked = self._app, instance, room, working, wait_s
+        try:
+            call = self._handle.poll.remote(*asked, *((fence,) if fence else ()))
+        except TypeError:  # a process of an earlier version knows no fences
+            call = self._handle.poll.remote(*asked)
+        status, value = await _answer(call)
         return status, value
 
     async def answer(

@@ -77,10 +77,16 @@ class FeedbackShardActor:
         return self._index, self._shards
 
     async def poll(
-        self, app: str, instance: str, room: int, working: Sequence[tuple[Place, str, int]], wait_s: float
+        self,
+        app: str,
+        instance: str,
+        room: int,
+        working: Sequence[tuple[Place, str, int]],
+        wait_s: float,
+        fence: bytes = b"",
     ) -> tuple[str, Any]:
         """See ``FeedbackShard.poll``."""
-        return await self._shard().poll(app, instance, room, working, wait_s)
+        return await self._shard().poll(app, instance, room, working, wait_s, fence)
 
     async def answer(
         self, app: str, instance: str, answers: Sequence[tuple[Place, str, str, str, int]]

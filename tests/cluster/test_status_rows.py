@@ -73,6 +73,16 @@ def test_a_feedback_process_is_shown_alive_or_not() -> None:
     assert "not known" in unknown["feedback_process"]
 
 
+def test_a_fences_table_that_no_producer_has_is_a_problem_said_once() -> None:
+    table = "0a" * 16
+    lacking = ShardReport(shard=0, shards=2, tables_missing=(f"web shop {table}",))
+    asked = FeedbackStatus(0, lacking), FeedbackStatus(1, lacking), FeedbackStatus(2, None)
+    (told,) = command._tables_missing(status(feedback=asked))
+    assert told.startswith(f"app web shop: no producer online has the fence's table {table}, ")
+    assert command._problems(status(feedback=asked), [])[-1] == told
+    assert command._tables_missing(status(feedback=None)) == []
+
+
 def test_a_replica_is_shown_with_its_disk_and_all_that_is_wrong() -> None:
     replica = ReplicaStatus(
         0, 2, True, "follower", 5, 1, 9, 9, 1, 9, 9, 0, {"free_bytes": 12_000_000}, ("its disk is full",)

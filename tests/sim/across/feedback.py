@@ -80,9 +80,9 @@ class _Port:
         self._process, self._app, self._life = process, app, process.life
 
     async def poll(
-        self, instance: str, room: int, working: Sequence[AskedCheck], wait_s: float
+        self, instance: str, room: int, working: Sequence[AskedCheck], wait_s: float, fence: bytes = b""
     ) -> tuple[str, Any]:
-        call = self._process.shard.poll(self._app, instance, room, working, wait_s)
+        call = self._process.shard.poll(self._app, instance, room, working, wait_s, fence)
         return cast("tuple[str, Any]", await self._through(call))
 
     async def answer(
@@ -162,6 +162,11 @@ class Queries:
         self._producer, self._clients = producer, clients
         self._rng = clients.many.world.stream(f"querier-{producer.name}")
         self._busy = 0
+
+    @property
+    def fence(self) -> bytes:
+        """The table that it answers from."""
+        return self._producer.core.fence
 
     @property
     def room(self) -> int:

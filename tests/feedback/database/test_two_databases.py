@@ -1,0 +1,430 @@
+"""One app over several databases: only who has the transaction's table answers its checks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import sqlite3
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from escrowmq import Message, OutcomeUnknown, TransactionState, Unavailable
+from escrowmq.actors.producer import async_producer, fence_name
+from escrowmq.actors.producer.fence_name import LEVEL_AGAIN_S
+from escrowmq.cluster.cli import transactions
+from escrowmq.cluster.cli.output import Format
+from escrowmq.feedback.answering.answering import Answering
+from escrowmq.feedback.answering.query_pool import QueryPool
+from escrowmq.feedback.answering.shard_link import Respondent, ShardLink
+from escrowmq.feedback.asking.checks import CheckTable
+from escrowmq.feedback.config import AnswererConfig, FeedbackConfig
+from escrowmq.feedback.database.rows import short_name
+from escrowmq.feedback.policy import Trouble
+from escrowmq.feedback.states import TxStatusQuerier
+from escrowmq.integrations import AsyncFence, Fence, WrongDatabase
+from escrowmq.replication.calling.answers import LevelReport, LockedRow
+from escrowmq.replication.format.codec import LEVEL_OF_FENCES
+from escrowmq.testing import InMemoryCluster
+
+A, B = b"a" * 16, b"b" * 16
+LONG_S = 1200.0  # many more checks than check_max
+
+
+@pytest.fixture
+def cluster() -> Iterator[InMemoryCluster]:
+    with InMemoryCluster() as found:
+        found.admin.create_topic("orders")
+        yield found
+
+
+def fence_of(path: Path) -> Fence:
+    fence = Fence(lambda: sqlite3.connect(path), app="shop")
+    fence.create_table()
+    with sqlite3.connect(path) as db:
+        db.execute("create table if not exists orders (id text)")
+    return fence
+
+
+def readable(cluster: InMemoryCluster) -> list[bytes]:
+    reader = cluster.consumer("look", ["orders"], auto_offset_reset="earliest")
+    found = [record.value for _ in range(3) for record in reader.poll(timeout_s=1.0)]
+    reader.close()
+    return found
+
+
+def open_order(cluster: InMemoryCluster, path: Path) -> str:
+    """A row is committed, the COMMIT to the broker is lost, and its producer is gone."""
+    fence = fence_of(path)
+    producer = cluster.producer(app="shop", tx_status_querier=fence)
+    cluster.fail_next("commit", OutcomeUnknown)
+    with (
+        pytest.raises(OutcomeUnknown),
+        fence.transaction(producer, Message("orders", b"42")) as (tx, db),
+    ):
+        db.execute("insert into orders values ('42')")
+    producer.close()
+    return str(tx.tx_id)
+
+
+def test_the_others_never_answer_and_who_has_the_table_does(
+    cluster: InMemoryCluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tx_id = open_order(cluster, tmp_path / "a.db")
+    with caplog.at_level(logging.WARNING):
+        cluster.producer(app="shop", tx_status_querier=fence_of(tmp_path / "b.db"))
+        cluster.clock.advance(LONG_S)
+    [waiting] = cluster.admin.show_transaction(tx_id, "shop").open.values()
+    again = fence_of(tmp_path / "a.db")
+    assert again.fence == b""
+    assert waiting.fence == short_name(again.learn_identity()).hex() != ""
+    assert (waiting.checks, waiting.parked) == (0, False)
+    assert "wait for a producer whose fence has the table" in caplog.text
+    assert readable(cluster) == []
+    cluster.producer(app="shop", tx_status_querier=again)
+    cluster.clock.advance(120.0)
+    assert readable(cluster) == [b"42"]
+
+
+def test_a_fence_of_another_database_than_the_producers_is_refused_before_a_row_is_written(
+    cluster: InMemoryCluster, tmp_path: Path
+) -> None:
+    mine, other = fence_of(tmp_path / "a.db"), fence_of(tmp_path / "b.db")
+    producer = cluster.producer(app="shop", tx_status_querier=mine)
+    with (
+        pytest.raises(WrongDatabase, match="producer of its own"),
+        other.transaction(producer, Message("orders", b"1")) as (_, db),
+    ):
+        db.execute("insert into orders values ('1')")
+    with mine.transaction(producer, Message("orders", b"2")) as (_, db):
+        db.execute("insert into orders values ('2')")
+    assert readable(cluster) == [b"2"]
+    with sqlite3.connect(tmp_path / "b.db") as db:
+        assert db.execute("select count(*) from orders").fetchone() == (0,)
+
+
+def test_transactions_sent_in_bulk_name_their_table(cluster: InMemoryCluster, tmp_path: Path) -> None:
+    fence = fence_of(tmp_path / "a.db")
+    producer = cluster.producer(app="shop", tx_status_querier=fence)
+    seen = list[str]()
+
+    def local(transactions: Any) -> None:
+        with sqlite3.connect(tmp_path / "a.db") as db:
+            db.execute("begin")
+            fence.enter(db, *transactions)
+        for tx in transactions:
+            [entry] = cluster.admin.show_transaction(tx.tx_id, "shop").open.values()
+            seen.append(entry.fence)
+
+    producer.send_transactions([Message("orders", b"1"), Message("orders", b"2")], local)
+    assert seen == [short_name(fence.learn_identity()).hex()] * 2
+
+
+def test_an_asynchronous_fence_names_its_table_too(cluster: InMemoryCluster, tmp_path: Path) -> None:
+    fence_of(tmp_path / "a.db")
+
+    async def run() -> tuple[str, str]:
+        engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'a.db'}")
+        fence = AsyncFence(engine, app="shop")
+        producer = cluster.producer(app="shop", tx_status_querier=fence).aio
+        try:
+            async with fence.transaction(producer, Message("orders", b"1")) as (tx, _):
+                [entry] = cluster.admin.show_transaction(tx.tx_id, "shop").open.values()
+            return entry.fence, fence.fence.hex()
+        finally:
+            await engine.dispose()
+
+    told, known = asyncio.run(run())
+    assert told == known != ""
+
+
+class Table(TxStatusQuerier):
+    """A querier over a table whose database is away until ``back`` is set."""
+
+    def __init__(self, *, hangs: bool = False, state: TransactionState = TransactionState.UNKNOWN) -> None:
+        self.back, self.asked, self._hangs, self._state = threading.Event(), 0, hangs, state
+
+    def learn_fence(self) -> bytes:
+        self.asked += 1
+        if self._hangs:
+            self.back.wait(30.0)
+        elif not self.back.is_set():
+            raise sqlite3.OperationalError("no connection")
+        self.fence = A
+        return A
+
+    def query_status(self, tx_id: str, query_id: str) -> TransactionState:
+        return self._state
+
+
+def open_fences(cluster: InMemoryCluster) -> list[str]:
+    return [entry.fence for entry in cluster.admin.list_transactions(app="shop")]
+
+
+def test_a_group_below_the_level_gets_no_name_until_it_has_it(
+    cluster: InMemoryCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, low = Table(), LevelReport(LEVEL_OF_FENCES - 1, LEVEL_OF_FENCES - 1)
+    table.back.set()
+    with monkeypatch.context() as patch:
+        patch.setattr("escrowmq.cluster.testing.replica.MemoryBroker.levels", lambda _: low)
+        producer = cluster.producer(app="shop", tx_status_querier=table)
+        early = producer.transaction()
+        early.send(Message("orders", b"1"))
+        early.prepare()
+    assert open_fences(cluster) == [""]
+    cluster.clock.advance(LEVEL_AGAIN_S)
+    later = producer.transaction()
+    later.send(Message("orders", b"2"))
+    later.prepare()
+    assert sorted(open_fences(cluster)) == ["", A.hex()]
+    early.commit()
+    later.commit()
+
+
+def test_while_the_database_does_not_tell_the_name_nothing_is_prepared(cluster: InMemoryCluster) -> None:
+    table = Table()
+    producer = cluster.producer(app="shop", tx_status_querier=table)
+    refused = pytest.raises(sqlite3.OperationalError, match="no connection")
+    with refused, producer.transaction() as tx:
+        tx.send(Message("orders", b"1"))
+        tx.prepare()
+    with refused:
+        producer.send_message_in_transaction(Message("orders", b"2"), lambda tx: TransactionState.COMMITTED)
+    with refused:
+        producer.send_transactions([Message("orders", b"3")], lambda every: TransactionState.COMMITTED)
+    with pytest.raises(OutcomeUnknown, match="of-mine"), producer.transaction(tx_id="of-mine") as tx:
+        tx.send(Message("orders", b"4"))
+        tx.prepare()
+
+    async def run() -> None:
+        with refused:
+            async with producer.aio.transaction() as tx:
+                await tx.send(Message("orders", b"5"))
+                await tx.prepare()
+        with pytest.raises(OutcomeUnknown, match="of-mine"):
+            async with producer.aio.transaction(tx_id="of-mine") as tx:
+                await tx.send(Message("orders", b"4"))
+                await tx.prepare()
+
+    asyncio.run(run())
+    assert open_fences(cluster) == []
+    # What no check is asked about needs no name: plain messages, and transactions without a local one.
+    producer.send(Message("orders", b"plain")).result(10.0)
+    producer.send_transactions([Message("orders", b"alone")])
+    table.back.set()
+    with producer.transaction(tx_id="of-mine") as tx:
+        tx.send(Message("orders", b"4"))
+        tx.prepare()
+        assert open_fences(cluster) == [A.hex()]
+    assert sorted(readable(cluster)) == [b"4", b"alone", b"plain"]
+
+
+def test_a_database_that_hangs_makes_a_transaction_wait_for_a_bounded_time(
+    cluster: InMemoryCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fence_name, "NAME_WAIT_S", 0.05)
+    monkeypatch.setattr(async_producer, "NAME_WAIT_S", 0.05)
+    # The answering side of a cluster in memory asks in the caller's thread, so it gets another querier.
+    producer = cluster.producer(app="shop", tx_status_querier=(known := Table()))
+    table = Table(hangs=True)
+    producer._core.fenced_by(table.learn_fence)
+    with pytest.raises(Unavailable, match="Nothing was prepared"), producer.transaction() as tx:
+        tx.send(Message("orders", b"1"))
+        tx.prepare()
+
+    async def run() -> None:
+        with pytest.raises(Unavailable, match="Nothing was prepared"):
+            async with producer.aio.transaction() as tx:
+                await tx.send(Message("orders", b"1"))
+                await tx.prepare()
+
+    asyncio.run(run())
+    assert (open_fences(cluster), table.asked) == ([], 1), "all who wait share one attempt"
+    table.back.set()
+    known.back.set()
+    monkeypatch.setattr(fence_name, "NAME_WAIT_S", 10.0)
+    with producer.transaction() as tx:
+        tx.send(Message("orders", b"1"))
+        tx.prepare()
+        assert open_fences(cluster) == [A.hex()]
+    assert readable(cluster) == [b"1"]
+
+
+def test_who_learns_its_name_late_is_asked_about_what_its_predecessor_left(cluster: InMemoryCluster) -> None:
+    gone = Table()
+    gone.back.set()
+    producer = cluster.producer(app="shop", tx_status_querier=gone)
+    tx = producer.transaction()
+    tx.send(Message("orders", b"42"))
+    tx.prepare()
+    producer.close()
+    late = Table(state=TransactionState.COMMITTED)
+    cluster.producer(app="shop", tx_status_querier=late)
+    cluster.clock.advance(120.0)
+    assert readable(cluster) == []
+    late.back.set()
+    cluster.clock.advance(75.0)  # the pauses of learning and of the check are 30 s each
+    assert readable(cluster) == [b"42"]
+
+
+def test_operators_are_told_which_table_is_missing(
+    cluster: InMemoryCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tx_id = open_order(cluster, tmp_path / "a.db")
+    cluster.producer(app="shop", tx_status_querier=fence_of(tmp_path / "b.db"))
+    cluster.clock.advance(LONG_S)
+    again = fence_of(tmp_path / "a.db")
+    missing = f"shop {short_name(again.learn_identity()).hex()}"
+    assert tables_missing(cluster) == [missing]
+    transactions._show(Format.table, cluster.admin.show_transaction(tx_id, "shop"))
+    assert "only producers whose fence has the table" in " ".join(capsys.readouterr().out.split())
+    cluster.producer(app="shop", tx_status_querier=again)
+    assert tables_missing(cluster) == []
+
+
+def tables_missing(cluster: InMemoryCluster) -> list[str]:
+    reports = [process.report for process in cluster.admin.status().feedback or ()]
+    return [name for report in reports if report is not None for name in report.tables_missing]
+
+
+# ---------------------------------------------------------------- feedback's choice
+
+
+def handed(table: CheckTable, now: float) -> dict[str, list[str]]:
+    return {name: [check.row.tx_id for check in checks] for name, checks in table.assign(now).items()}
+
+
+def arrive(table: CheckTable, instance: str, fence: bytes, now: float = 0.0) -> None:
+    seat = table.arrive(instance, 10, (), now, fence)
+    assert seat is not None
+    seat.parked = True
+
+
+def row(tx_id: str, fence: bytes = b"") -> LockedRow:
+    return LockedRow(tx_id, "q", 0, 0, fence=fence)
+
+
+def test_a_check_goes_to_a_producer_that_has_its_table_and_one_without_to_anyone() -> None:
+    table = CheckTable(FeedbackConfig())
+    arrive(table, "has-a", A)
+    arrive(table, "has-b", B)
+    table.locked(0, [row("of-a", A), row("of-b", B), row("of-a-2", A)], 0.0)
+    assert handed(table, 0.0) == {"has-a": ["of-a", "of-a-2"], "has-b": ["of-b"]}
+    lone = CheckTable(FeedbackConfig())
+    arrive(lone, "has-b", B)
+    lone.locked(0, [row("of-none")], 0.0)
+    assert handed(lone, 0.0) == {"has-b": ["of-none"]}
+
+
+def test_a_check_whose_table_nobody_has_is_put_off_and_not_counted() -> None:
+    table = CheckTable(FeedbackConfig())
+    arrive(table, "has-b", B)
+    arrive(table, "has-none", b"")
+    table.locked(0, [row("of-a", A)], 0.0)
+    assert handed(table, 0.0) == {}
+    assert table.strange == ("of-a", A)
+    assert [key for key, _ in table.take_put_off()] == [(0, "of-a")]
+
+
+def test_trouble_at_the_only_one_that_has_the_table_leads_to_no_other() -> None:
+    table = CheckTable(FeedbackConfig())
+    arrive(table, "has-a", A)
+    arrive(table, "has-b", B)
+    table.locked(0, [row("of-a", A)], 0.0)
+    assert handed(table, 0.0) == {"has-a": ["of-a"]}
+    table.answer("has-a", (0, "of-a"), TransactionState.UNKNOWN, Trouble.RAISED, 0, 1.0)
+    assert handed(table, 1.0) == {}
+
+
+def test_a_name_that_is_learned_while_a_poll_is_parked_is_announced_at_once() -> None:
+    polls: asyncio.Queue[bytes] = asyncio.Queue()
+
+    class Port:
+        async def poll(
+            self, instance: str, room: int, working: Any, wait_s: float, fence: bytes = b""
+        ) -> tuple[str, Any]:
+            polls.put_nowait(fence)
+            await asyncio.sleep(wait_s)
+            return "ok", []
+
+        async def answer(self, instance: str, answers: Any) -> tuple[str, Any]:
+            return "ok", []
+
+        async def leave(self, instance: str, idle: bool = False) -> None: ...
+
+    async def run() -> None:
+        table, config, learned = Table(), AnswererConfig(), asyncio.Event()
+        pool = QueryPool(table, config)
+
+        async def connect(number: int) -> Port:
+            return Port()
+
+        async def learn() -> None:
+            await learned.wait()
+            table.back.set()
+            table.learn_fence()
+
+        async def count() -> int:
+            return 1
+
+        respondent = Respondent("one", connect, pool, lambda _: False, config, random.Random(1), learn=learn)
+        answering = asyncio.create_task(Answering("shop", count, respondent).run())
+        assert await polls.get() == b""
+        learned.set()
+        async with asyncio.timeout(5.0):  # a poll is parked for ten seconds
+            assert await polls.get() == A
+        answering.cancel()
+        await asyncio.gather(answering, return_exceptions=True)
+        pool.close()
+
+    asyncio.run(run())
+
+
+def test_a_check_that_was_refused_is_asked_elsewhere_or_put_off_and_never_counted() -> None:
+    table = CheckTable(FeedbackConfig())
+    arrive(table, "one", A)
+    arrive(table, "two", A)
+    arrive(table, "other", B)
+    table.locked(0, [row("of-a", A)._replace(age_ms=20_000)], 0.0)
+    for _ in range(2):
+        [(name, _)] = handed(table, 0.0).items()
+        assert name != "other"
+        refused = TransactionState.UNKNOWN, Trouble.ELSEWHERE, 0
+        assert table.answer(name, (0, "of-a"), *refused, 0.0) is None
+    assert table.take_put_off() == [((0, "of-a"), 10.0)], "half of its age, and not at once"
+    assert len(table) == 0
+
+
+def test_a_producer_that_is_asked_about_another_table_says_unknown_and_logs_both_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Querier(TxStatusQuerier):
+        fence = B
+
+        def query_status(self, tx_id: str, query_id: str) -> TransactionState:
+            return TransactionState.ROLLBACK
+
+    async def nowhere(number: int) -> Any:
+        raise AssertionError(number)
+
+    config, checks = AnswererConfig(), [((0, "orders"), f"of-a-{n}", 5) for n in range(3)]
+    pool = QueryPool(Querier(), config)
+
+    async def asked() -> ShardLink:
+        link = ShardLink(0, Respondent("one", nowhere, pool, lambda _: False, config, random.Random(1)))
+        for check in checks:
+            link._take(check, "q", 30.0, A)
+        return link
+
+    with caplog.at_level(logging.WARNING):
+        link = asyncio.run(asked())
+    assert link._answers == dict.fromkeys(checks, (TransactionState.UNKNOWN, Trouble.ELSEWHERE))
+    assert A.hex() in caplog.text and B.hex() in caplog.text
+    assert len(caplog.records) == 1
+    pool.close()
