@@ -15,8 +15,6 @@ from tests.controls.catalogue import PLANTED, Planted
 from tests.controls.hunt import hunt, schedule
 from tests.controls.planting import RELAYS, sound
 
-QUICK_S = 12.0  # the longest chaos of worlds of which four schedules run
-
 
 def _world_of(fault: Planted) -> object:
     """Everything, except the seed, that determines its schedules while the fault is not planted."""
@@ -27,13 +25,10 @@ def _world_of(fault: Planted) -> object:
 
 def _sound_schedules() -> Iterator[Any]:
     """For each world that has conditions: one of its faults, and the schedules to run, counted from its
-    start. Worlds of several groups, and long ones, are slow: one schedule here and three more in
-    ``make test-long``."""
+    start: one here and three more in ``make test-long``."""
     for fault in {_world_of(p): p for p in PLANTED.values() if p.conditions is not None}.values():
-        quick = fault.groups == 1 and fault.chaos_s <= QUICK_S
-        yield pytest.param(fault, range(4 if quick else 1), id=fault.name)
-        if not quick:
-            yield pytest.param(fault, range(1, 4), id=f"{fault.name}-further", marks=pytest.mark.long)
+        yield pytest.param(fault, range(1), id=fault.name)
+        yield pytest.param(fault, range(1, 4), id=f"{fault.name}-further", marks=pytest.mark.long)
 
 
 def _marks(fault: Planted) -> list[pytest.MarkDecorator]:
