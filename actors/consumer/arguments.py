@@ -113,6 +113,15 @@ def check_delay(delay_s: object) -> None:
         raise InvalidMessage(f"delay_s must be seconds from 0 to {NACK_DELAY_S_MAX:g}, not {delay_s!r}")
 
 
+def check_not_taken(record: ConsumerRecord, taken: int) -> None:
+    """Checks that no transaction has the record, prepared or committed."""
+    if record.offset < taken:
+        raise InvalidMessage(
+            f"offset {record.offset} of {record.topic}/{record.partition} is in a transaction with "
+            "send_offsets that was prepared: nack before prepare(), or roll the transaction back"
+        )
+
+
 def check_returned(record: ConsumerRecord, position: int | None) -> None:
     """Checks that this consumer has returned the record since its position was last set."""
     if position is None or record.offset >= position:

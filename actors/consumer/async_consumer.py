@@ -107,6 +107,8 @@ class AsyncConsumer(AsyncClosing):
 
     async def _poll(self, take: Take[T], max_records: int, timeout_s: float) -> list[T]:
         core = self._core
+        if core.retries.has_waiting:
+            await asyncio.to_thread(core.retries.settle_waiting)
         deadline, me = core.clock() + timeout_s, asyncio.current_task()
         while True:
             self._news.looking()

@@ -89,6 +89,8 @@ class Committer:
         with self._condition:
             self._membership.check_not_fenced()
             wanted = self._delivered() if offsets is None else self._explicit(offsets)
+            if not attempts and any(state.failed.at(offset) for state, offset in wanted.items()):
+                attempts = {state.tp: state.failed.at(offset) for state, offset in wanted.items()}
         if not wanted:
             return
         self._check_ends(wanted, deadline)

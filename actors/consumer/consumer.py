@@ -263,15 +263,17 @@ class Consumer(Closing):
         """Makes the group's place durable: everything ``poll`` has returned, or ``offsets`` as given.
 
         ``offsets``: (topic, partition) -> *next* offset to read. Without it, stops before records that
-        wait after ``nack``. Raises OffsetOutOfRange for a place beyond the partition's end; MemberFenced;
-        StaleMember if a partition has moved to another member (uncommitted records are delivered again
-        there); OutcomeUnknown if no answer came in time: committing again is safe.
+        wait after ``nack``. In a group that reads in order, nacks of records up to which this moves the
+        place are durable with it, and it raises what prevents a dead letter. Raises OffsetOutOfRange for a
+        place beyond the partition's end; MemberFenced; StaleMember if a partition has moved to another member
+        (uncommitted records are delivered again there); OutcomeUnknown if no answer came in time: committing
+        again is safe.
         """
         self.core.commit(offsets)
 
     def group_work(self) -> GroupWork:
-        """What ``poll`` has returned since the group's place was last moved. ``Transaction.send_offsets``
-        calls this."""
+        """What ``poll`` has returned since the group's place was last moved, up to the lowest nacked record.
+        ``Transaction.send_offsets`` calls this."""
         return group_work(self.core)
 
     def committed(self, topic: str, partition: int) -> int | None:
@@ -290,10 +292,12 @@ class Consumer(Closing):
 
         Order "ordered": from now on ``poll`` returns nothing of the partition, and after the pause this
         record and all behind it again; behind a dead letter it goes on at once. So leave out what you have
-        in hand of the partition behind it; a nack of that does nothing. Returns when the attempt is durable,
-        together with the partition's place: what lies before the record counts as handled. Raises
-        StaleMember if the partition has moved, Unavailable or OutcomeUnknown: then the record comes again
-        after five seconds, and its next reader may not know of the attempt.
+        in hand of the partition behind it; a nack of that does nothing. It counts together with what lies
+        before the record: at once if the group's place is there, else when ``commit``, or a transaction
+        with ``send_offsets``, has moved it there. So commit after it: if the partition moves before, or if
+        the transaction is rolled back, the nack was none. Raises StaleMember if the partition has moved,
+        Unavailable or OutcomeUnknown: then the record comes again after five seconds, and its next reader
+        may not know of the attempt; InvalidMessage for what a prepared transaction has.
 
         Without ``retry``: this consumer's ``poll`` returns the record again after ``delay_s`` (5). Until then
         ``commit()`` stops before it. Only this consumer knows of it: if it dies or loses the partition, the

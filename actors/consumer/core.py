@@ -275,6 +275,7 @@ class ConsumerCore:
         """See :meth:`Consumer.poll`; the caller has checked the arguments.
 
         ``take``: one of the methods of ``taking``."""
+        self.retries.settle_waiting()
         deadline, me = self.clock() + timeout_s, threading.get_ident()
         with self.condition:  # a cluster in memory fetches when the lock is released
             self.taking.resume(self.clock())
@@ -451,6 +452,7 @@ class ConsumerCore:
             args.check_partition(tp)
             args.check_offset(offset)
         self.committer.commit(offsets)
+        self.retries.settle_waiting(raises=True)
 
     def committed(self, topic: str, partition: int) -> int | None:
         """See :meth:`Consumer.committed`."""

@@ -4,16 +4,22 @@ Each partition's work began at the group's place, as it was when this consumer t
 moved it last. If the transaction does not commit, whatever the reason, the consumer goes back to the group's
 place, which it looks up once nobody holds it any more: so the same records are polled again, unless somebody
 else has done the work.
+
+One rule for offsets and nacks: the work ends, in each partition, before the first record that was nacked. So
+a nack is a part of the transaction (ordered_retries.py): it counts once the transaction is committed, and is
+taken back with the rest. It may come until the PREPARE is made. That needs a group in which all that is
+behind such a record comes again, one that reads in order. In other groups others overtake the record, and a
+place cannot say so: in a group with ``order="concurrent"`` a nacked record leaves the partition at once,
+whatever becomes of the transaction, and without ``retry`` only this consumer knows of it.
 """
 
 from __future__ import annotations
-
-from collections.abc import Mapping
 
 from escrowmq.actors.client.consumer_groups import TopicPartition
 from escrowmq.actors.client.group_work import GroupWork, Span
 from escrowmq.actors.consumer.core import ConsumerCore
 from escrowmq.actors.consumer.positions import PartitionState
+from escrowmq.actors.consumer.retries import ConcurrentRetries, LocalRetries
 from escrowmq.replication.errors import ConfigError, InvalidMessage, StaleMember
 from escrowmq.replication.format.offset_ops import NONE_YET
 
@@ -21,15 +27,22 @@ from escrowmq.replication.format.offset_ops import NONE_YET
 def group_work(core: ConsumerCore) -> GroupWork:
     """What ``poll`` has returned since the group's place was last moved, up to the lowest nacked record.
 
-    Raises ConfigError without a group, StaleMember, InvalidMessage if the consumer was moved back behind the
-    group's place, and what looking up a place raises; after that the consumer goes back, too. Blocks only if
-    a place must be looked up.
+    Raises ConfigError without a group and with ``order="concurrent"``, StaleMember, InvalidMessage if the
+    consumer was moved back behind the group's place or keeps records that were nacked, and what looking up a
+    place raises; after the last two the consumer goes back, too. Blocks only if a place must be looked up.
     """
     core.check_open()
     member = core.membership
     if member is None:
         raise ConfigError("a consumer without a group has no offsets to send; use send_offsets(group, {...})")
+    if isinstance(core.retries, ConcurrentRetries):
+        raise ConfigError(
+            'send_offsets needs a group that reads in order: with order="concurrent" a nacked record leaves '
+            'its partition at once, whatever becomes of the transaction; use RetryPolicy(order="ordered")'
+        )
     try:
+        with core.condition:
+            _check_nothing_waits(core)
         _look_up_places(core)
     except BaseException:
         go_back(core)
@@ -39,6 +52,8 @@ def group_work(core: ConsumerCore) -> GroupWork:
         work = {state: span for state in core.positions.states() if (span := _span(core, state)) is not None}
         ids = {topic: _id_of(core, topic) for topic in {state.topic for state in work}}
         joins = member.joins
+        for state in work:
+            state.nacked_at = None
 
     def check() -> None:
         with core.condition:
@@ -47,24 +62,39 @@ def group_work(core: ConsumerCore) -> GroupWork:
             held = member.joins == joins or member.still_holds(frozenset(state.tp for state in work))
             if member.idle or not same or not held:
                 raise StaleMember("partitions were lost since they were read; poll again")
-            if any(core.redelivery.waits_below(state.tp, end) for state, (_, end) in work.items()):
-                raise InvalidMessage(
-                    "a record was nacked after send_offsets, and the group would pass it: first nack, then "
-                    "call send_offsets; poll returns the records again"
-                )
+            _check_nothing_waits(core)
+            for state, (begin, end) in list(work.items()):
+                if state.nacked_at is not None and state.nacked_at < end:
+                    work[state] = places[state.tp] = begin, state.nacked_at
+                    if not state.has_work_before(state.nacked_at):
+                        del work[state], places[state.tp]
+                        continue
+                state.taken = work[state][1]
 
     def ended(committed: bool) -> None:
         with core.condition:
             for state, (_, end) in work.items():
                 if committed:
                     state.moved_to(end)
-                elif core.positions.get(state.tp) is state:
+                    continue
+                state.taken = 0
+                if core.positions.get(state.tp) is state:
                     _go_back(core, state)
         if not committed:
             core.membership_thread.wake()
 
-    places: Mapping[TopicPartition, Span] = {state.tp: span for state, span in work.items()}
+    places: dict[TopicPartition, Span] = {state.tp: span for state, span in work.items()}
     return GroupWork(member.group, places, ids, check, ended)
+
+
+def _check_nothing_waits(core: ConsumerCore) -> None:
+    """Locked. Raises InvalidMessage if the consumer itself keeps records that were nacked."""
+    if isinstance(core.retries, LocalRetries) and core.redelivery:
+        raise InvalidMessage(
+            "records that were nacked wait in this consumer, and others overtake them: a transaction cannot "
+            'leave them out. Use retry=RetryPolicy(order="ordered"), or send such records to a topic of your '
+            "own in the transaction. poll returns again what no transaction has"
+        )
 
 
 def go_back(core: ConsumerCore) -> None:

@@ -75,6 +75,12 @@ class PartitionState:
     resume_at: float = 0.0
     returned: int = 0
     failed: Failed = NEVER_FAILED
+    #: The lowest offset that was nacked since a transaction took this work (None: none), and up to where a
+    #: transaction is prepared or committed (0: none is).
+    nacked_at: int | None = None
+    taken: int = 0
+    #: Where reading began, if the group had no place yet.
+    began: int = 0
     #: Why a handler could not work when it was called last, though nothing is wrong with the message; see
     #: ``run``. "": it could.
     put_off: str = ""
@@ -129,6 +135,10 @@ class PartitionState:
         self.committed = self.place = offset
         if offset > self.failed.offset:
             self.failed = NEVER_FAILED
+
+    def has_work_before(self, offset: int) -> bool:
+        """Whether the group's place does not say yet that what lies before was done."""
+        return self.place is None or offset > (self.began if self.place < 0 else self.place)
 
     def back_off(self, now: float) -> None:
         """Delays the next fetch, each time for longer."""
@@ -229,6 +239,7 @@ class Positions:
         if state is not None and state.epoch == epoch and state.position is None:
             state.gid = state.gid if gid is None else gid
             state.place = state.place if place is None else place
+            state.began = offset
             state.restart(offset)
 
     def refuse(self, tp: TopicPartition, epoch: int, error: EscrowMQError) -> None:

@@ -88,12 +88,6 @@ class Redelivery:
         waiting = self._records.get(tp)
         return min(waiting) if waiting else None
 
-    def waits_below(self, tp: TopicPartition, end: int) -> bool:
-        """Whether a record of a partition waits before ``end``, not counting failures that are being made
-        durable elsewhere."""
-        waiting = self._records.get(tp, {})
-        return any(offset < end and due < float("inf") for offset, (due, _) in waiting.items())
-
     def drop(self, tp: TopicPartition) -> None:
         """Forgets a partition's records: it was reassigned, or the application sought elsewhere."""
         self._count -= len(self._records.pop(tp, ()))

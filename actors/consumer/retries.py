@@ -74,6 +74,9 @@ class Reader(Protocol):
 class LocalRetries:
     """Of a consumer without ``retry``: it keeps the message itself. Thread-safe."""
 
+    #: Whether ``settle_waiting`` has something to do.
+    has_waiting = False
+
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
 
@@ -85,8 +88,13 @@ class LocalRetries:
         with reader.condition:
             state = reader.assigned(record.topic, record.partition)
             args.check_returned(record, state.position)
+            args.check_not_taken(record, state.taken)
             reader.redelivery.add(record, reader.clock() + wait_s)
             reader.condition.notify_all()
+
+    def settle_waiting(self, *, raises: bool = False) -> None:
+        """Nacks that count only together with what lies before them count now, if that was committed. May
+        block. Called by ``poll`` first, and behind a commit, which ``raises`` what prevents it."""
 
     def reject(self, record: ConsumerRecord, reason: str) -> None:
         """Raises ConfigError."""
@@ -95,6 +103,9 @@ class LocalRetries:
 
 class Retries:
     """What both orders share. Blocking; thread-safe."""
+
+    #: Whether what lies before a record that is nacked was handled, and no transaction has it: see ``run``.
+    one_by_one = False
 
     def __init__(
         self, reader: Reader, member: Membership, subscribing: Subscribing, timeout_s: float
@@ -136,6 +147,14 @@ class Retries:
         self._reader.check_open()
         self._failed(record, REJECT, text, BY_CONSUMER)
         self.last = record
+
+    @property
+    def has_waiting(self) -> bool:
+        """See :meth:`LocalRetries.settle_waiting`."""
+        return False
+
+    def settle_waiting(self, *, raises: bool = False) -> None:
+        """See :meth:`LocalRetries.settle_waiting`."""
 
     def unreadable(self, error: NotDeserializable | DamagedValue) -> None:
         """Nacks a message that ``poll`` cannot return, and passes over it."""

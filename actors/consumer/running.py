@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Protocol
 
 from escrowmq.actors.client.consumer_groups import TopicPartition
@@ -64,6 +64,15 @@ class _Run:
         #: How often in a row partitions were put off, and when the log has said so last.
         self._pauses: dict[TopicPartition, int] = {}
         self._told_at = float("-inf")
+
+    @contextlib.contextmanager
+    def one_by_one(self) -> Iterator[None]:
+        """In the block, what lies before a record that is nacked was handled."""
+        self._retries.one_by_one = True
+        try:
+            yield
+        finally:
+            self._retries.one_by_one = False
 
     def handled(self, record: ConsumerRecord) -> None:
         """The handler has returned, or has failed because of this record."""
@@ -158,7 +167,7 @@ def run(
 ) -> None:
     """See :meth:`Consumer.run`."""
     work = _Run(core, ordered, concerns)
-    with contextlib.suppress(Closed):
+    with work.one_by_one(), contextlib.suppress(Closed):
         while stop is None or not stop.is_set():
             try:
                 records = core.poll(core.taking.records, 1, LOOK_S)
@@ -191,7 +200,7 @@ async def run_async(
 ) -> None:
     """See :meth:`AsyncConsumer.run`."""
     work = _Run(core, ordered, concerns)
-    with contextlib.suppress(Closed):
+    with work.one_by_one(), contextlib.suppress(Closed):
         while stop is None or not stop.is_set():
             try:
                 records = await consumer.poll(1, LOOK_S)

@@ -53,9 +53,12 @@ class Transaction(TransactionBase):
         """The commit moves a consumer group's place too: so what is sent, and how far was read for it, count
         together or not at all.
 
-        ``reader``: a consumer with a group, for what its ``poll`` has returned since (up to the lowest nacked
-        record). Unless this transaction is committed, the consumer then polls the same again. Best called
-        right after ``poll``, before anything can fail. Or the name of a group, with ``offsets``: (topic,
+        ``reader``: a consumer with a group, for what its ``poll`` has returned since, in each partition up to
+        the lowest record that was nacked. A nack is a part of this transaction, also behind this call, until
+        ``prepare``. Unless it is committed, the consumer then polls the same again, and the nacks were none.
+        Best called right after ``poll``, before anything can fail. Raises ConfigError for a consumer whose
+        group retries with order "concurrent"; InvalidMessage, as ``prepare``, if nacked records wait in a
+        consumer without ``retry``. Or the name of a group, with ``offsets``: (topic,
         partition) -> (from, to): the group's committed offset (-1: it has none), and the next one to read.
 
         Once, before ``prepare``, which raises OffsetsMoved if the group is no longer where the work began,

@@ -124,6 +124,8 @@ class Life:
         self._failures[place] += 1
         try:
             member.nack(record, reason="no")
+            if self._order == "ordered":  # it counts together with what lies before it
+                member.commit({(record.topic, record.partition): record.offset})
         except InvalidMessage:
             raise
         except EscrowMQError:

@@ -20,6 +20,7 @@ from escrowmq import (
     OffsetsMoved,
     OffsetsPending,
     OutcomeUnknown,
+    RetryPolicy,
     TransactionSettled,
     Unavailable,
     UnknownTopic,
@@ -216,7 +217,7 @@ def test_a_record_that_is_nacked_after_send_offsets_is_not_passed(cluster: InMem
     with member(cluster) as consumer, cluster.producer("shop") as producer:
         records = consumer.poll(max_records=4, timeout_s=1)
         with (
-            pytest.raises(InvalidMessage, match="first nack, then call send_offsets"),
+            pytest.raises(InvalidMessage, match="wait in this consumer"),
             producer.transaction(local=False) as tx,
         ):
             tx.send_offsets(consumer)
@@ -226,9 +227,10 @@ def test_a_record_that_is_nacked_after_send_offsets_is_not_passed(cluster: InMem
     assert invoices(cluster) == list(range(ORDERS))
 
 
-def test_it_ends_at_the_lowest_record_that_waits_after_nack(cluster: InMemoryCluster) -> None:
-    with member(cluster) as consumer, cluster.producer("shop") as producer:
+def test_it_ends_at_the_lowest_record_that_was_nacked(cluster: InMemoryCluster) -> None:
+    with in_order(cluster) as consumer, cluster.producer("shop") as producer:
         records = [record for record in consumer.poll(max_records=100) if record.partition == 0]
+        consumer.nack(records[4], delay_s=60)
         consumer.nack(records[3], delay_s=60)
         with producer.transaction(local=False) as tx:
             tx.send_offsets(consumer)
@@ -428,3 +430,157 @@ def test_reading_again_does_not_wait_for_fetches_of_other_partitions(
             with producer.transaction(local=False) as tx:
                 if goes_back == "abort":
                     tx.send_offsets(consumer)
+
+
+# ---------------------------------------------------------------- nacks are part of the transaction
+
+
+def in_order(cluster: InMemoryCluster) -> escrowmq.Consumer:
+    cluster.admin.set_group(GROUP, max_attempts=2, delays_s=[1])
+    retry = RetryPolicy(order="ordered")
+    return cluster.consumer(GROUP, ["orders"], auto_offset_reset="earliest", retry=retry)
+
+
+def of_partition(records: list[Any], partition: int = 0) -> list[Any]:
+    return [record for record in records if record.partition == partition]
+
+
+def bill(consumer: escrowmq.Consumer, tx: escrowmq.Transaction, records: list[Any], bad: bytes = b"") -> None:
+    """Sends invoices, nacks what is bad, and leaves out what comes again with it."""
+    for record in records:
+        if record.value == bad:
+            consumer.nack(record)
+        if record.offset < consumer.position(record.topic, record.partition):
+            tx.send(Message("invoices", record.value))
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_an_abort_takes_a_nack_back_with_everything_before_it(cluster: InMemoryCluster, before: bool) -> None:
+    with in_order(cluster) as consumer, cluster.producer("shop") as producer:
+        for aborts in (True, False):
+            records = of_partition(consumer.poll(max_records=100, timeout_s=3))
+            assert [(record.offset, record.attempt) for record in records] == [(n, 1) for n in range(6)]
+            if before:
+                consumer.nack(records[3])
+            with suppress(ZeroDivisionError), producer.transaction(local=False) as tx:
+                tx.send_offsets(consumer)
+                bill(consumer, tx, records, b"" if before else b"6")
+                if aborts:
+                    raise ZeroDivisionError
+        assert place(cluster) == 3 and invoices(cluster) == [0, 2, 4]
+        (letters, again) = cluster.admin.dead_letters(GROUP), of_partition(consumer.poll(timeout_s=3))
+        assert letters == [] and [(r.offset, r.attempt) for r in again] == [(3, 2), (4, 1), (5, 1)]
+        with producer.transaction(local=False) as tx:
+            tx.send_offsets(consumer)
+            bill(consumer, tx, again)
+        assert place(cluster) == 6 and invoices(cluster) == list(range(0, ORDERS, 2))
+
+
+def test_an_attempt_of_a_committed_transaction_is_known_to_the_next_member(cluster: InMemoryCluster) -> None:
+    with in_order(cluster) as consumer, cluster.producer("shop") as producer:
+        records = consumer.poll(max_records=100)
+        with producer.transaction(local=False) as tx:
+            tx.send_offsets(consumer)
+            bill(consumer, tx, records, b"6")
+        consumer.poll(timeout_s=0)
+    with in_order(cluster) as other:
+        (again, *_) = of_partition(other.poll(timeout_s=3))
+        assert (again.offset, again.attempt) == (3, 2)
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_a_message_dies_with_the_transaction_that_moves_the_place_to_it(
+    cluster: InMemoryCluster, commits: bool
+) -> None:
+    with in_order(cluster) as consumer, cluster.producer("shop") as producer:
+        records = consumer.poll(max_records=100)
+        with suppress(ZeroDivisionError), producer.transaction(local=False) as tx:
+            tx.send_offsets(consumer)
+            consumer.reject(of_partition(records)[3], "hopeless")
+            bill(consumer, tx, records)
+            if not commits:
+                raise ZeroDivisionError
+        again = of_partition(consumer.poll(timeout_s=0.5))
+        assert [record.offset for record in again] == ([4, 5] if commits else list(range(6)))
+        assert [letter.reason for letter in cluster.admin.dead_letters(GROUP)] == ["hopeless"] * commits
+        assert place(cluster) == (4 if commits else None)
+
+
+def test_a_commit_counts_a_nack_and_says_if_it_cannot(cluster: InMemoryCluster) -> None:
+    with in_order(cluster) as consumer:
+        records = of_partition(consumer.poll(max_records=100))
+        consumer.reject(records[2])
+        cluster.fail_next("nack", Unavailable)
+        with pytest.raises(Unavailable):
+            consumer.commit()
+        assert place(cluster) == 2
+        (again, *_) = of_partition(consumer.poll(timeout_s=10))
+        assert (again.offset, again.attempt) == (2, 1)
+        consumer.reject(again)
+        assert place(cluster) == 3 and len(cluster.admin.dead_letters(GROUP)) == 1
+
+
+@pytest.mark.parametrize("retry", [True, False])
+@pytest.mark.parametrize("ends", ["prepared", "committed"])
+def test_what_a_transaction_has_cannot_be_nacked(cluster: InMemoryCluster, retry: bool, ends: str) -> None:
+    with in_order(cluster) if retry else member(cluster) as consumer, cluster.producer("shop") as producer:
+        records = consumer.poll(max_records=100)
+        with producer.transaction(local=False) as tx:
+            tx.send_offsets(consumer)
+            bill(consumer, tx, records)
+            tx.prepare()
+            if ends == "committed":
+                tx.commit()
+            with pytest.raises(InvalidMessage, match="nack before prepare"):
+                consumer.nack(records[0])
+        assert consumer.poll(timeout_s=30) == [] and invoices(cluster) == list(range(ORDERS))
+
+
+def test_without_retry_a_transaction_is_refused_while_nacked_records_wait(cluster: InMemoryCluster) -> None:
+    with member(cluster) as consumer, cluster.producer("shop") as producer:
+        records = consumer.poll(max_records=100)
+        consumer.nack(records[3], delay_s=60)
+        with pytest.raises(InvalidMessage, match="overtake"), producer.transaction(local=False) as tx:
+            tx.send_offsets(consumer)
+            tx.send(*(Message("invoices", record.value) for record in records if record != records[3]))
+        again = consumer.poll(max_records=100, timeout_s=3)
+        assert len(again) == ORDERS
+        with producer.transaction(local=False) as tx:
+            tx.send_offsets(consumer)
+            tx.send(*(Message("invoices", record.value) for record in again))
+    assert invoices(cluster) == list(range(ORDERS))
+
+
+def test_a_group_whose_messages_leave_their_partition_has_no_offsets_to_send(
+    cluster: InMemoryCluster,
+) -> None:
+    retry = RetryPolicy(order="concurrent")
+    consumer = cluster.consumer(GROUP, ["orders"], auto_offset_reset="earliest", retry=retry)
+    with consumer, cluster.producer("shop") as producer:
+        assert len(consumer.poll(max_records=100)) == ORDERS
+        with pytest.raises(ConfigError, match="in order"), producer.transaction(local=False) as tx:
+            tx.send_offsets(consumer)
+    assert not invoices(cluster)
+
+
+def test_asyncio_nacks_in_the_block(cluster: InMemoryCluster) -> None:
+    async def run() -> None:
+        consumer, producer = in_order(cluster), cluster.producer("shop")
+        for aborts in (True, False):
+            records = of_partition(await consumer.aio.poll(max_records=100, timeout_s=3))
+            assert [record.offset for record in records] == list(range(6))
+            with suppress(ZeroDivisionError):
+                async with producer.aio.transaction(local=False) as tx:
+                    await tx.send_offsets(consumer.aio)
+                    await consumer.aio.reject(records[3])
+                    await tx.send(*(Message("invoices", record.value) for record in records[:3]))
+                    if aborts:
+                        raise ZeroDivisionError
+        again = of_partition(await consumer.aio.poll(timeout_s=3))
+        assert [(record.offset, record.attempt) for record in again] == [(4, 1), (5, 1)]
+        consumer.close()
+        producer.close()
+
+    asyncio.run(run())
+    assert place(cluster) == 4 and invoices(cluster) == [0, 2, 4]
+    assert len(cluster.admin.dead_letters(GROUP)) == 1
