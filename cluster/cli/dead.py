@@ -136,6 +136,10 @@ def _chosen(ids: list[str] | None, every: bool) -> list[str] | None:
 
 
 def _ask(cluster: Any, group: str, question: str) -> None:
+    """Not before it is certain that the group has dead letters: UnknownGroup is raised without a question, and
+    there is nothing to ask about none."""
+    if not cluster.admin.dead_letters(group, 1):
+        return
     share = cluster.admin.describe_group(group).share
     if share is not None:
         note(f"group {group} has {share.dead} dead letters")

@@ -85,6 +85,15 @@ def test_redrive_names_letters_or_asks_for_all(cluster: InMemoryCluster, mail: M
     assert "has no dead letters" in run("dead", "list", "mail").stderr
 
 
+def test_nobody_is_asked_about_a_group_without_dead_letters(mail: Mail) -> None:
+    for command in (("redrive", "--all"), ("drop", "--all"), ("drop", "0-0")):
+        unknown = run("dead", command[0], "nobody", *command[1:], input="y\n")
+        assert unknown.exit_code == NOT_FOUND and "?" not in unknown.stderr, unknown.stderr
+    assert run("dead", "drop", "mail", "--all", "-y").exit_code == 0
+    none = run("dead", "redrive", "mail", "--all", "--format", "json")
+    assert none.exit_code == 0 and json.loads(none.stdout)["redriven"] == 0
+
+
 def test_a_user_without_a_name_is_told_to_give_one(mail: Mail, monkeypatch: pytest.MonkeyPatch) -> None:
     def nameless() -> str:
         raise KeyError("getpwuid(): uid not found: 123456")
@@ -129,15 +138,15 @@ def test_what_cannot_be_done_has_an_exit_code(mail: Mail, arguments: list[str], 
 
 
 def test_describe_and_trace_tell_what_a_consumer_has(cluster: InMemoryCluster, mail: Mail) -> None:
-    mail.send(Message("orders", b"new"), Message("orders", b"newer"))  # the second one stays in the buffer
+    mail.send(Message("orders", b"new"), Message("orders", b"newer"))  # the second one stays with the broker
     with cluster.share_consumer("mail", ["orders"]) as consumer:
         (record,) = consumer.poll(max_records=1)
         found = json.loads(run("group", "describe", "mail", "--format", "json").stdout)["share"]
         (place,) = found["partitions"]
-        assert (place["start"], place["end"], place["lag"], place["leased"]) == (4, 6, 2, 2)
-        assert (found["leased"], found["retrying"], found["retrying_later"], found["dead"]) == (2, 1, 1, 3)
+        assert (place["start"], place["end"], place["lag"], place["leased"]) == (4, 6, 2, 1)
+        assert (found["leased"], found["retrying"], found["retrying_later"], found["dead"]) == (1, 1, 1, 3)
         table = run("group", "describe", "mail").stdout
-        assert re.search(r"leased +2 *\n", table) and "1 (1 later)" in table, table
+        assert re.search(r"leased +1 *\n", table) and "1 (1 later)" in table, table
         trace = "message", "trace", "orders", "0"
         (told,) = json.loads(run(*trace, str(record.offset), "--format", "json").stdout)["groups"]
         assert (told["group"], told["state"]) == ("mail", "leased") and told["member"]
