@@ -175,7 +175,9 @@ def test_of_two_producers_with_one_id_the_one_that_has_done_it_decides(
 
     with ThreadPoolExecutor(2) as pool:
         yes, no = pool.map(run, (True, False))
-    assert yes is COMMITTED and values(brokers, topic) == [b"a"]
+    # What it must never be told is that its messages were rolled back: the local transaction has taken place.
+    assert yes is COMMITTED or isinstance(yes, OutcomeUnknown)
+    assert values(brokers, topic) == ([b"a"] if yes is COMMITTED else [])
     left = no is UNKNOWN or isinstance(no, OutcomeUnknown)
     assert left or (isinstance(no, TransactionSettled) and no.recorded_state == "COMMITTED")
 

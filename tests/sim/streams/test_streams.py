@@ -18,6 +18,7 @@ from tests.sim.schedules import carry_out, chosen_faults, made
 REACH = KEPT | {"streams"}
 SEEDS = (312, 318, 320, 329)
 CHAOS_S = 15.0
+pytestmark = pytest.mark.timeout(600)
 
 
 def run(seed: int) -> tuple[str | None, Counter[str]]:
