@@ -136,8 +136,7 @@ def _chosen(ids: list[str] | None, every: bool) -> list[str] | None:
 
 
 def _ask(cluster: Any, group: str, question: str) -> None:
-    """Not before it is certain that the group has dead letters: UnknownGroup is raised without a question, and
-    there is nothing to ask about none."""
+    """Not before it is certain that the group has dead letters. UnknownGroup is raised without a question."""
     if not cluster.admin.dead_letters(group, 1):
         return
     share = cluster.admin.describe_group(group).share

@@ -17,6 +17,7 @@ from typing import Any
 from escrowmq.replication.errors import UnknownVersion
 from escrowmq.replication.format.codec import (
     LEVEL_OF_FENCES,
+    LEVEL_OF_TWINS,
     NO_EXTRA,
     Op,
     OpType,
@@ -331,8 +332,12 @@ class StateMachine:
         if self.level > 1:
             if (problem := refusal_of_repeated(self.level, record, extra)) is not None:
                 return problem
+            newest = index
+            if self.level >= LEVEL_OF_TWINS and abs(record.newest_index) == index:
+                # Both senders are told this index, so no rollback under it may pass.
+                newest = -index if again else record.newest_index
             fence = extra.fence or record.fence
-            record = record._replace(newest_index=index, instance=extra.instance, fence=fence)
+            record = record._replace(newest_index=newest, instance=extra.instance, fence=fence)
         if not again:
             record = record._replace(digests=(*record.digests, digest), refs=(*record.refs, *refs))
             if timers:

@@ -155,7 +155,8 @@ def test_a_batch_with_a_callback_runs_an_id_once(
 def test_of_two_producers_with_one_id_the_one_that_has_done_it_decides(
     brokers: Brokers, topic: str, producer_of: ProducerOf
 ) -> None:
-    """The other one's "no" speaks of its own run. (At level 1 a group tells nobody that an id was open.)"""
+    """The other one's "no" speaks of its own run. (At level 1 a group tells nobody that an id was open.)
+    Now and then both PREPAREs are in one entry."""
     brokers.at_highest_level()
     both = threading.Barrier(2)
 
@@ -175,7 +176,8 @@ def test_of_two_producers_with_one_id_the_one_that_has_done_it_decides(
 
     with ThreadPoolExecutor(2) as pool:
         yes, no = pool.map(run, (True, False))
-    # What it must never be told is that its messages were rolled back: the local transaction has taken place.
+    # A commit that meets the other one's rollback in one entry is left out, though that rollback is refused
+    # when it is applied. Then the querier is asked. What has been done is never rolled back.
     assert yes is COMMITTED or isinstance(yes, OutcomeUnknown)
     assert values(brokers, topic) == ([b"a"] if yes is COMMITTED else [])
     left = no is UNKNOWN or isinstance(no, OutcomeUnknown)

@@ -175,6 +175,23 @@ def test_a_check_rolls_back_only_what_was_not_prepared_again_since() -> None:
     assert log.add(ops.rollback_under("app", ["b"], "feedback", [])) == [[0]], "unconditional"
 
 
+def test_of_two_prepares_in_one_entry_neither_may_roll_back() -> None:
+    """Two new instances run one id. Both are told the index of this entry, and neither knows of the other."""
+    log = FedState()
+    log.add(ops.level(LEVEL_MAX))
+    first = PrepareExtra(given=True)
+    told = log.add(*(ops.prepare("app", "t", ["x"], None, 0, 0, [7], -1, 0, first) for _ in range(3)))
+    assert told == [[0, log.index], [0, [log.index, log.index]], [0, [log.index, log.index]]]
+    index, table = log.index, log.state.transactions.look("app")
+    refused = [[ResultCode.PARTIAL, [[0, ResultCode.RETRY, None]]]]
+    assert log.add(ops.rollback_under("app", ["x"], "producer", [index])) == refused
+    data = b"".join(encode(capture(log.state, 1, [])))
+    assert restored(data).transactions.look("app").open["x"] == table.open["x"]
+    under = ops.rollback_under("app", ["x"], "feedback", [table.open["x"].newest_index])
+    assert level_needed(parse_request(under)) == 2
+    assert log.add(under) == [[0]], "a check asks under the PREPARE that it was shown"
+
+
 def test_a_level_or_a_setting_of_newer_software_stops_the_replica_before_anything_is_changed() -> None:
     log = busy_state_of_level_2()
     before = dump(log.state)
