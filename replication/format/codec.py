@@ -20,8 +20,9 @@ from escrowmq.replication.format.packing import PACKED, PackedRows, PlainRow, de
 
 #: The format level of a group whose log may name fences, and the length of a fence's name.
 LEVEL_OF_FENCES, FENCE_BYTES = 10, 16
-#: From here on a transaction that was prepared twice in one entry has a newest PREPARE that nobody was told.
-LEVEL_OF_TWINS = 10
+#: From this level on, the newest PREPARE of a transaction that was prepared twice in one entry is that
+#: entry's index plus this, which nobody was told. To earlier feedback processes it looks like an index.
+LEVEL_OF_TWINS, TWINS = 10, 1 << 52
 #: Version of the envelope, and of operations that have only ever had one shape.
 FORMAT_VERSION = 1
 

@@ -19,6 +19,7 @@ from escrowmq.replication.format.codec import (
     LEVEL_OF_FENCES,
     LEVEL_OF_TWINS,
     NO_EXTRA,
+    TWINS,
     Op,
     OpType,
     PrepareExtra,
@@ -333,9 +334,9 @@ class StateMachine:
             if (problem := refusal_of_repeated(self.level, record, extra)) is not None:
                 return problem
             newest = index
-            if self.level >= LEVEL_OF_TWINS and abs(record.newest_index) == index:
+            if self.level >= LEVEL_OF_TWINS and record.newest_index % TWINS == index:
                 # Both senders are told this index, so no rollback under it may pass.
-                newest = -index if again else record.newest_index
+                newest = index + TWINS if again else record.newest_index
             fence = extra.fence or record.fence
             record = record._replace(newest_index=newest, instance=extra.instance, fence=fence)
         if not again:

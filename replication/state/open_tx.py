@@ -23,7 +23,7 @@ class OpenTx(NamedTuple):
 
     ``log_index``: that of its PREPARE; ``due_ms``: time of the next check, -1 when parked;
     ``digests``: one CRC32C per part. ``newest_index``: that of its newest PREPARE, including repeated
-    ones (negative if that entry held two, see ``LEVEL_OF_TWINS``), and ``instance``: the sender of that one
+    ones (and ``TWINS`` if that entry held two), and ``instance``: the sender of that one
     (kept from level 2 on; "": not known). ``home_index`` -1:
     not a branch, or not told. ``parked_for``: why a check parked it; "": none did, or it used up
     its checks. ``checked_ms``: when a check was last answered without a decision (kept from level 5 on; 0:
