@@ -38,7 +38,7 @@ def done_when_told(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Branches, "_push", early)
 
 
-@plant("home-prepared-last", *OPEN, *APART, groups=2, chaos_s=10.0, conditions=all_across)
+@plant("home-prepared-last", *OPEN, *APART, groups=2, chaos_s=10.0, conditions=all_across, start=1)
 def home_prepared_last(patch: pytest.MonkeyPatch) -> None:
     """Branches are prepared before home, so a branch may be open that home does not know."""
     made = StagedPrepare.__init__
@@ -60,6 +60,7 @@ def home_prepared_last(patch: pytest.MonkeyPatch) -> None:
     *("decided-before-all-prepared", *APART, *OPEN, "lost-write", "torn"),
     groups=2,
     conditions=all_across,
+    start=3,
 )
 def decided_before_all_prepared(patch: pytest.MonkeyPatch) -> None:
     """A producer treats a transaction as prepared once home is prepared, while its branches are under way."""
@@ -130,6 +131,7 @@ def _when_equally_long(
     within=60,
     chaos_s=10.0,
     conditions=homes_of_one_index,
+    start=3,
 )
 def home_group_not_in_identity(patch: pytest.MonkeyPatch) -> None:
     """A transaction is identified by its id and the index of home's record, without the group whose log has

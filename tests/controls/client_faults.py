@@ -51,7 +51,7 @@ def impatient(patch: pytest.MonkeyPatch) -> None:
 @plant(
     *("refused-number-used-again", "lost-write", "wrong-place"),
     groups=2,
-    start=3,
+    start=8,
     often={"disk-full": 60, "group-cut": 40, "hand-over": 40},
     conditions=impatient,
 )
@@ -111,7 +111,7 @@ def _is_refused(request: bytes) -> bool:
 @plant(
     *("refused-sending-not-counted", "duplicate", "wrong-place"),
     groups=2,
-    start=4,
+    start=6,
     chaos_s=10.0,
     conditions=refused_batches,
 )
@@ -207,7 +207,7 @@ def many_run_twice(patch: pytest.MonkeyPatch) -> None:
 @plant(
     *("refused-rolls-back-another", "invented-decision", "fence-split", "both-decided"),
     groups=2,
-    start=3,
+    start=8,
     conditions=many_run_twice,
 )
 def refused_rolls_back_another(patch: pytest.MonkeyPatch) -> None:

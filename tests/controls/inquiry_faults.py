@@ -183,7 +183,7 @@ def _prepares_a_branch(request: bytes) -> bool:
 @plant(
     *("followed-after-done", "committed-twice", "duplicate"),
     groups=2,
-    start=5,
+    start=8,
     conditions=late_branches_open,
 )
 def followed_after_done(patch: pytest.MonkeyPatch) -> None:

@@ -126,7 +126,7 @@ def recreated_often(patch: pytest.MonkeyPatch) -> None:
 @plant(
     *("deletion-not-noted", "namesake", "old-place", "cut-early"),
     within=60,
-    start=23,
+    start=49,
     conditions=recreated_often,
 )
 def deletion_not_noted(patch: pytest.MonkeyPatch) -> None:
