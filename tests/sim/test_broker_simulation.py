@@ -22,7 +22,7 @@ from tests.support.faults.tables import Cells
 #: At least SEEDS schedules, then up to SEEDS_MAX until the table of the common kinds is full and a group has
 #: committed places in a topic that was created again: the additional ones have only those faults that have
 #: not yet met every phase, and the usual ones at the end.
-SEEDS, SEEDS_MAX = 14, 60
+SEEDS, SEEDS_MAX = 8, 60
 #: Kinds that do not meet a transaction in each of its phases within so few schedules; it takes thousands of
 #: schedules to fill their rows (docs/evidence/simulation.md).
 RARE = (

@@ -19,7 +19,7 @@ from tests.sim.runner import Schedule, schedules
 from tests.sim.world import Violation
 from tests.support.faults.tables import Cells
 
-SEEDS = 8
+SEEDS = 5
 BEGUN = ("bulk", "bulk without a callback", "one id twice", "one id for two things")
 CHANGED = ("altered", "trimmed", "created", "members changed", "upgraded")
 

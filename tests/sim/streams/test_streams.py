@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -16,9 +17,16 @@ from tests.sim.runner import WORKLOADS
 from tests.sim.schedules import carry_out, chosen_faults, made
 
 REACH = KEPT | {"streams"}
-SEEDS = (312, 318, 320, 329)
+SEEDS = (312, 318)
+PLANTED_SEED = 318  # in which each planted fault shows
 CHAOS_S = 15.0
 pytestmark = pytest.mark.timeout(600)
+
+
+@cache
+def sound(seed: int) -> tuple[str | None, Counter[str]]:
+    """What a schedule did without a planted fault: several tests look at it."""
+    return run(seed)
 
 
 def run(seed: int) -> tuple[str | None, Counter[str]]:
@@ -36,7 +44,7 @@ def run(seed: int) -> tuple[str | None, Counter[str]]:
 def whole(seeds: Iterable[int]) -> Counter[str]:
     done: Counter[str] = Counter()
     for seed in seeds:
-        broken, of_one = run(seed)
+        broken, of_one = sound(seed)
         assert broken is None, (
             f"{broken}: python -m tests.sim --seed {seed} --groups {2 + seed % 2} --reach streams "
             f"--chaos {CHAOS_S:g}"
@@ -52,7 +60,7 @@ def test_members_handle_each_message_whatever_happens() -> None:
 
 
 def test_one_seed_is_one_schedule() -> None:
-    assert run(SEEDS[1])[1] == run(SEEDS[1])[1]
+    assert run(PLANTED_SEED)[1] == sound(PLANTED_SEED)[1]
 
 
 def test_planted_a_member_that_begins_one_message_further(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,14 +70,14 @@ def test_planted_a_member_that_begins_one_message_further(monkeypatch: pytest.Mo
         resolve(self, tp, epoch, offset + (offset == 0), *rest)
 
     monkeypatch.setattr(Positions, "resolve", further)
-    assert "which no member was given" in str([run(seed)[0] for seed in SEEDS])
+    assert "which no member was given" in str(run(PLANTED_SEED)[0])
 
 
 def test_planted_a_poll_that_is_interrupted_forgets_what_it_has_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(Positions, "hand_out", lambda self, limit, take: self._hand_out(limit, take, {}))
-    assert "which no member was given" in str(run(318)[0])
+    assert "which no member was given" in str(run(PLANTED_SEED)[0])
 
 
 def test_planted_a_member_keeps_its_partitions_without_a_subscription(
@@ -79,4 +87,4 @@ def test_planted_a_member_keeps_its_partitions_without_a_subscription(
         self.topics, self.joined = (*topics, *self.own_topics) if topics else (), False
 
     monkeypatch.setattr(Membership, "subscribe", keeps)
-    assert "is subscribed to nothing, and is given" in str(run(318)[0])
+    assert "is subscribed to nothing, and is given" in str(run(PLANTED_SEED)[0])
