@@ -18,7 +18,7 @@ from escrowmq.actors.admin.group_places import describe_groups
 from escrowmq.actors.admin.group_reset import Goal, PlaceReset, plan_reset
 from escrowmq.actors.admin.member_admin import MemberAdmin
 from escrowmq.actors.admin.messages import MessageAdmin
-from escrowmq.actors.admin.redirecting import Redirecting
+from escrowmq.actors.admin.redirecting import Redirects
 from escrowmq.actors.admin.scheduled import ScheduledAdmin
 from escrowmq.actors.admin.share_types import DeadLetter, Redriven, ShareSettings
 from escrowmq.actors.admin.stable_cut import stable_cut
@@ -38,7 +38,7 @@ from escrowmq.actors.admin.types import (
 )
 from escrowmq.actors.admin.wanted import Wanted
 from escrowmq.actors.client import share_groups
-from escrowmq.actors.client.background import Background
+from escrowmq.actors.client.background import Background, pause_of
 from escrowmq.actors.client.call_arguments import check_by, check_group_name, unsendable
 from escrowmq.actors.client.closing import Closing
 from escrowmq.actors.client.feedback_processes import FeedbackProcesses
@@ -90,7 +90,8 @@ class Admin(MessageAdmin, MemberAdmin, Closing):
         self._offsets = OffsetReader(self._router)
         self._transactions = TransactionAdmin(self._router, timeout_s)
         self._scheduled = ScheduledAdmin(self._router, timeout_s)
-        self._dead = DeadLetters(self._router, timeout_s)
+        self._dead = DeadLetters(self._router, timeout_s, pause=pause_of(background))
+        self._redirects = Redirects(self._router, timeout_s, background)
         self._wanted = Wanted(self._router, timeout_s)
 
     # ------------------------------------------------------------ topics
@@ -412,9 +413,10 @@ class Admin(MessageAdmin, MemberAdmin, Closing):
 
         ``rate``: at most so many per second. ``progress(done, total)`` is called meanwhile. ``by``: who does
         it. Raises UnknownDeadLetter, before anything is done, if one was never there; UnknownGroup,
-        UnknownTopic, ConfigError. If it is interrupted, repeat the call.
+        UnknownTopic, ConfigError; NotSupported (``to``, while a replica runs older software). If it is
+        interrupted or refused, with OutcomeUnknown or Unavailable, repeat the call.
         """
-        target = None if to is None else Redirecting(self._submit, self.info.groups, self._topic(to))
+        target = None if to is None else self._redirects.into(self._topic(to).name)
         return self._dead.redrive(group, ids, target, rate, by, progress)
 
     def drop_dead_letters(self, group: str, ids: Sequence[str] | None, by: str = "admin") -> int:

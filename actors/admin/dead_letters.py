@@ -3,20 +3,20 @@
 The dead letters of a group are an internal topic with one partition in each broker group. Which of them are
 left is share state, like that of any topic that a group reads: one that was redriven or dropped is final. A
 broker copies a redriven letter into the group's topic of retries and makes it final with one entry of its
-log, so it is redriven once, however often that is asked for. Into another topic it is sent as a transaction
-whose id names its place; only then it is made final.
+log. Into another topic it is sent by a transaction, whose decision makes it final (redirecting.py). So it is
+redriven once and to one place, however often, by whomever and to whatever places that is asked for.
 """
 
 from __future__ import annotations
 
-import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from heapq import merge
 from itertools import islice
 from typing import Any, NamedTuple
 
-from escrowmq.actors.admin.redirecting import Redirecting
+from escrowmq.actors.admin.redirecting import LettersTaken, Redirecting, ranges_of
 from escrowmq.actors.admin.share_types import DeadLetter, Redriven
 from escrowmq.actors.client.call_arguments import check_by
 from escrowmq.actors.client.failure_arguments import check_group, check_reason
@@ -41,7 +41,7 @@ from escrowmq.replication.format.forwarded import (
 )
 from escrowmq.replication.format.internal_topics import dead_topic
 from escrowmq.replication.format.packing import PackedRows, UnsoundValue
-from escrowmq.replication.format.share_ops import BY_TABLE, DROPPED, REDRIVEN, nack, share_ack
+from escrowmq.replication.format.share_ops import BY_TABLE, DROPPED, nack, share_ack
 from escrowmq.replication.message_headers import REPLY_TO, TAG
 from escrowmq.replication.model import NO_ID, ResultCode
 
@@ -56,6 +56,13 @@ STEPS_PER_S = 5
 RATE_MAX = 1_000_000
 #: Attempts of a request that found no room in an entry, and the pause between them.
 TRIES_MAX, RETRY_S = 100, 0.05
+#: The pause if another redrive holds a letter: all attempts together outlast a client that has died.
+HELD_S = 0.3
+#: Dead letters of one transaction into another topic, by their size: each stays in memory until it is sent.
+PORTION_BYTES = 4 << 20
+
+#: Answers to a request that passes later.
+_NOT_YET = (ResultCode.RETRY, ResultCode.OFFSETS_PENDING)
 
 #: Called with how many are done, and how many there are.
 Progress = Callable[[int, int], object]
@@ -76,9 +83,7 @@ class Place(NamedTuple):
 class DeadLetters:
     """Those of all groups, through the leaders of all broker groups. Thread-safe."""
 
-    def __init__(
-        self, router: Router, timeout_s: float, *, pause: Callable[[float], None] = time.sleep
-    ) -> None:
+    def __init__(self, router: Router, timeout_s: float, *, pause: Callable[[float], None]) -> None:
         self._router, self._timeout_s, self._pause = router, timeout_s, pause
 
     # ------------------------------------------------------------ listing
@@ -195,14 +200,12 @@ class DeadLetters:
         done, unreadable, looked_at, begun = 0, 0, 0, self._router.clock()
         for partition, offsets in _portions(wanted, rate):
             topic_id = left[partition].topic_id
-            waiting = self._still_left(group, partition, offsets, topic_id)
-            sent, settled = len(waiting), len(offsets) - len(waiting)
-            if to is not None:
-                sent = self._sent(group, partition, waiting, to, topic_id, f"{REDRIVEN} {signed}")
-            elif waiting:
-                self._nacked(group, partition, waiting, signed, topic_id)
-            done, already = done + sent, already + settled
-            unreadable += len(offsets) - sent - settled
+            if to is None:
+                sent, lost = self._nacked(group, partition, offsets, signed, topic_id), 0
+            else:
+                sent, lost = self._sent(group, partition, offsets, to, topic_id, signed)
+            done, unreadable = done + sent, unreadable + lost
+            already += len(offsets) - sent - lost
             looked_at += len(offsets)
             progress(looked_at, total)
             if rate is not None and looked_at < total:
@@ -218,24 +221,40 @@ class DeadLetters:
         return [offset for offset in offsets if not final.has(offset)]
 
     def _sent(
-        self,
-        group: str,
-        partition: int,
-        offsets: Sequence[int],
-        to: Redirecting,
-        topic_id: int,
-        audited: str,
-    ) -> int:
-        """Sends those that can be read to another topic; returns how many."""
-        sent: list[int] = []
-        for offset in offsets:
-            letter = next(self._read(group, partition, [(offset, offset + 1)], topic_id), None)
-            if letter is not None and letter.problem is None:  # None: retention has removed it
-                to.send(f"redrive:{group}:{topic_id}-{letter.id}", letter)
-                sent.append(offset)
-        if sent:
-            self._acked(group, partition, sent, topic_id, audited)
-        return len(sent)
+        self, group: str, partition: int, offsets: Sequence[int], to: Redirecting, topic_id: int, by: str
+    ) -> tuple[int, int]:
+        """Sends those that can be read to another topic; returns how many, and how many cannot be read."""
+        sent = unreadable = failures = 0
+        while offsets := self._still_left(group, partition, offsets, topic_id):
+            letters, seen = self._portion(group, partition, offsets, topic_id)
+            try:
+                if letters:
+                    to.send(group, partition, letters, topic_id, by)
+            except LettersTaken as taken:
+                failures += 1
+                if failures == TRIES_MAX:
+                    raise _held(group) from taken
+                self._pause(HELD_S if taken.held else 0.0)
+                continue
+            sent, unreadable = sent + len(letters), unreadable + seen - len(letters)
+            offsets = offsets[seen:]
+        return sent, unreadable
+
+    def _portion(
+        self, group: str, partition: int, offsets: Sequence[int], topic_id: int
+    ) -> tuple[list[tuple[int, DeadLetter]], int]:
+        """The first of these that can be read, and up to which one of ``offsets`` they go."""
+        letters, size = list[tuple[int, DeadLetter]](), 0
+        flat = ranges_of(offsets)
+        spans = [(flat[at], flat[at + 1] + 1) for at in range(0, len(flat), 2)]
+        for letter in self._read(group, partition, spans, topic_id):
+            offset = _place(group, letter.id).offset
+            size += len(letter.value)
+            if letters and size > PORTION_BYTES:
+                return letters, bisect_left(offsets, offset)
+            if letter.problem is None:
+                letters.append((offset, letter))
+        return letters, len(offsets)
 
     def drop(self, group: str, ids: Sequence[str] | None, by: str) -> int:
         """See :meth:`Admin.drop_dead_letters`."""
@@ -269,40 +288,46 @@ class DeadLetters:
                 wanted.setdefault(place.partition, []).append(place.offset)
         return wanted, len(places) - sum(map(len, wanted.values()))
 
-    def _nacked(self, group: str, partition: int, offsets: Sequence[int], signed: str, topic_id: int) -> None:
+    def _nacked(self, group: str, partition: int, offsets: Sequence[int], signed: str, topic_id: int) -> int:
+        """Gives them to their group again; returns how many there were that were not final yet."""
+        redriven = 0
         for _ in range(TRIES_MAX):
             many = len(offsets)
-            request = nack(
-                group,
-                dead_topic(group),
-                partition,
-                offsets,
-                [BY_TABLE] * many,
-                [""] * many,
-                "",
-                signed,
-                topic_id,
+            where = group, dead_topic(group), partition
+            code, told = self._submit(
+                partition, nack(*where, offsets, [BY_TABLE] * many, [""] * many, "", signed, topic_id)
             )
-            code, told = self._submit(partition, request)
             if code == ResultCode.OK:
-                return
+                return redriven + many
             if code != ResultCode.PARTIAL:
                 raise _refused(group, partition, offsets, code, told)
             problems = {at: (code, info) for at, code, info in told}
-            again = [at for at, (code, _) in problems.items() if code == ResultCode.RETRY]
-            if len(again) < len(problems):
-                code, info = next(found for found in problems.values() if found[0] != ResultCode.RETRY)
+            again = [at for at, (code, _) in problems.items() if code in _NOT_YET]
+            final = sum(code == ResultCode.DUPLICATE for code, _ in problems.values())
+            if len(again) + final < len(problems):
+                known = (*_NOT_YET, ResultCode.DUPLICATE)
+                code, info = next(found for found in problems.values() if found[0] not in known)
                 raise _refused(group, partition, offsets, code, info)
+            redriven += many - len(problems)
+            if not again:
+                return redriven
+            held = any(code == ResultCode.OFFSETS_PENDING for code, _ in problems.values())
             offsets = [offsets[at] for at in sorted(again)]
-            self._pause(RETRY_S)
+            self._pause(HELD_S if held else RETRY_S)
+        if held:
+            raise _held(group)
         raise Unavailable(f"broker group {partition} has no room to redrive dead letters of {group!r}", 1.0)
 
     def _acked(self, group: str, partition: int, offsets: Sequence[int], topic_id: int, audited: str) -> None:
-        code, told = self._submit(
-            partition, share_ack(group, dead_topic(group), partition, _ranges(offsets), topic_id, audited)
-        )
-        if code not in (ResultCode.OK, ResultCode.DUPLICATE):
-            raise _refused(group, partition, offsets, code, told)
+        request = share_ack(group, dead_topic(group), partition, ranges_of(offsets), topic_id, audited)
+        for _ in range(TRIES_MAX):
+            code, told = self._submit(partition, request)
+            if code in (ResultCode.OK, ResultCode.DUPLICATE):
+                return
+            if code not in _NOT_YET:
+                raise _refused(group, partition, offsets, code, told)
+            self._pause(HELD_S)
+        raise _held(group)
 
     def _submit(self, gid: int, request: bytes) -> tuple[int, Any]:
         (result,) = result_of(self._router.submit(gid, request, self._timeout_s), self._timeout_s)
@@ -342,14 +367,9 @@ def _portions(wanted: Mapping[int, Sequence[int]], rate: float | None) -> Iterat
             yield partition, offsets[at : at + size]
 
 
-def _ranges(offsets: Sequence[int]) -> list[int]:
-    flat: list[int] = []
-    for offset in offsets:
-        if flat and flat[-1] == offset - 1:
-            flat[-1] = offset
-        else:
-            flat += [offset, offset]
-    return flat
+def _held(group: str) -> Unavailable:
+    text = f"another redrive of dead letters of {group!r} is under way; try again when it is done"
+    return Unavailable(text, 10.0)
 
 
 def _refused(group: str, partition: int, offsets: Sequence[int], code: int, info: object) -> EscrowMQError:

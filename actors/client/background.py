@@ -67,6 +67,20 @@ class Background(Protocol):
         """A caller has waited by another clock (an event loop's) for the time that was left to ``until``."""
 
 
+def pause_of(background: Background | None) -> Callable[[float], None]:
+    """How a caller pauses for some seconds, by the clock of ``background``; None: of this machine."""
+
+    def pause(seconds: float) -> None:
+        if background is None:
+            time.sleep(seconds)
+        elif seconds > 0:
+            condition = background.condition()
+            with condition:
+                condition.wait(seconds)
+
+    return pause
+
+
 class Threads:
     """The background of clients of a real cluster."""
 

@@ -75,6 +75,7 @@ class OpType(enum.IntEnum):
     ALTER_TOPIC = 32
     SETTINGS = 33
     DELETE_GROUP = 35
+    PRE_LETTERS = 36
 
 
 class PrepareExtra(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True, frozen=True, gc=False):
@@ -157,6 +158,7 @@ META_TYPES: dict[int, Any] = {
     OpType.ALTER_TOPIC: tuple[str, dict[str, int | str]],
     OpType.SETTINGS: tuple[dict[str, int]],
     OpType.DELETE_GROUP: tuple[str, int],
+    OpType.PRE_LETTERS: tuple[str, int, list[int], int, str, str],
 }
 #: The shapes of frame version 2, where there is one.
 META_TYPES_2: dict[int, Any] = {

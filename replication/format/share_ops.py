@@ -1,4 +1,5 @@
-"""Builders of the operations of share groups, retries, dead letters and replies, all of format level 9.
+"""Builders of the operations of share groups, retries, dead letters and replies: of format level 9, and one
+of level 10.
 
 A *share group* acknowledges messages one by one. For each of its partitions the state has a start, below
 which everything is final, and the ranges above it that are final, too. A message that has failed leaves its
@@ -19,6 +20,8 @@ from escrowmq.replication.format.share_settings import Value
 
 #: The format level of a group whose log may have these operations.
 LEVEL_OF_SHARES: Final = 9
+#: And of one whose transactions may redrive dead letters.
+LEVEL_OF_LETTERS: Final = 10
 #: Where a group begins in a partition that it has not read yet. "": it is to have begun.
 EARLIEST, LATEST = "earliest", "latest"
 #: In place of a NACK's delay: the group's table of delays decides, or the message becomes a dead letter.
@@ -141,6 +144,18 @@ def places(group: str, topic: str, flat: Sequence[int]) -> bytes:
     """PLACES ``[group, topic, [partition, next_offset, attempts, ...]]``: GROUP_OFFSETS, and how often the
     message at that place has failed. A commit of another place forgets the attempts."""
     return encode_op(OpType.PLACES, (group, topic, flat))
+
+
+def pre_letters(group: str, partition: int, ranges: Sequence[int], topic_id: int, to: str, by: str) -> bytes:
+    """PRE_LETTERS ``[group, partition, [first, last, ...], topic_id, to, by]``; follows a PREPARE, behind its
+    messages: the copies of these dead letters, which lie in ``partition`` of the group's topic of them.
+
+    The PREPARE opens nothing unless all of them are open, and no other transaction holds one
+    (OFFSETS_PENDING with ``[group, topic, partition, app, tx_id]``; OFFSETS_MOVED with ``[group, topic,
+    partition, offset]``: it is final). Until the transaction is settled nothing else makes them final; its
+    COMMIT does. ``to`` and ``by`` are for the audit trail: into which topic, and who.
+    """
+    return encode_op(OpType.PRE_LETTERS, (group, partition, ranges, topic_id, to, by))
 
 
 # ------------------------------------------------------------------ written by leaders only

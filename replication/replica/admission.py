@@ -158,6 +158,8 @@ class Admission:
                     self.shares.settings(writer, submission, number)
                 elif kind == OpType.DELETE_GROUP:
                     self.shares.deletion(writer, submission, number)
+                elif kind == OpType.PREPARE and (no := self.shares.preparing(writer, unit.ops)) is not None:
+                    submission.results[number] = no
                 elif most := self._scheduled_at_most(unit.ops, now_ms):
                     submission.results[number] = [int(ResultCode.TOO_MANY_SCHEDULED), most]
                 else:
@@ -284,6 +286,7 @@ class Admission:
             writer.own(submission, number, _rollback_frame(meta, valid))
             return
         assert runs is not None, "a leader commits what is open"
+        self.shares.committing(writer, app, valid)
         references = self._references.of(runs, writer)
         if self._state.timers.in_transactions:
             references += self._timers(runs, app, writer)

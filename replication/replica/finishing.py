@@ -18,6 +18,7 @@ class Finishing:
 
     ranges: list[tuple[Key, Sequence[int]]] = field(default_factory=list)
     answers: list[tuple[Submission, int, Result]] = field(default_factory=list)
+    held: list[tuple[Key, Sequence[int]]] = field(default_factory=list)  # by transactions that it opens
     deleted: list[str] = field(default_factory=list)  # groups
     dead: list[tuple[int, Origin]] = field(default_factory=list)  # slots of their topics
     copies: list[tuple[str, int]] = field(default_factory=list)  # a counter's name, and by how much it rises

@@ -32,6 +32,7 @@ from escrowmq.replication.replica.releases import Releases
 from escrowmq.replication.replica.submission import Submission
 from escrowmq.replication.replica.topics_under_way import TopicsUnderWay
 from escrowmq.replication.state.group_operations import out_of_range
+from escrowmq.replication.state.held_letters import letters_of, overlap
 from escrowmq.replication.state.machine import Result, StateMachine
 from escrowmq.replication.state.shares import (
     GROUPS_MAX,
@@ -44,7 +45,11 @@ from escrowmq.replication.state.shares import (
 from escrowmq.replication.state.topics import Partition
 
 _OK: Result = [int(ResultCode.OK)]
+#: Of dead letters: somebody has redriven it, or dropped it.
+_FINAL: Result = [int(ResultCode.DUPLICATE), None]
 _RETRY = [int(ResultCode.RETRY), None]
+#: What becomes of messages, as counters: see ``escrowmq_forwarded_total``.
+COUNTED = ("retried", "dead", "dropped", "redriven", "redirected", "replied", "unheard")
 
 
 class Holding(Protocol):
@@ -71,6 +76,8 @@ class ShareAdmission:
         self._failures, self._dead = Failures(state, rows), DeadOrigins(rows)
         #: Ranges in entries that may be in the log and are not applied yet, by their identity.
         self._under_way: dict[Key, dict[int, Sequence[int]]] = {}
+        #: Dead letters that transactions will hold, in such entries.
+        self._holding: dict[Key, dict[int, Sequence[int]]] = {}
         #: Groups whose deletion may be in the log and is not applied yet.
         self._deleting: Counter[str] = Counter()
         #: The leases of this leadership; None: there are none.
@@ -78,11 +85,12 @@ class ShareAdmission:
         #: The members of a group that hold messages of this leader, or wait for some.
         self.members: Callable[[str], list[str]] = lambda group: []
         #: Of this process, as leader: copies written, by where they went.
-        self.counts = dict.fromkeys(("retried", "dead", "dropped", "redriven", "replied", "unheard"), 0)
+        self.counts = dict.fromkeys(COUNTED, 0)
 
     def forget(self) -> None:
         """Leadership is lost: the next leader applies everything in its log before it composes an entry."""
         self._under_way.clear()
+        self._holding.clear()
         self._deleting.clear()
         self._rows.forget()
         self._dead.forget()
@@ -104,6 +112,9 @@ class ShareAdmission:
         group, ranges = op.meta[0], op.meta[3]
         if (refusal := self._refusal_of_more(group, partition, begins=not ranges)) is not None:
             submission.results[number] = refusal
+            return
+        if (held := self._held(group, partition, ranges)) is not None:
+            submission.results[number] = held
             return
         if ranges:
             self._note(writer, group, partition, ranges)
@@ -168,10 +179,12 @@ class ShareAdmission:
             submission.results[number] = [int(ResultCode.UNKNOWN_SHARE)]
             return
         redrives = topic == dead_topic(group)
+        final = _FINAL if redrives and self._state.level >= build.LEVEL_OF_LETTERS else _OK
         problems, newly = list[list[Any]](), list[int]()
         targets: dict[Partition, list[tuple[int, bytes]]] = {}
         for place, (offset, delay_ms, reason) in enumerate(zip(offsets, delays_ms, reasons, strict=True)):
             found = self._refusal_of_nack(group, partition, None if stream else pair, member, offset)
+            found = final if found is _OK else found
             if found is None:
                 try:
                     about = group, partition, offset, delay_ms, reason, by, writer.now_ms
@@ -181,7 +194,7 @@ class ShareAdmission:
                     if not self._is_dead(group, copies):
                         found = self._admit(writer, copies, targets)
                 except OffsetGone:  # retention has overtaken it
-                    found = _OK if not stream else out_of_range(partition)
+                    found = final if not stream else out_of_range(partition)
                 else:
                     newly += [offset] if found is None else []
             if found is not None and found[0] != ResultCode.OK:
@@ -203,6 +216,8 @@ class ShareAdmission:
         key = group, partition.slot
         if self._is_settled(key, pair, offset):
             return _OK
+        if (held := self._held(group, partition, (offset, offset))) is not None:
+            return held
         if self.leases is not None and self.leases.others(key, member, offset, offset):
             return [int(ResultCode.LEASE_LOST), None]
         return None
@@ -252,6 +267,40 @@ class ShareAdmission:
         if all(copy.counted == "replied" for copy in copies):
             counted.append(("dropped", 1))
         return None
+
+    # -------------------------------------------------------------- dead letters in transactions
+
+    def preparing(self, writer: EntryWriter, ops: Sequence[Op]) -> Result | None:
+        """A PREPARE, which may be about dead letters: why it cannot be written, or None. What follows it in
+        the log must find them held, also before it is applied."""
+        letters = letters_of(ops)
+        if letters is None:
+            return None
+        partition = self._here(dead_topic(letters.group))
+        if partition is None or partition.number != letters.partition:
+            return [int(ResultCode.UNKNOWN_TOPIC), [dead_topic(letters.group)]]
+        key = letters.group, partition.slot
+        if any(overlap(flat, letters.ranges) for flat in self._under_way.get(key, _NOTHING).values()):
+            return _RETRY
+        if (refusal := self._refusal_of_more(letters.group, partition, begins=False)) is not None:
+            return refusal
+        self._finishing(writer).held.append((key, letters.ranges))
+        self._holding.setdefault(key, {})[id(letters.ranges)] = letters.ranges
+        return None
+
+    def _held(self, group: str, partition: Partition, ranges: Sequence[int]) -> Result | None:
+        """Why an open transaction, or one that is about to be, does not leave these to anybody else."""
+        if (key := self._state.letters.holder(group, partition, ranges)) is not None:
+            where = group, partition.topic, partition.number
+            return [int(ResultCode.OFFSETS_PENDING), [*where, *key]]
+        holding = self._holding.get((group, partition.slot), _NOTHING)
+        return _RETRY if any(overlap(flat, ranges) for flat in holding.values()) else None
+
+    def committing(self, writer: EntryWriter, app: str, tx_ids: Sequence[str]) -> None:
+        """A COMMIT of these is written."""
+        by_tx = self._state.letters.by_tx
+        if by_tx and (count := sum(by_tx[app, t].many for t in tx_ids if (app, t) in by_tx)):
+            self._finishing(writer).copies.append(("redirected", count))
 
     # -------------------------------------------------------------- what both need
 
@@ -362,6 +411,11 @@ class ShareAdmission:
             self._deleting[group] -= 1
             if self._deleting[group] <= 0:
                 del self._deleting[group]
+        for key, ranges in finishing.held:
+            holding = self._holding.get(key, {})
+            holding.pop(id(ranges), None)
+            if not holding:
+                self._holding.pop(key, None)
         for key, ranges in finishing.ranges:
             under_way = self._under_way.get(key)
             if under_way is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from escrowmq.replication.format.codec import Op, OpType
+from escrowmq.replication.format.codec import NO_EXTRA, Op, OpType
 from escrowmq.replication.format.internal_topics import dead_topic, is_internal, owner_of, owner_problem
 from escrowmq.replication.format.share_ops import (
     ANY_NUMBER,
@@ -71,14 +71,36 @@ def _ack_problem(op: Op) -> str | None:
         if create not in (EARLIEST, LATEST) or ranges:
             return f"a group begins at {EARLIEST!r} or {LATEST!r}, with an operation of its own"
         return None
+    return _ranges_problem(OpType.SHARE_ACK, ranges)
+
+
+def _ranges_problem(kind: OpType, ranges: Sequence[int]) -> str | None:
     if not 2 <= len(ranges) <= 2 * RANGES_MAX or len(ranges) % 2:
-        return f"SHARE_ACK needs 1 to {RANGES_MAX} pairs of first and last offset"
+        return f"{kind.name} needs 1 to {RANGES_MAX} pairs of first and last offset"
     firsts, lasts = ranges[::2], ranges[1::2]
     if firsts[0] < 0 or lasts[-1] > NUMBER_MAX:
         return f"an offset must be 0 to {NUMBER_MAX}"
     if any(map(int.__gt__, firsts, lasts)) or any(map(int.__ge__, lasts, firsts[1:])):
         return "ranges must be in ascending order, and must not overlap"
     return None
+
+
+def letters_problem(prepare: Op, attached: Sequence[Op]) -> str | None:
+    """What is wrong with the PRE_LETTERS behind a PREPARE, or None."""
+    places = [at for at, op in enumerate(attached) if op.type == OpType.PRE_LETTERS]
+    if not places:
+        return None
+    extra = prepare.meta[9] if len(prepare.meta) > 9 else NO_EXTRA
+    if len(prepare.meta[2]) != 1 or prepare.meta[5] or prepare.meta[7] >= 0 or not extra.on_timeout:
+        return "PRE_LETTERS follows the first PREPARE, at home, of a transaction with on_timeout"
+    if places != [len(attached) - 1]:
+        return "there is one PRE_LETTERS, behind everything else"
+    group, partition, ranges, topic_id, to, by = attached[-1].meta
+    if attached[-1].body_size or partition < 0 or not NO_ID <= topic_id <= NUMBER_MAX:
+        return f"a partition is 0 or more, and a topic's id {NO_ID} to {NUMBER_MAX}"
+    if len(ranges) > 2 * NACKED_MAX or max(len(to), len(by)) > NAME_CHARS_MAX:
+        return f"PRE_LETTERS has up to {NACKED_MAX} ranges, and names of up to {NAME_CHARS_MAX} characters"
+    return _ranges_problem(OpType.PRE_LETTERS, ranges) or owner_problem("group", group)
 
 
 def _reply_problem(op: Op) -> str | None:

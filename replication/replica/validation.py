@@ -23,7 +23,7 @@ from escrowmq.replication.format.codec import (
 from escrowmq.replication.format.cut_ops import HOLD_MS_MAX, TOPICS_PER_CUT_MAX
 from escrowmq.replication.format.internal_topics import RESERVED, is_internal
 from escrowmq.replication.format.ops import ANY_ID
-from escrowmq.replication.format.share_ops import LEVEL_OF_SHARES
+from escrowmq.replication.format.share_ops import LEVEL_OF_LETTERS, LEVEL_OF_SHARES
 from escrowmq.replication.format.timer_ops import LEVEL_OF_TIMERS, ORDINALS, OWNER_MAX
 from escrowmq.replication.model import BY_NAME, NO_ID
 from escrowmq.replication.replica.claim_validation import (
@@ -36,6 +36,7 @@ from escrowmq.replication.replica.share_validation import (
     NAME_CHARS_MAX,
     SHARES,
     internal_topic_problem,
+    letters_problem,
     share_problem,
 )
 from escrowmq.replication.state.settings import setting_problem
@@ -65,6 +66,7 @@ _FROM_CLIENTS = frozenset(
         OpType.CUT,
         OpType.CLAIM,
         OpType.PRE_OFFSETS,
+        OpType.PRE_LETTERS,
         *SHARES,
     )
 )
@@ -93,7 +95,9 @@ _TIMERS = frozenset((OpType.SCHEDULED, OpType.PRE_SCHEDULED, OpType.CANCEL))
 #: Added with level 9; some older ones have further columns since then.
 _LEVEL_9 = frozenset((*SHARES, OpType.CUT, OpType.CLAIM, OpType.PRE_OFFSETS))
 #: Parts of a transaction: checked with the PREPARE before them.
-_BEHIND_PREPARE = frozenset((OpType.PRE_MESSAGE, OpType.PRE_SCHEDULED, OpType.PRE_OFFSETS))
+_BEHIND_PREPARE = frozenset(
+    (OpType.PRE_MESSAGE, OpType.PRE_SCHEDULED, OpType.PRE_OFFSETS, OpType.PRE_LETTERS)
+)
 NAME_BYTES_MAX = 512
 IDS_PER_OPERATION_MAX = 20_000
 #: Clients' numbers are later added to others: sums must stay within what snapshots can hold.
@@ -126,6 +130,8 @@ def brings_new_work(ops: Sequence[Op]) -> bool:
 def level_needed(ops: Sequence[Op]) -> int:
     """The lowest format level of a group whose log may have these operations."""
     needed = 1
+    if any(op.type == OpType.PRE_LETTERS for op in ops):
+        return LEVEL_OF_LETTERS
     for op in ops:
         kind, columns = op.type, len(op.meta)
         if kind == OpType.PREPARE and columns > 9 and op.meta[9].fence:
@@ -368,7 +374,7 @@ def _prepare_problem(op: Op, attached: Sequence[Op]) -> str | None:
             given.update(zip(pre.meta[2], pre.meta[5], strict=True))
             if len(given) != before + len(pre.meta[2]):
                 return "PRE_SCHEDULED gives an ordinal twice in one transaction"
-        elif pre.type == OpType.PRE_OFFSETS:
+        elif pre.type in (OpType.PRE_OFFSETS, OpType.PRE_LETTERS):
             continue
         elif pre.type != OpType.PRE_MESSAGE:
             return f"PREPARE is followed by an operation of type {pre.type} instead of PRE_MESSAGE"
@@ -381,7 +387,7 @@ def _prepare_problem(op: Op, attached: Sequence[Op]) -> str | None:
             return f"{OpType(pre.type).name}'s columns do not fit its body"
         if min(txs) < 0 or max(txs) >= len(tx_ids) or min(sizes) < 1:
             return f"{OpType(pre.type).name} refers to a transaction that its PREPARE does not name"
-    return offsets_problem(op, attached) or _ids_problem(app, tx_ids)
+    return letters_problem(op, attached) or offsets_problem(op, attached) or _ids_problem(app, tx_ids)
 
 
 def _extra_problem(extra: PrepareExtra, count: int, home_group: int) -> str | None:

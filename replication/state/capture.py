@@ -65,6 +65,7 @@ class Capture:
             state.claims.rows(),
             list(state.held.by_tx.items()),
             list(state.transactions.unattended),
+            list(state.letters.by_tx.items()),
         )
         state.topics.cuts.cut()
 

@@ -36,6 +36,7 @@ from escrowmq.replication.state.deleted_groups import DeletedGroups
 from escrowmq.replication.state.due_queue import DueQueue
 from escrowmq.replication.state.group_offsets import GroupOffsets
 from escrowmq.replication.state.group_operations import GroupOperations
+from escrowmq.replication.state.held_letters import HeldLetters
 from escrowmq.replication.state.held_offsets import HeldOffsets
 from escrowmq.replication.state.open_tx import Block, Entry, OpenTx, refs_of
 from escrowmq.replication.state.preparing import is_simple, places, refusal_of_repeated, untracked_branch
@@ -97,8 +98,9 @@ class StateMachine:
         self.claims = Claims()
         self.held = HeldOffsets(self.topics, self.group_offsets, self.shares, self._passed)
         of_all = self.group_offsets, self.held, self.attempts, self.shares, self.timers
-        operations = TopicOperations(self.topics, self.producers, *of_all)
         around = lambda: self.settings, lambda *act: self.transactions.record_act(self.now_ms, *act)
+        self.letters = HeldLetters(self.topics, self.shares, around[1])
+        operations = TopicOperations(self.topics, self.producers, self.letters, *of_all)
         of_groups = GroupOperations(self.topics, self.deleted_groups, *of_all, *around, self._passed)
         timed = TimerOperations(self.topics, self.producers, self.timers, self.cut, self.claims)
         self._handlers: dict[int, Callable[[int, Op], Result | None]] = {
@@ -219,6 +221,7 @@ class StateMachine:
             return no
         participants = tuple(extra.participants) if extra.participants else ()
         refusal = self._refusal_of_new(home_group, extra, len(tx_ids)) or self.held.refusal(attached)
+        refusal = refusal or self.letters.refusal(attached)
         table = self.transactions.app(app)
         now, timeout = self.now_ms, timeout_ms or known.info.transaction_timeout_ms
         if not part and refusal is None and len(tx_ids) >= BLOCK_MIN and is_simple(home_group, extra, timed):
@@ -266,6 +269,7 @@ class StateMachine:
         if fresh:
             self._opened(app, table, fresh, open_young[fresh[0]])
             self.held.opened(app, fresh[0], attached)
+            self.letters.opened(app, fresh[0], attached)
             self.transactions.note_unattended(app, fresh, extra.on_timeout)
             if claim and at_home:
                 self.claims.opened(app, fresh, claim, alone=bool(extra.on_timeout))
@@ -468,6 +472,8 @@ class StateMachine:
             self.claims.settled(app, tx_ids, outcome == COMMITTED)
         if self.held.by_tx and self.held.settled(app, tx_ids, committed=outcome == COMMITTED):
             self.group_offsets.keep(self.settings.groups_kept, self.held.holders)
+        if self.letters.by_tx:
+            self.letters.settled(app, tx_ids, committed=outcome == COMMITTED)
         if self.due.has_leases():
             for tx_id in tx_ids:
                 self.due.forget(app, tx_id)

@@ -11,6 +11,8 @@ from escrowmq.replication.state.open_tx import Rows
 from escrowmq.replication.state.timers import TimedRows
 from escrowmq.replication.state.topics import Partition, TopicTable
 
+#: What follows a PREPARE and is no message.
+_WITHOUT_MESSAGES = frozenset((OpType.PRE_OFFSETS, OpType.PRE_LETTERS))
 UNTRACKED = "a transaction over several broker groups needs a producer that knows format level 2: upgrade it"
 
 
@@ -60,7 +62,7 @@ def places(
     found: list[Rows] = []
     timed: list[TimedRows] = []
     for pre in attached:
-        if pre.type == OpType.PRE_OFFSETS:
+        if pre.type in _WITHOUT_MESSAGES:
             continue
         meta = pre.meta
         partition = topics.find(meta[0], meta[1])

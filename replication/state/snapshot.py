@@ -34,6 +34,7 @@ from escrowmq.replication.state.attempts import Key as AttemptsKey
 from escrowmq.replication.state.claims import Claim, Claimed
 from escrowmq.replication.state.decided import Decided
 from escrowmq.replication.state.group_offsets import ByTopic
+from escrowmq.replication.state.held_letters import Letters
 from escrowmq.replication.state.held_offsets import Held
 from escrowmq.replication.state.index import Columns
 from escrowmq.replication.state.lives import Copy, from_snapshot, to_snapshot
@@ -102,6 +103,7 @@ class Snapshot:
     claimed: list[tuple[TxKey, Claimed]]
     held: list[tuple[TxKey, list[Held]]]
     unattended: list[TxKey]
+    letters: list[tuple[TxKey, Letters]]
 
     @property
     def version(self) -> int:
@@ -182,6 +184,8 @@ def _chunks_of_groups(snapshot: Snapshot) -> Iterator[list[Any]]:
         yield ["held", [[*key, places] for key, places in held]]
     for unattended in _pieces((key, None) for key in snapshot.unattended):
         yield ["unattended", [key for key, _ in unattended]]
+    for letters in _pieces(snapshot.letters):  # none below level 10
+        yield ["letters", [[*key, *held] for key, held in letters]]
 
 
 def _packed_meta(snapshot: Snapshot, rest: Callable[[], None]) -> bytes:
@@ -399,6 +403,9 @@ def _restore_groups(state: StateMachine, name: str, kind: str, rows: list[list[A
             state.held.hold((app, tx_id), [(group, topic, tuple(flat)) for group, topic, flat in places])
     elif kind == "unattended":
         state.transactions.unattended.update(((app, tx_id), None) for app, tx_id in rows)
+    elif kind == "letters":
+        for app, tx_id, group, partition, ranges, topic_id, to, by in rows:
+            state.letters.hold((app, tx_id), Letters(group, partition, tuple(ranges), topic_id, to, by))
 
 
 def _open_record(fields: list[Any], fences: dict[bytes, bytes]) -> OpenTx:

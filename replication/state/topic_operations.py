@@ -11,6 +11,7 @@ from escrowmq.replication.format.codec import Op
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.state.attempts import Attempts
 from escrowmq.replication.state.group_offsets import GroupOffsets
+from escrowmq.replication.state.held_letters import HeldLetters
 from escrowmq.replication.state.held_offsets import HeldOffsets
 from escrowmq.replication.state.producer_memory import ProducerMemory
 from escrowmq.replication.state.shares import Shares
@@ -27,6 +28,7 @@ class TopicOperations:
         self,
         topics: TopicTable,
         producers: ProducerMemory,
+        letters: HeldLetters,
         group_offsets: GroupOffsets,
         held: HeldOffsets,
         attempts: Attempts,
@@ -35,6 +37,7 @@ class TopicOperations:
     ) -> None:
         self._topics, self._producers, self._group_offsets = topics, producers, group_offsets
         self._held, self._attempts, self._shares, self._timers = held, attempts, shares, timers
+        self._letters = letters
 
     def create(self, index: int, op: Op) -> Result:
         """CREATE_TOPIC. Replaces an earlier topic whose deletion was interrupted in this group."""
@@ -61,6 +64,7 @@ class TopicOperations:
             self._group_offsets.drop_topic(name)
             self._held.drop_topic(name)
             self._attempts.drop_topic(name)
+            self._letters.drop_slots(dead)
             self._shares.drop_slots(dead)
             self._timers.counts.forget(dead)
         return self._topics.delete(name)

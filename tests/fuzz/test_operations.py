@@ -134,7 +134,8 @@ def served(single: Single, request: bytes) -> None:
     (answer,) = answers
     assert answer[0] == "ok", answer
     codec.pack(answer)
-    attached = codec.OpType.PRE_MESSAGE, codec.OpType.PRE_SCHEDULED, codec.OpType.PRE_OFFSETS
+    kinds = codec.OpType
+    attached = kinds.PRE_MESSAGE, kinds.PRE_SCHEDULED, kinds.PRE_OFFSETS, kinds.PRE_LETTERS
     assert len(answer[1]) == sum(1 for op in ops_in if op.type not in attached)  # type: ignore[arg-type]
     survives(single.replica.state)
 

@@ -43,7 +43,14 @@ class LiveRecorder(Recorder):
 
 
 _WITHOUT_RESULT = frozenset(
-    {OpType.PRE_MESSAGE, OpType.PRE_SCHEDULED, OpType.PRE_OFFSETS, OpType.REF_MESSAGE, OpType.TX_MESSAGE}
+    {
+        OpType.PRE_MESSAGE,
+        OpType.PRE_SCHEDULED,
+        OpType.PRE_OFFSETS,
+        OpType.PRE_LETTERS,
+        OpType.REF_MESSAGE,
+        OpType.TX_MESSAGE,
+    }
     | {OpType.TIMER, OpType.RELEASE, OpType.FORWARD, OpType.CARRY}
 )
 #: The app of pipelines, which hold their outputs against the group's places.

@@ -17,6 +17,7 @@ from escrowmq.replication.log.holes import HOLES_MAX
 from escrowmq.replication.raft.proposals import COMMAND_BYTES_MAX
 from escrowmq.replication.replica.dead_origins import LETTERS_MAX
 from escrowmq.replication.replica.share_desk import TURNS_MAX
+from escrowmq.replication.replica.share_validation import NACKED_MAX
 from escrowmq.replication.state.attempts import ATTEMPTS_KEPT
 from escrowmq.replication.state.deleted_groups import DELETED_GROUPS_MAX
 from escrowmq.replication.state.lives import LIVES_KEPT
@@ -238,6 +239,8 @@ BOUNDS: dict[str, int | Most] = {
     "Finishing.copies": REQUESTS,
     "Finishing.deleted": REQUESTS,
     "Finishing.dead": REQUESTS,
+    "Finishing.held": REQUESTS,
+    **{"Finishing.held" + "[]" * depth: REQUESTS for depth in range(1, 3)},
     "Finishing.ranges": REQUESTS,
     **{"Finishing.ranges" + "[]" * depth: REQUESTS for depth in range(1, 3)},
     "Rows._kept": REQUESTS,
@@ -259,6 +262,10 @@ BOUNDS: dict[str, int | Most] = {
     "DeadOrigins._under_way": REQUESTS,
     "DeadOrigins._under_way idle": 0,
     "ShareAdmission._deleting": REQUESTS,
+    "ShareAdmission._holding": _of("ShareAdmission._holding[]"),
+    "ShareAdmission._holding idle": 0,
+    "ShareAdmission._holding[]": REQUESTS,
+    "ShareAdmission._holding[][]": REQUESTS,
     "ShareAdmission._under_way": _of("ShareAdmission._under_way[]"),
     "ShareAdmission._under_way idle": 0,
     "ShareAdmission._under_way[]": REQUESTS,
@@ -277,6 +284,12 @@ BOUNDS: dict[str, int | Most] = {
     "Overtaken._waiting[]": _opened,
     "Overtaken.of": _opened,
     "DueQueue.expired": _due,
+    "HeldLetters._holders": SHARE_GROUPS,
+    "HeldLetters._holders[]": _of("HeldLetters.by_tx"),
+    "HeldLetters._holders[][]": _of("HeldLetters._holders[]"),
+    "HeldLetters.by_tx": _opened,
+    "HeldLetters.by_tx[]": GROUPS,
+    "HeldLetters.by_tx[][]": 2 * NACKED_MAX,
     "HeldOffsets._offsets": _groups,
     "HeldOffsets._offsets[]": _positions,
     "HeldOffsets._offsets[][]": _positions,
@@ -288,6 +301,7 @@ BOUNDS: dict[str, int | Most] = {
     "Snapshot.attempts": FILES,
     "Snapshot.held": FILES,
     "Snapshot.unattended": FILES,
+    "Snapshot.letters": FILES,
     "TransactionTable.unattended": _opened,
     "Snapshot.claimed": FILES,
     "Snapshot.claims": FILES,

@@ -230,6 +230,16 @@ def state_with_fences() -> FedState:
     return log
 
 
+def state_with_letters() -> FedState:
+    """The same, with a transaction that redrives the dead letter into a topic."""
+    log = state_with_fences()
+    extra = PrepareExtra("", heard_ms=log.now_ms + 1, on_timeout=offset_ops.ROLLBACK)
+    frame = ops.prepare("app", "t", ["redrive"], None, 0, 0, [1], -1, 1, extra)
+    known = log.state.topics.topics["__dead.mail"].info.topic_id
+    assert log.add(frame + share_ops.pre_letters("mail", 0, [0, 0], known, "t", "operator:kim")) == [[0]]
+    return log
+
+
 def waiting(state: StateMachine) -> list[bytes]:
     """The records of all messages that wait for their time, in order."""
     store = state.timers.store
@@ -267,6 +277,7 @@ def dump(state: StateMachine) -> dict[str, Any]:
         "shares": {key: (*pair.saved(), pair.start) for key, pair in state.shares.pairs.items()},
         "share groups": (state.shares.groups, state.shares.ranges, list(state.attempts.items())),
         "claims": (list(state.claims.by_name.items()), dict(state.claims.rows())),
+        "letters": dict(state.letters.by_tx),
         "held": (state.held.by_tx, state.held.holders, list(state.transactions.unattended)),
         "given since": [
             state.transactions.given.turned_ms,

@@ -12,8 +12,8 @@ FORWARD_METRICS: tuple[Metric, ...] = (
         labels=(*REPLICA, "result"),
         help=(
             "What became of messages that consumer groups could not handle, while this replica led: retried, "
-            "dead, dropped, redriven (dead letters that are tried again). And of replies: replied, and "
-            "unheard (there was no topic for them)."
+            "dead, dropped, redriven (dead letters that are tried again), redirected (dead letters that were "
+            "sent to another topic). And of replies: replied, and unheard (there was no topic for them)."
         ),
         source=THE_BROKER,
     ),

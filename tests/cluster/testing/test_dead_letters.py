@@ -8,17 +8,23 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from google_crc32c import value as crc32c
 
 from escrowmq import (
     ConfigError,
     InvalidMessage,
     Message,
+    NotSupported,
+    OutcomeUnknown,
     TopicExists,
     UnknownDeadLetter,
     UnknownGroup,
     UnknownTopic,
 )
 from escrowmq.actors.admin import dead_letters
+from escrowmq.actors.admin.redirecting import APP, HOLD_S, Redirecting, _Redrive
+from escrowmq.cluster.testing.replica import MemoryBroker
+from escrowmq.replication.calling.answers import LevelReport
 from escrowmq.replication.format.codec import encode_row
 from escrowmq.replication.format.share_ops import BY_TABLE, share_ack, share_reply
 from escrowmq.replication.model import ResultCode
@@ -160,30 +166,207 @@ def test_what_another_operator_settles_meanwhile_counts_as_settled(
     assert ids(cluster) == [] and mail.retries() == [(b"0", 1), (b"3", 1)]
 
 
-def test_dead_letters_go_to_another_topic_once(
-    cluster: InMemoryCluster, mail: Mail, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def read(cluster: InMemoryCluster, topic: str) -> list[Any]:
+    with cluster.consumer(auto_offset_reset="earliest") as consumer:
+        count = next(one for one in cluster.admin.topics() if one.name == topic).partitions
+        consumer.assign([(topic, partition) for partition in range(count)])
+        found: list[Any] = []
+        while got := consumer.poll(timeout_s=0.1):
+            found += got
+    return found
+
+
+def test_dead_letters_go_to_another_topic_once(cluster: InMemoryCluster, mail: Mail) -> None:
     mail.send(*[Message("orders", b"%d" % n, b"k%d" % n, {"h": b"1"}) for n in range(3)])
     mail.fail(0, 1, 2)
-    acked = dead_letters.DeadLetters._acked
-    with monkeypatch.context() as patched:  # it dies before they are final
-
-        def dies(*arguments: Any) -> None:
-            raise KeyboardInterrupt
-
-        patched.setattr(dead_letters.DeadLetters, "_acked", dies)
-        with pytest.raises(KeyboardInterrupt):
-            cluster.admin.redrive("mail", ["0-0", "0-1"], to="lost")
-    assert dead_letters.DeadLetters._acked is acked and len(ids(cluster)) == 3
-    assert cluster.admin.redrive("mail", to="lost").redriven == 3
-    with cluster.consumer("g", ["lost"], auto_offset_reset="earliest") as consumer:
-        found = consumer.poll()
-    assert [(record.value, record.key, record.headers) for record in found] == [
+    assert cluster.admin.redrive("mail", ["0-1"], to="lost").redriven == 1
+    again = cluster.admin.redrive("mail", ["0-0", "0-1"], to="lost")
+    assert (again.redriven, again.already) == (1, 1)
+    assert cluster.admin.redrive("mail", to="lost").redriven == 1
+    found = read(cluster, "lost")
+    assert sorted((record.value, record.key, record.headers) for record in found) == [
         (b"%d" % n, b"k%d" % n, {"h": b"1"}) for n in range(3)
     ]
     assert ids(cluster) == [] and mail.retries() == []
     with pytest.raises(UnknownTopic):
         cluster.admin.redrive("mail", to="nowhere")
+
+
+@pytest.mark.parametrize("setting", [{"remember_ids_s": 3600}, {"settled_generation": 2}])
+def test_they_go_to_another_topic_where_ids_were_forgotten(
+    cluster: InMemoryCluster, mail: Mail, setting: dict[str, int]
+) -> None:
+    cluster.admin.change_settings(**setting)
+    mail.send(Message("orders", b"x"))
+    mail.fail(0)
+    with cluster.producer("shop") as producer:
+        for number in range(150):
+            given = f"order-{number}" if number % 2 else None
+            with producer.transaction(tx_id=given, local=False) as tx:
+                tx.send(Message("orders", b"y"))
+            cluster.clock.advance(60)
+    assert cluster.admin.redrive("mail", to="lost").redriven == 1
+    assert [record.value for record in read(cluster, "lost")] == [b"x"]
+
+
+def test_below_the_level_none_goes_to_another_topic(
+    cluster: InMemoryCluster, mail: Mail, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mail.send(Message("orders", b"x"))
+    mail.fail(0)
+    with monkeypatch.context() as earlier:
+        earlier.setattr(MemoryBroker, "levels", lambda self: LevelReport(9, 9))
+        with pytest.raises(NotSupported, match="need format level 10, and the cluster is at 9"):
+            cluster.admin.redrive("mail", to="lost")
+    assert ids(cluster) == ["0-0"] and read(cluster, "lost") == [], "nothing was done"
+    assert cluster.admin.redrive("mail", to="lost").redriven == 1
+
+
+@pytest.mark.parametrize("carried_out", [False, True])
+@pytest.mark.parametrize("then", ["", "lost", "other", "drop"])
+def test_whoever_comes_after_an_interrupted_redrive_settles_what_is_left(
+    cluster: InMemoryCluster, mail: Mail, then: str, carried_out: bool
+) -> None:
+    cluster.admin.create_topic("other")
+    mail.send(*[Message("orders", b"%d" % n) for n in range(3)])
+    mail.fail(0, 1, 2)
+    cluster.fail_next("commit", OutcomeUnknown, carried_out=carried_out)
+    with pytest.raises(OutcomeUnknown):
+        cluster.admin.redrive("mail", to="lost", by="kim")
+    if then == "drop":
+        settled = cluster.admin.drop_dead_letters("mail", None)
+    else:
+        settled = cluster.admin.redrive("mail", to=then or None).redriven
+    assert settled == (0 if carried_out else 3), "what was not carried out is over in a few seconds"
+    where = {name: len(read(cluster, name)) for name in ("lost", "other")} | {"": len(mail.retries())}
+    told = "lost" if carried_out else then
+    assert where == {name: 3 if name == told else 0 for name in where}
+    assert ids(cluster) == [] and cluster.admin.list_transactions() == []
+
+
+@pytest.mark.parametrize("died", ["prepare", "commit"])
+@pytest.mark.parametrize("then", ["", "other", "drop"])
+def test_what_an_operator_holds_who_has_died_is_rolled_back_and_free(
+    cluster: InMemoryCluster, mail: Mail, monkeypatch: pytest.MonkeyPatch, died: str, then: str
+) -> None:
+    """Neither COMMIT nor ROLLBACK was ever sent: only the transaction's time ends it."""
+    cluster.admin.create_topic("other")
+    mail.send(*[Message("orders", b"%d" % n) for n in range(3)])
+    mail.fail(0, 1, 2)
+    at = getattr(_Redrive, died)
+
+    def dies(self: _Redrive) -> None:
+        if died == "prepare":
+            at(self)  # the request is in the log, and its answer is not heard
+        raise SystemExit
+
+    with monkeypatch.context() as dying:
+        dying.setattr(_Redrive, died, dies)
+        with pytest.raises(SystemExit):
+            cluster.admin.redrive("mail", to="lost", by="kim")
+    begun = cluster.clock.now()
+    (held,) = cluster.admin.list_transactions()
+    assert held.app == APP and ids(cluster) == ["0-0", "0-1", "0-2"]
+    request = share_ack("mail", "__dead.mail", 0, [1, 1], mail.id_of("__dead.mail"), "DROPPED operator:kim")
+    assert mail.submit(0, request)[0] == ResultCode.OFFSETS_PENDING, "they are held"
+    if then == "drop":
+        settled = cluster.admin.drop_dead_letters("mail", None)
+    else:
+        settled = cluster.admin.redrive("mail", to=then or None).redriven
+    assert settled == 3 and HOLD_S - 1 < (cluster.clock.now() - begun).total_seconds() < HOLD_S + 2
+    where = {name: len(read(cluster, name)) for name in ("lost", "other")} | {"": len(mail.retries())}
+    assert where == {name: 3 if name == then else 0 for name in where}
+    assert ids(cluster) == [] and cluster.admin.list_transactions() == []
+
+
+@pytest.mark.parametrize("first", [None, "lost"])
+@pytest.mark.parametrize("second", [None, "other", "drop"])
+def test_of_two_operators_at_once_each_reports_what_it_has_done(
+    cluster: InMemoryCluster, mail: Mail, monkeypatch: pytest.MonkeyPatch, first: str | None, second: str
+) -> None:
+    """The second comes behind the first one's look at what is left."""
+    cluster.admin.create_topic("other")
+    mail.send(*[Message("orders", b"%d" % n) for n in range(4)])
+    mail.fail(0, 1, 2, 3)
+    submit, begun = dead_letters.DeadLetters._submit, list[int]()
+    send, told = Redirecting.send, list[int]()
+
+    def meanwhile() -> None:
+        if begun:
+            return
+        begun.append(1)
+        chosen = ["0-1", "0-2"]
+        if second == "drop":
+            told.append(cluster.admin.drop_dead_letters("mail", chosen))
+        else:
+            told.append(cluster.admin.redrive("mail", chosen, to=second).redriven)
+
+    def submitted(self: Any, *arguments: Any) -> Any:
+        meanwhile()
+        return submit(self, *arguments)
+
+    def sent(self: Any, *arguments: Any) -> Any:
+        meanwhile()
+        return send(self, *arguments)
+
+    monkeypatch.setattr(dead_letters.DeadLetters, "_submit", submitted)
+    monkeypatch.setattr(Redirecting, "send", sent)
+    done = cluster.admin.redrive("mail", to=first)
+    assert told == [2] and (done.redriven, done.already) == (2, 2)
+    copies = [record.value for record in (*read(cluster, "lost"), *read(cluster, "other"))]
+    copies += [value for value, _ in mail.retries()]
+    dropped = [b"1", b"2"] if second == "drop" else []
+    assert sorted(copies + dropped) == [b"0", b"1", b"2", b"3"], "each once"
+    assert ids(cluster) == []
+
+
+def test_what_finds_no_room_in_one_entry_is_redriven_with_the_next(
+    cluster: InMemoryCluster, mail: Mail
+) -> None:
+    large = 900_000
+    mail.send(*[Message("orders", bytes([n]) * large) for n in range(8)])
+    for n in range(8):
+        mail.fail(n)
+    assert cluster.admin.redrive("mail").redriven == 8
+    assert sorted(value[0] for value, _ in mail.retries()) == list(range(8)) and ids(cluster) == []
+
+
+def test_large_ones_go_to_another_topic_in_portions(cluster: InMemoryCluster, mail: Mail) -> None:
+    mail.send(*[Message("orders", bytes([n]) * 900_000) for n in range(8)])
+    for n in range(8):
+        mail.fail(n)
+    assert cluster.admin.redrive("mail", to="lost").redriven == 8
+    assert sorted(record.value[0] for record in read(cluster, "lost")) == list(range(8))
+    assert ids(cluster) == []
+
+
+class Several(InMemoryCluster):
+    _GROUPS = 3
+
+
+def test_letters_of_all_broker_groups_go_to_one_topic_by_their_keys() -> None:
+    with Several(start=START) as cluster:
+        cluster.admin.create_topic("orders", partitions=3)
+        cluster.admin.create_topic("lost", partitions=2)
+        with cluster.share_consumer("mail", ["orders"], auto_offset_reset="earliest") as queue:
+            with cluster.producer("shop") as producer:
+                for n in range(30):
+                    producer.send(Message("orders", b"%d" % n, b"k%d" % n)).result(0)
+            left = 30
+            while left:
+                for record in queue.poll(timeout_s=0.2):
+                    queue.reject(record, reason="no")
+                    left -= 1
+        assert {letter.id.partition("-")[0] for letter in cluster.admin.dead_letters("mail")} == {
+            "0",
+            "1",
+            "2",
+        }
+        assert cluster.admin.redrive("mail", to="lost").redriven == 30
+        found = read(cluster, "lost")
+        assert sorted(int(record.value) for record in found) == list(range(30))
+        assert all(record.partition == crc32c(record.key) % 2 for record in found)
+        assert cluster.admin.redrive("mail").redriven == 0
 
 
 def test_dropped_is_dropped(cluster: InMemoryCluster, mail: Mail) -> None:
@@ -207,7 +390,7 @@ def test_what_an_operator_does_is_in_the_audit_trail(cluster: InMemoryCluster, m
     (trail,) = cluster.admin._transactions._everywhere("audit")
     assert [(entry.by, entry.app, entry.tx_id, entry.outcome) for entry in trail] == [
         ("operator:kim", "mail", "__dead.mail/0@0-1", "REDRIVEN"),
-        ("operator:lee", "mail", "__dead.mail/0@2-2", "REDRIVEN"),
+        ("operator:lee", "mail", "__dead.mail/0@2-2 -> lost", "REDRIVEN"),
         ("operator:kim", "mail", "__dead.mail/0@3-5", "DROPPED"),
     ]
 

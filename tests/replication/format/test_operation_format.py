@@ -45,6 +45,7 @@ from tests.support.fed_state import (
     state_with_fences,
     state_with_held_places,
     state_with_ids,
+    state_with_letters,
     state_with_lives,
     state_with_overtaken,
     state_with_shares,
@@ -92,6 +93,7 @@ DAMAGED = [
     "CANCEL version 3",
     "GROUP_SETTINGS version 2",
     "DELETE_GROUP version 2",
+    "PRE_LETTERS",
 ]
 ROWS = [encode_row(b"k", b"v", {"h": b"1"}, None), encode_row(None, b"", None, "tx")]
 
@@ -159,6 +161,7 @@ def samples() -> dict[str, str]:
     frames["snapshot with held places"] = b"".join(encode(taken))
     taken = capture(state_with_overtaken().state, 3, ["a.runs"])
     frames["snapshot with overtaken transactions"] = b"".join(encode(taken))
+    frames["snapshot with letters"] = b"".join(encode(capture(state_with_letters().state, 3, ["a.runs"])))
     frames["snapshot of level 10"] = b"".join(encode(capture(state_with_fences().state, 3, ["a.runs"])))
     columns = tuple(array("Q", [i, i + 1]) for i in range(6))
     frames["run file"] = b"".join(encode_runs({7: columns}))
@@ -215,7 +218,8 @@ def fences() -> dict[str, bytes]:
     """What came with level 10."""
     extra = PrepareExtra("producer-1", heard_ms=5, fence=bytes(range(16)))
     return {
-        "PREPARE version 2 of a fence": ops.prepare("shop", "orders", ["a"], None, 0, 0, [1], -1, 0, extra)
+        "PREPARE version 2 of a fence": ops.prepare("shop", "orders", ["a"], None, 0, 0, [1], -1, 0, extra),
+        "PRE_LETTERS": share_ops.pre_letters("billing", 2, [0, 3, 7, 7], 9, "lost", "operator:kim"),
     }
 
 

@@ -30,6 +30,7 @@ from tests.support.fed_state import (
     state_with_claims,
     state_with_fences,
     state_with_held_places,
+    state_with_letters,
     state_with_lives,
     state_with_overtaken,
     state_with_shares,
@@ -71,6 +72,7 @@ def without_runs(state: StateMachine) -> dict[str, object]:
         ("snapshot with held places", 9, state_with_held_places),
         ("snapshot with overtaken transactions", 9, state_with_overtaken),
         ("snapshot of level 10", 10, state_with_fences),
+        ("snapshot with letters", 10, state_with_letters),
     ],
 )
 def test_snapshots_of_all_levels_bring_back_the_state(

@@ -371,7 +371,7 @@ class ShareGroups:
             _check("a redrive", results, ResultCode.OK, ResultCode.PARTIAL, *gone)
             if results[0][0] in gone:
                 return
-            if results[0][0] == ResultCode.PARTIAL:  # as many as fit into an entry: the others again
+            if _has_more(results[0]):  # as many as fit into an entry: the others again
                 self.desks[gid].later(0.05, self._redrive_again, gid, request, redriven)
                 return
             self.done["redriven"] += many
@@ -405,6 +405,15 @@ class ShareGroups:
 def _check(what: str, results: list[Any], *allowed: ResultCode) -> None:
     if any(result[0] not in allowed for result in results):
         raise Violation(f"{what} was answered {results}", "unexpected-answer")
+
+
+def _has_more(result: Any) -> bool:
+    """Whether a redrive has left some. What an earlier copy of the request has redriven is a duplicate."""
+    problems = result[1] if result[0] == ResultCode.PARTIAL else ()
+    codes = {code for _, code, _ in problems}
+    if codes - {ResultCode.RETRY, ResultCode.DUPLICATE}:
+        raise Violation(f"a redrive was answered {result}", "unexpected-answer")
+    return ResultCode.RETRY in codes
 
 
 def _ignored(results: list[Any]) -> None:
