@@ -45,7 +45,7 @@ class Trouble(enum.Enum):
     RAISED = "raised"  # the querier raised, or returned something other than a state
     TIMED_OUT = "timed out"  # the querier hung, or the producer did not answer in time
     BUSY = "busy"  # the querier was never called: all its threads were busy
-    ELSEWHERE = "elsewhere"  # its querier has another table than the transaction's: nothing was looked up
+    ELSEWHERE = "elsewhere"  # its querier has, or came upon, another table: nothing was looked up
     RUNNING = "running"  # the local transaction is still running in this very process
 
 

@@ -14,6 +14,12 @@ from escrowmq.replication.model import TransactionState
 __all__ = ["TransactionState", "TxStatusQuerier"]
 
 
+class AnotherTable(Exception):
+    """Raised by a querier whose connection does not lead to the table that it answers from (``fence``).
+    Nothing was looked up: the check goes to another producer that has the table, or waits for one, and is
+    not counted. Let it out of a querier of your own that calls a fence."""
+
+
 class TxStatusQuerier(ABC):
     """Looks up the outcome of a local transaction. Any producer instance of the app may be asked.
 

@@ -113,7 +113,8 @@ def _tables_missing(found: ClusterStatus) -> list[str]:
     missing = dict.fromkeys(name for report in reports for name in report.tables_missing)
     return [
         f"app {app}: no producer online has the fence's table {fence}, and transactions wait for one: start "
-        "one with that database, or decide them (escrowmq txn list)"
+        "one with that database, or decide them (escrowmq txn list). A producer whose connections lead to "
+        "another table says so in its log"
         for app, _, fence in (name.rpartition(" ") for name in missing)
     ]
 

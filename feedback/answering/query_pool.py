@@ -23,12 +23,13 @@ from typing import Any
 
 from escrowmq.feedback.config import AnswererConfig
 from escrowmq.feedback.policy import Trouble
-from escrowmq.feedback.states import TransactionState, TxStatusQuerier
+from escrowmq.feedback.states import AnotherTable, TransactionState, TxStatusQuerier
 
 log = logging.getLogger(__name__)
 
 QueryOutcome = tuple[TransactionState, Trouble]
 _RAISED: QueryOutcome = (TransactionState.UNKNOWN, Trouble.RAISED)
+_ELSEWHERE: QueryOutcome = (TransactionState.UNKNOWN, Trouble.ELSEWHERE)
 #: A call for many checks gets this share of the time for one; then each is asked individually.
 BATCH_TIME = 0.5
 
@@ -79,6 +80,8 @@ class QueryPool:
         self._threads = _Threads()
         self._pending = 0
         self._closed = False
+        #: What the querier said last when its connection led to another table.
+        self.led_elsewhere = ""
 
     @property
     def fence(self) -> bytes:
@@ -306,6 +309,9 @@ class QueryPool:
     def _query_one(self, job: _Job) -> QueryOutcome:
         try:
             state: Any = self._querier.query_status(job.tx_id, job.query_id)
+        except AnotherTable as error:
+            self.led_elsewhere = str(error)
+            return _ELSEWHERE
         except BaseException:  # SystemExit, too, or a cancelled task of the querier's own: see _query_many
             log.exception("query_status(%r, %r) raised; counts as UNKNOWN", job.tx_id, job.query_id)
             return _RAISED
@@ -324,6 +330,8 @@ class QueryPool:
         asked = [(job.tx_id, job.query_id) for job in jobs]
         try:
             states: Any = list(self._querier.query_statuses(asked))
+        except AnotherTable:  # each is asked individually: a querier may have several tables
+            return None
         except BaseException:  # a thread that it ended would count as hanging for ever
             log.exception("query_statuses of %d checks raised; each is asked individually", len(jobs))
             return None

@@ -185,21 +185,22 @@ class ShardLink:
         elif answer_s <= 0:
             self._say(check, TransactionState.UNKNOWN, Trouble.BUSY)
         elif fence and fence != self._pool.fence:
-            self._log_elsewhere(check[1], fence)
+            here = self._pool.fence.hex() or "none that has a name"
+            self._log_elsewhere(check[1], fence, f"this producer answers from {here}")
             self._say(check, TransactionState.UNKNOWN, Trouble.ELSEWHERE)
         elif check not in self._working:
             self.counts["taken"] += 1
-            self._working[check] = asyncio.create_task(self._work(check, query_id, answer_s))
+            self._working[check] = asyncio.create_task(self._work(check, query_id, answer_s, fence))
 
-    def _log_elsewhere(self, tx_id: str, fence: bytes) -> None:
-        """Only if the name here has changed since the poll that the check came with, or in a feedback process
-        that does not compare names."""
+    def _log_elsewhere(self, tx_id: str, fence: bytes, why: str) -> None:
+        """The name here has changed since the poll that the check came with, or the feedback process does not
+        compare names, or the querier has come upon another table."""
         if (now := _now()) < self._say_elsewhere_at:
             return
         self._say_elsewhere_at = now + SAY_EVERY_S
         log.warning(
-            "transaction %r belongs to the table %s, and this producer answers from %s: UNKNOWN",
-            *(tx_id, fence.hex(), self._pool.fence.hex() or "none that has a name"),
+            "transaction %r belongs to the table %s, and is not looked up here: %s",
+            *(tx_id, fence.hex() or "of which it has no name", why),
         )
 
     def announce(self) -> None:
@@ -216,7 +217,7 @@ class ShardLink:
 
     # ---------------------------------------------------------------- answering
 
-    async def _work(self, check: AskedCheck, query_id: str, answer_s: float) -> None:
+    async def _work(self, check: AskedCheck, query_id: str, answer_s: float, fence: bytes) -> None:
         start_within_s = max(answer_s - 2 * self._config.query_timeout_s, answer_s / 4)
 
         def late(state: TransactionState) -> None:
@@ -224,6 +225,10 @@ class ShardLink:
                 self._say(check, state, Trouble.NONE)
 
         state, trouble = await self._pool.ask(check[1], query_id, start_within_s, late)
+        if trouble is Trouble.ELSEWHERE:
+            self._log_elsewhere(check[1], fence, self._pool.led_elsewhere)
+            if not fence:  # a feedback process of an earlier version may ask so, and does not know the word
+                trouble = Trouble.RAISED
         self._say(check, state, trouble)
 
     def _say(self, check: AskedCheck, state: TransactionState, trouble: Trouble) -> None:

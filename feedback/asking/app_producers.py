@@ -27,6 +27,7 @@ class Present:
     last_seen: float
     room: int = 0
     fence: bytes = b""
+    led_elsewhere: bool = False  # its last check found another table than ``fence``
     poll: asyncio.Future[Polled] | None = None
     outgoing: list[Handed] = field(default_factory=list)
     leaving: bool = False  # ``outgoing`` leaves at the end of this turn

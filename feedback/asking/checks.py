@@ -108,7 +108,7 @@ class CheckTable:
         self._own: dict[str, OrderedDict[CheckKey, None]] = {}  # owner -> checks that wait for it alone
         self._on_hand: Counter[int] = Counter()
         self._put_off: list[tuple[CheckKey, float]] = []
-        #: The last transaction whose table no producer here has, with that table's name.
+        #: The last transaction whose table no producer here has, or comes upon, with that table's name.
         self.strange: tuple[str, bytes] | None = None
         self._were_free: OrderedDict[AskedCheck, None] = OrderedDict()
         self.owners = Owners(config.owner_gone_s, now) if owners is None else owners
@@ -267,6 +267,8 @@ class CheckTable:
         verdict = judge(state, trouble, others=others)
         if verdict is Verdict.PUT_OFF:
             self._put_off.append((key, running_pause_s(check.row.age_ms / 1000 + now - check.locked_at)))
+            if trouble is Trouble.ELSEWHERE:
+                self.strange = check.row.tx_id, check.row.fence
         self._apply(check, verdict)
         return None if verdict in (Verdict.ASK_ANOTHER, Verdict.PUT_OFF) else verdict
 

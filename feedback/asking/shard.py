@@ -32,7 +32,7 @@ from escrowmq.feedback.asking.topic_feedback import Handed, Place, TopicFeedback
 from escrowmq.feedback.brokers import AskMembers, Brokers, GroupLeader
 from escrowmq.feedback.config import FeedbackConfig
 from escrowmq.feedback.endless import endless
-from escrowmq.feedback.policy import RUNNING_MAX_S
+from escrowmq.feedback.policy import RUNNING_MAX_S, Trouble
 from escrowmq.replication.calling.answers import LockedRow
 from escrowmq.replication.calling.sharing import part_of
 from escrowmq.replication.model import TransactionState
@@ -142,7 +142,6 @@ class FeedbackShard:
         app, instance, room = arguments.app_of(app), arguments.instance_of(instance), arguments.room_of(room)
         keys, wait_s = arguments.working_of(working), arguments.wait_of(wait_s)
         fence = arguments.fence_of(fence)
-        self._lacking.pop((app, fence), None)
         lobby = self._lobby
         lobby.pace.arrive(instance, self.now())
         if not lobby.has_place_for(app):
@@ -154,7 +153,10 @@ class FeedbackShard:
         present = producers.arrive(instance, room, self._config.producers_max + beyond)
         parks = present is not None and lobby.has_place_to_park(producers, beyond)
         if present is not None:
+            present.led_elsewhere = present.led_elsewhere and present.fence == fence
             present.fence = fence
+        if present is None or not present.led_elsewhere:
+            self._lacking.pop((app, fence), None)
         self._tell(producers, instance, room, keys, parked=parks, fence=fence)
         if present is None:
             lobby.say("producers", "app %r has too many producers: more are sent away", app)
@@ -180,8 +182,12 @@ class FeedbackShard:
         """
         app, instance = arguments.app_of(app), arguments.instance_of(instance)
         refused, touched = [], dict[TopicFeedback, None]()
+        producers = self._apps.get(app)
+        present = None if producers is None else producers.get(instance)
         for number, (key, state, trouble, index) in enumerate(arguments.answers_of(answers)):
             (gid, topic), tx_id = key
+            if present is not None and (state in DECISIVE or trouble is Trouble.ELSEWHERE):
+                present.led_elsewhere = trouble is Trouble.ELSEWHERE
             pair = self._pairs.get(app, topic)
             if pair is None and state in DECISIVE:  # a late answer: as true as an early one
                 if not self._lobby.has_place_for(app) or self._pairs.full:

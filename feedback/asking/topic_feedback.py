@@ -139,8 +139,8 @@ class TopicFeedback:
             self._say_strange_at = now + SAY_EVERY_S
             log.warning(
                 "transactions of app %r, topic %r, such as %r, wait for a producer whose fence has the table "
-                "%s: those that are online have another one, or none. Start one with that database, or "
-                "decide with escrowmq txn",
+                "%s: those that are online have another one, or none, or their connections lead elsewhere "
+                "(their logs say where). Start one with that database, or decide with escrowmq txn",
                 *(self.app, self.topic, tx_id, fence.hex()),
                 extra={"tx_id": tx_id, "app": self.app, "topic": self.topic},
             )

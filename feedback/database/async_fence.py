@@ -182,11 +182,20 @@ class AsyncFence(TxStatusQuerier):
 
     def learn_fence(self) -> bytes:
         """See ``TxStatusQuerier``. Blocking, in a thread without an event loop."""
-        known = self._fence.learned
-        if known is None:
-            known = asyncio.run(self._in_a_loop_of_its_own(lambda fence: fence.learn_identity()))
-        self.fence = rows.short_name(known)
+        self.fence = rows.short_name(self._identity())
         return self.fence
+
+    def _identity(self) -> bytes:
+        """Learned once, and not with each check: a later one may come upon another table."""
+        if self._fence.learned is None:
+            asyncio.run(self._in_a_loop_of_its_own(self._learn))
+        learned = self._fence.learned
+        assert learned is not None
+        return learned
+
+    def _learn(self, fence: Fence) -> None:
+        fence.learn_identity()
+        self._fence.adopt(fence)
 
     def query_status(self, tx_id: str, query_id: str) -> TransactionState:
         """See ``Fence.query_status``. Blocking: the producer calls it in its own threads."""
@@ -194,6 +203,7 @@ class AsyncFence(TxStatusQuerier):
 
     def query_statuses(self, checks: list[tuple[str, str]]) -> Sequence[TransactionState]:
         """See ``Fence.query_statuses``."""
+        self._identity()
         found: Sequence[TransactionState] = asyncio.run(
             self._in_a_loop_of_its_own(lambda fence: fence.query_statuses(checks))
         )

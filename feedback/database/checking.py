@@ -11,27 +11,21 @@ answer is UNKNOWN, which is repeated later.
 
 from __future__ import annotations
 
-import logging
 import secrets
 import uuid
 from collections.abc import Callable, Sequence
 
 from escrowmq.feedback.database import rows
+from escrowmq.feedback.database.errors import WrongDatabase
 from escrowmq.feedback.database.failures import Failure, failure_of
 from escrowmq.feedback.database.links import Link
 from escrowmq.feedback.database.statements import KEYS_MAX, Statements
 from escrowmq.replication.model import TransactionState
 
-log = logging.getLogger(__name__)
-
 #: In a call for many checks, each piece waits this share of the limit for a locked row, then is halved: one
 #: local transaction must not delay the others. All pieces together wait no longer than about the
 #: limit.
 PIECES = 8
-
-
-class _AnotherDatabase(Exception):
-    """The table here has this name, or none."""
 
 
 class Checking:
@@ -42,7 +36,7 @@ class Checking:
 
     def states(self, link: Link, tx_ids: Sequence[str], own: bytes | None = None) -> list[TransactionState]:
         """A state for each, in order. ``own``: the name that the table must have; with another one, or
-        without any, nothing is written there, and all are UNKNOWN."""
+        without any, nothing is written there, and it raises WrongDatabase."""
         by_key = {rows.key_of(self._app, tx_id): tx_id for tx_id in tx_ids}
         keys = sorted(by_key)
         found: dict[bytes, int] = {}
@@ -50,16 +44,9 @@ class Checking:
         try:
             for at in range(0, len(keys), KEYS_MAX):
                 self._settle(link, keys[at : at + KEYS_MAX], by_key, found, own)
-        except _AnotherDatabase as another:
+        except WrongDatabase:
             link.rollback()
-            log.warning(
-                "checks of app %r are answered UNKNOWN: the table %s where this connection leads (%s) has "
-                "the name %s, and these transactions are of %s. A database, schema or search path differs "
-                "between who prepares and who answers, or the table was made anew; such as %r",
-                *(self._app, self._statements.table, link.place(), another.args[0]),
-                *(None if own is None else own.decode(errors="replace"), tx_ids[0]),
-            )
-            return [TransactionState.UNKNOWN] * len(tx_ids)
+            raise
         finally:
             with_limit.restore()
         return [rows.state_of(found.get(rows.key_of(self._app, tx_id))) for tx_id in tx_ids]
@@ -124,7 +111,7 @@ class Checking:
             alone = len(piece) == len(keys) == 1
             try:
                 found.update(self._block(link, piece, by_key, self._limit_s / (1 if alone else PIECES), own))
-            except _AnotherDatabase:
+            except WrongDatabase:
                 raise
             except Exception as error:
                 link.rollback()
@@ -164,7 +151,12 @@ class Checking:
         read = link.rows(self._statements.identity_now, {"key": rows.IDENTITY_KEY})
         found = bytes(read[0][0]) if read else None
         if found != own:
-            raise _AnotherDatabase(None if found is None else found.decode(errors="replace"))
+            raise WrongDatabase(
+                f"the table {self._statements.table} where this connection leads ({link.place()}) is of "
+                f"another database: its name is {_shown(found)}, and these checks are of {_shown(own)}. A "
+                "database, schema or search path differs between who prepares and who answers, or the table "
+                "was made anew"
+            )
         if not self._statements.dialect.locks_rows:  # a transaction of SQLite that has read may not write
             link.commit()
 
@@ -186,6 +178,10 @@ def identity(link: Link, statements: Statements) -> bytes | None:
     """The random name of the database that a link leads to; None: it has none yet."""
     found = link.rows(statements.identity, {"key": rows.IDENTITY_KEY})
     return bytes(found[0][0]) if found else None
+
+
+def _shown(name: bytes | None) -> str:
+    return "none" if name is None else name.decode(errors="replace")
 
 
 class _LimitOf:

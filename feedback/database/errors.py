@@ -8,6 +8,7 @@ says nothing about an earlier attempt under the same id: for an id of the applic
 
 from __future__ import annotations
 
+from escrowmq.feedback.states import AnotherTable
 from escrowmq.replication.errors import EscrowMQError, OutcomeUnknown
 
 
@@ -49,7 +50,7 @@ class DatabaseMisused(EscrowMQError):
     below."""
 
 
-class TableMissing(DatabaseMisused):
+class TableMissing(DatabaseMisused, AnotherTable):
     """The database has no table of the fence's, or of the inbox's."""
 
 
@@ -59,8 +60,9 @@ class NoDatabaseTransaction(DatabaseMisused):
     one with the row while its block went on."""
 
 
-class WrongDatabase(DatabaseMisused):
-    """The connection leads to another database than the one from which the fence answers checks."""
+class WrongDatabase(DatabaseMisused, AnotherTable):
+    """The connection leads to another database than the one from which the fence answers checks. A check
+    that finds this answers nothing, and waits for a producer that has the table."""
 
 
 class NotPrimary(DatabaseMisused):

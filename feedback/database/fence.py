@@ -316,6 +316,11 @@ class Fence(TxStatusQuerier):
         self.fence = rows.short_name(self.learn_identity())
         return self.fence
 
+    def adopt(self, other: Fence) -> None:
+        """From now on know what a fence of the same table, over other connections, has found out."""
+        self.statements, self._checking = other.statements, other._checking
+        self._elsewhere, self._identity = other._elsewhere, other._identity
+
     def over(self, database: Any) -> Fence:
         """A fence of the same table over other connections; checks through it see whether they lead there."""
         fence = copy.copy(self)
@@ -457,7 +462,8 @@ class Fence(TxStatusQuerier):
     # ------------------------------------------------------------ checks
 
     def query_status(self, tx_id: str, query_id: str) -> TransactionState:
-        """COMMITTED or ROLLBACK for good; UNKNOWN while a local transaction of this id is still running."""
+        """COMMITTED or ROLLBACK for good; UNKNOWN while a local transaction of this id is still running.
+        Raises WrongDatabase, or what the database raises: then nothing was looked up."""
         return self.query_statuses([(tx_id, query_id)])[0]
 
     def query_statuses(self, checks: list[tuple[str, str]]) -> Sequence[TransactionState]:
@@ -465,7 +471,8 @@ class Fence(TxStatusQuerier):
         return self.answers(checks, self.learn_identity())
 
     def answers(self, checks: Sequence[tuple[str, str]], own: bytes) -> Sequence[TransactionState]:
-        """The same, if the table that a check's connection leads to has the name ``own``; else UNKNOWN."""
+        """The same, if the table that a check's connection leads to has the name ``own``; else raises
+        WrongDatabase."""
         try:
             with self._database.checking() as link:
                 return self._checking.states(link, [tx_id for tx_id, _ in checks], own)

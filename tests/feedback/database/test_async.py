@@ -12,7 +12,15 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 from sqlalchemy.orm import registry
 
 from escrowmq import Message, OutcomeUnknown, TransactionState
-from escrowmq.integrations import AlreadyDone, AsyncFence, DatabaseMisused, Fence, FenceLost, Outbox
+from escrowmq.integrations import (
+    AlreadyDone,
+    AsyncFence,
+    DatabaseMisused,
+    Fence,
+    FenceLost,
+    Outbox,
+    WrongDatabase,
+)
 from tests.support.outboxes import drop
 from tests.support.shops import DRIVERS, Shop, Tx
 
@@ -84,6 +92,21 @@ def test_sessions_cancelled_tasks_and_blocks_that_end_themselves(shop: Shop) -> 
         asked = [(name, "") for name in ("cancelled", "inside", "by hand")]
         said = await asyncio.to_thread(fence.query_statuses, asked)
         assert list(said) == [ROLLBACK, COMMITTED, COMMITTED]
+
+    on(shop, story)
+
+
+def test_checks_know_the_table_from_the_first_one_on(shop: Shop) -> None:
+    """A process that only answers checks has learned the name over a connection of its own."""
+
+    async def story(_: AsyncFence, engine: AsyncEngine) -> None:
+        fence = AsyncFence(engine, app="shop", table=shop.table)
+        assert await asyncio.to_thread(fence.query_status, "1", "") is ROLLBACK
+        async with engine.begin() as db:
+            named = sa.text(f"update {shop.table} set tx_id = :name where outcome = 3")
+            await db.execute(named, {"name": b"f" * 32})
+        with pytest.raises(WrongDatabase):
+            await asyncio.to_thread(fence.query_status, "2", "")
 
     on(shop, story)
 

@@ -266,6 +266,20 @@ def test_a_connection_of_the_pool_is_given_back_as_it_was(shop: Shop, kind: str)
     running.rollback()
 
 
+def test_a_table_of_another_name_answers_no_check(shop: Shop) -> None:
+    """On whatever connection; the application's own run of the id is left to the check as well."""
+    with shop.fence.local(Tx("1")):
+        pass
+    with shop.engine.begin() as db:
+        db.execute(sa.text(f"update {shop.table} set tx_id = :name where outcome = 3"), {"name": b"f" * 32})
+    for asked in ([("1", "")], [("1", ""), ("2", "")]):
+        with pytest.raises(WrongDatabase, match="f" * 32):
+            shop.fence.query_statuses(asked)
+    with pytest.raises(OutcomeUnknown):
+        shop.fence.raise_unless_rolled_back("2", ValueError())
+    assert shop.count() == 1
+
+
 def test_a_table_that_a_migration_made_needs_nothing_else(shop: Shop) -> None:
     with shop.engine.begin() as db:
         db.execute(sa.text(f"drop table {shop.table}"))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from escrowmq import Message, OutcomeUnknown, TransactionState, Unavailable
 from escrowmq.actors.producer import async_producer, fence_name
@@ -141,6 +141,64 @@ def test_an_asynchronous_fence_names_its_table_too(cluster: InMemoryCluster, tmp
 
     told, known = asyncio.run(run())
     assert told == known != ""
+
+
+def query_of(file: list[Path], kind: str) -> Fence | AsyncFence:
+    """A fence whose checks connect to whatever ``file`` names at the time."""
+    if kind == "blocking":
+        return Fence(lambda: sqlite3.connect(file[0]), app="shop")
+
+    def engine() -> AsyncEngine:
+        return create_async_engine(f"sqlite+aiosqlite:///{file[0]}")
+
+    return AsyncFence(engine(), app="shop", checks=engine)
+
+
+@pytest.mark.parametrize("kind", ["blocking", "asynchronous"])
+@pytest.mark.parametrize("there", ["another table", "none"])
+def test_a_check_that_comes_upon_another_table_is_not_counted_and_its_table_is_told(
+    cluster: InMemoryCluster, tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str, there: str
+) -> None:
+    """A changed search path, a database that was moved: the process has learned the right name, and its
+    connections lead elsewhere by now."""
+    tx_id = open_order(cluster, tmp_path / "a.db")
+    file = [tmp_path / "a.db"]
+    wrong = query_of(file, kind)
+    wrong.learn_fence()
+    file[0] = tmp_path / "b.db"
+    if there == "another table":
+        fence_of(file[0])
+    with caplog.at_level(logging.WARNING):
+        cluster.producer(app="shop", tx_status_querier=wrong)
+        cluster.clock.advance(LONG_S)
+    [waiting] = cluster.admin.show_transaction(tx_id, "shop").open.values()
+    assert (waiting.checks, waiting.parked) == (0, False)
+    assert tables_missing(cluster) == [f"shop {wrong.fence.hex()}"]
+    assert "wait for a producer whose fence has the table" in caplog.text
+    assert ("is of another database" if there == "another table" else "there is no table") in caplog.text
+    assert "Traceback" not in caplog.text and len(caplog.records) < 100, "said once a minute"
+    with sqlite3.connect(file[0]) as db:
+        tables = db.execute("select count(*) from sqlite_master where name = 'escrowmq_fence'").fetchone()
+        assert tables == (int(there == "another table"),)
+        if there == "another table":
+            assert db.execute("select count(*) from escrowmq_fence").fetchone() == (1,), "its name alone"
+    cluster.producer(app="shop", tx_status_querier=fence_of(tmp_path / "a.db"))
+    cluster.clock.advance(60.0)
+    assert readable(cluster) == [b"42"]
+    assert tables_missing(cluster) == []
+
+
+def test_a_connection_that_leads_back_answers_again(cluster: InMemoryCluster, tmp_path: Path) -> None:
+    open_order(cluster, tmp_path / "a.db")
+    file = [tmp_path / "a.db"]
+    fence = query_of(file, "blocking")
+    fence.learn_fence()
+    file[0] = tmp_path / "b.db"
+    cluster.producer(app="shop", tx_status_querier=fence)
+    cluster.clock.advance(LONG_S)
+    file[0] = tmp_path / "a.db"
+    cluster.clock.advance(60.0)
+    assert (readable(cluster), tables_missing(cluster)) == ([b"42"], [])
 
 
 class Table(TxStatusQuerier):

@@ -1,10 +1,9 @@
 """A check answers from the table that the local transaction wrote into, and from nothing that a fail-over can
-take back; else it answers UNKNOWN."""
+take back; else it looks nothing up."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
@@ -18,17 +17,13 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from escrowmq.feedback.database import rows
 from escrowmq.feedback.states import TransactionState
-from escrowmq.integrations import AsyncFence, Fence, Inbox
+from escrowmq.integrations import AsyncFence, Fence, Inbox, WrongDatabase
 from tests.support.database_servers import Server
 from tests.support.inboxes import record as inbox_record
 from tests.support.shops import Tx
 from tests.support.waiting import wait_until
 
-COMMITTED, ROLLBACK, UNKNOWN = (
-    TransactionState.COMMITTED,
-    TransactionState.ROLLBACK,
-    TransactionState.UNKNOWN,
-)
+COMMITTED, ROLLBACK = TransactionState.COMMITTED, TransactionState.ROLLBACK
 Servers = Callable[[str], Server | None]
 
 
@@ -93,18 +88,20 @@ def test_a_pooled_connection_that_leads_elsewhere_does_not_mislead_a_check(
         except Exception as error:
             refused = error
         lead_to(names[1])
-        there = fence.query_status("x", "x")
-        lead_to(names[0])
         if refused is None:
-            assert (there, fence.query_status("x", "x")) == (COMMITTED, COMMITTED)
+            assert fence.query_status("x", "x") is COMMITTED
+            lead_to(names[0])
+            assert fence.query_status("x", "x") is COMMITTED
         else:  # the schema cannot be named: nothing is written where it does not belong
-            assert "another database" in str(refused) and there is UNKNOWN
+            assert "another database" in str(refused)
+            with pytest.raises(WrongDatabase):
+                fence.query_status("x", "x")
             lead_to(names[1])
             assert outcomes(engine, "escrowmq_fence") == []
 
 
 def test_a_check_on_another_database_writes_nothing_and_says_what_differs(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
 ) -> None:
     file = tmp_path / "one.db"
 
@@ -118,11 +115,11 @@ def test_a_check_on_another_database_writes_nothing_and_says_what_differs(
     file = tmp_path / "two.db"  # a service that was moved, a wrong setting
     other = Fence(connect, app="shop")
     other.create_table()
-    with caplog.at_level(logging.WARNING):
-        assert fence.query_statuses([("x", "x"), ("y", "y")]) == [UNKNOWN, UNKNOWN]
-        assert fence.query_status("x", "x") is UNKNOWN
     names = [identity.decode() for identity in (fence.learn_identity(), other.learn_identity())]
-    assert all(name in caplog.text for name in names)
+    for asked in ([("x", "x"), ("y", "y")], [("x", "x")]):
+        with pytest.raises(WrongDatabase) as refused:
+            fence.query_statuses(asked)
+        assert all(name in str(refused.value) for name in names)
     with connect() as db:
         assert db.execute("select count(*) from escrowmq_fence").fetchone() == (1,), "its name alone"
     file = tmp_path / "one.db"
