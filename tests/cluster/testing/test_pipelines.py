@@ -476,6 +476,21 @@ def test_an_abort_takes_a_nack_back_with_everything_before_it(cluster: InMemoryC
         assert place(cluster) == 6 and invoices(cluster) == list(range(0, ORDERS, 2))
 
 
+def test_a_nack_counts_at_once_where_the_transaction_has_nothing_of_the_partition(
+    cluster: InMemoryCluster,
+) -> None:
+    with in_order(cluster) as consumer, cluster.producer("shop") as producer:
+        for attempt in (1, 2):
+            records = of_partition(consumer.poll(max_records=100, timeout_s=3))
+            assert [(record.offset, record.attempt) for record in records[:2]] == [(0, attempt), (1, 1)]
+            with suppress(ZeroDivisionError), producer.transaction(local=False) as tx:
+                tx.send_offsets(consumer)
+                consumer.nack(records[0])
+                raise ZeroDivisionError
+        assert [letter.origin.offset for letter in cluster.admin.dead_letters(GROUP)] == [0]
+        assert place(cluster) == 1
+
+
 def test_an_attempt_of_a_committed_transaction_is_known_to_the_next_member(cluster: InMemoryCluster) -> None:
     with in_order(cluster) as consumer, cluster.producer("shop") as producer:
         records = consumer.poll(max_records=100)
