@@ -431,7 +431,6 @@ class Fence(TxStatusQuerier):
         return unknown
 
     def _commit(self, link: Link, tx: Transaction, entered_ms: int | None) -> None:
-        mark = link.mark()
         key = rows.key_of(self.app, tx.tx_id)
         # By hand the time is not known; but then no two attempts of an id may run at the same time.
         written = (rows.COMMITTED,) if entered_ms is None else (rows.COMMITTED, entered_ms)
@@ -443,10 +442,8 @@ class Fence(TxStatusQuerier):
             if committed:  # what came after it has failed: a hook, another database of the session
                 note_known(tx, TransactionState.COMMITTED)
                 raise self._failed_after(tx) from error
-            # SQLite keeps a transaction that could not be committed (a reader was in the way): still ours.
             # A link that finds a mistake does so before it commits.
             refused = committed is False or certainly_rolled_back(error) or isinstance(error, DatabaseMisused)
-            refused = refused or (link.dialect == "sqlite" and link.mark() == mark)
             if not refused:
                 raise OutcomeUnknown(tx.tx_id) from error
             link.rollback()

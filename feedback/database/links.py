@@ -65,7 +65,8 @@ class Link(Protocol):
 
     def has_committed(self) -> bool | None:
         """After ``commit`` has raised. True: the database has committed, and what came after that has failed.
-        False: COMMIT was certainly not sent. None: only the error says what came of it."""
+        False: certainly not; COMMIT was not sent, or has left the transaction open. None: only the error says
+        what came of it."""
 
     def rollback(self) -> None:
         """Roll the transaction back."""
@@ -193,7 +194,8 @@ class DriverLink:
         self.connection.commit()
 
     def has_committed(self) -> bool | None:
-        return None  # a driver does nothing after it
+        # A driver does nothing after it, and SQLite keeps what it could not commit (a reader was in the way).
+        return False if self.driver == "sqlite3" and self.connection.in_transaction else None
 
     def rollback(self) -> None:
         self.connection.rollback()

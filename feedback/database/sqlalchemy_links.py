@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
-from sqlalchemy import Connection, Engine, event, text
+from sqlalchemy import Connection, Dialect, Engine, event, text
 from sqlalchemy.exc import InvalidRequestError, UnboundExecutionError
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from sqlalchemy.pool import Pool, SingletonThreadPool, StaticPool
@@ -119,21 +119,21 @@ class SqlAlchemyLink:
             )
 
     def _commit(self) -> None:
-        """A session calls hooks, and may commit other connections too, so an error says nothing about
-        ours. What our connection did does: it forgets its transaction when the driver's COMMIT returns."""
-        connection, seen = self.connection, set[str]()
-        mine = connection.get_transaction()
-        _listen(connection.engine)
-        _ENDING[id(connection)] = seen
+        """A session calls hooks, may commit other connections too, and may have a ``commit`` of the
+        application's own, which rolls back or begins anew. So neither the error nor what is left of the
+        transaction says what became of ours: what the driver answered does."""
+        connection = self.connection
+        ending = _Ending(connection)
+        _note_answers(connection.dialect)
+        _ENDING.update(dict.fromkeys(ending.keys, ending))
         try:
             self._given.commit()
         except BaseException:
-            over = connection.get_transaction() is not mine and not seen.intersection(_UNDONE)
-            if over or not seen:
-                self._committed = bool(seen)
+            self._committed = ending.committed()
             raise
         finally:
-            del _ENDING[id(connection)]
+            for key in ending.keys:
+                del _ENDING[key]
 
     def has_committed(self) -> bool | None:
         return self._committed
@@ -142,30 +142,64 @@ class SqlAlchemyLink:
         self._given.rollback()
 
 
-#: Events before a connection sends something that ends its transaction, and those of them that undo it.
-_UNDONE = ("rollback", "rollback_twophase")
-_ENDINGS = ("commit", "prepare_twophase", "commit_twophase", *_UNDONE)
+class _Ending:
+    """A commit that is under way: what the driver has answered to what ends the transaction."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection, self._mine = connection, connection.get_transaction()
+        self._driver: Any = connection.connection  # kept, so that nothing else gets its identity
+        self.keys = {id(connection), id(self._driver)}
+        self._answers: dict[str, bool] = {}  # what was called -> whether it has returned
+        self._still_open = False
+
+    def is_about(self, called: str) -> bool:
+        """The first call of each kind, for the transaction itself and not for one that follows it."""
+        return self.connection.get_transaction() is self._mine and called not in self._answers
+
+    def note(self, called: str, returned: bool) -> None:
+        self._answers[called] = returned
+        if not returned and self.connection.dialect.name == "sqlite":  # it keeps what it could not commit
+            driver = getattr(self._driver, "driver_connection", None)
+            self._still_open = getattr(driver, "in_transaction", False) is True
+
+    def committed(self) -> bool | None:
+        """See ``Link.has_committed``."""
+        answers = self._answers
+        if answers.get("do_commit") or answers.get("do_commit_twophase"):
+            return True
+        undone = answers == {"do_prepare_twophase": True, "do_rollback_twophase": True}
+        return False if not answers or undone or self._still_open else None
 
 
-#: Connections whose commit is under way, by identity: which of these events they had.
-_ENDING: dict[int, set[str]] = {}
-_LISTENING: WeakSet[Engine] = WeakSet()
+#: Calls of a dialect's that end a transaction.
+_ENDINGS = ("do_commit", "do_prepare_twophase", "do_commit_twophase", "do_rollback_twophase")
+#: Commits under way, by the identity of the connection, and of the driver's that it has from the pool.
+_ENDING: dict[int, _Ending] = {}
+_NOTING: WeakSet[Dialect] = WeakSet()
 
 
-def _listen(engine: Engine) -> None:
-    """Once for each engine, since it takes longer than a commit."""
-    if engine not in _LISTENING:
+def _note_answers(dialect: Dialect) -> None:
+    """Once for each engine's dialect. SQLAlchemy has events before these calls and none after them."""
+    if dialect not in _NOTING:
         for name in _ENDINGS:
-            event.listen(engine, name, _noting(name))
-        _LISTENING.add(engine)  # now: another thread must not take it for done
+            vars(dialect)[name] = _noting(name, getattr(dialect, name))
+        _NOTING.add(dialect)  # now: another thread must not take it for done
 
 
-def _noting(name: str) -> Callable[..., None]:
-    def note(connection: Connection, *_: Any) -> None:
-        if (seen := _ENDING.get(id(connection))) is not None:
-            seen.add(name)
+def _noting(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    def called(connection: Any, *rest: Any, **named: Any) -> Any:
+        ending = _ENDING.get(id(connection))
+        if ending is None or not ending.is_about(name):
+            return call(connection, *rest, **named)
+        try:
+            result = call(connection, *rest, **named)
+        except BaseException:
+            ending.note(name, False)
+            raise
+        ending.note(name, True)
+        return result
 
-    return note
+    return called
 
 
 def _call_waiting(connection: Connection) -> None:

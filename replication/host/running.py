@@ -15,7 +15,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -220,8 +220,7 @@ class RunningReplica:
             return ("ok", read()) if self.node.ready else self.replica.not_leader()
 
         try:
-            with self.leaving():
-                return self.driver.call(guarded)
+            return self.driver.call(guarded)
         except Closed:
             return NOT_RUNNING
         except TimeoutError as error:
@@ -236,8 +235,7 @@ class RunningReplica:
         """``("ok", read(state))`` in this thread, or who leads, as far as this replica knows; for state that
         may be read beside the driver."""
         self.check_open()
-        with self.leaving():
-            return ("ok", read(self.replica.state)) if self.node.ready else self.replica.not_leader()
+        return ("ok", read(self.replica.state)) if self.node.ready else self.replica.not_leader()
 
     def confirmed(self, read: Callable[[StateMachine], Any], *, in_loop: bool = False) -> Reply:
         """As ``if_leading``, and linearizable: what is read has everything that was acknowledged before this
@@ -269,8 +267,7 @@ class RunningReplica:
 
         try:
             self.driver.submit(asked)
-            with self.leaving():
-                reply = answer.result(CONFIRM_S)
+            reply = answer.result(CONFIRM_S)
         except Closed:
             return NOT_RUNNING
         except Overloaded as error:
@@ -278,8 +275,7 @@ class RunningReplica:
         except TimeoutError as error:
             why = f"no majority confirms within {CONFIRM_S:g} s that it leads"
             raise Unavailable(f"{self.setup}: {why}", READS_RETRY_S) from error
-        with self.leaving():
-            return ("ok", read(self.replica.state)) if reply[0] == "ok" and not in_loop else reply
+        return ("ok", read(self.replica.state)) if reply[0] == "ok" and not in_loop else reply
 
     def log_end(self) -> int | None:
         """The log's last index; None as long as requests wait to be written, or the driver is busy."""
@@ -525,15 +521,6 @@ class RunningReplica:
                 time.sleep(0.02)
         self.end(error)
         return Unavailable(f"{self.setup} leaves for repair", 1.0)
-
-    @contextlib.contextmanager
-    def leaving(self) -> Iterator[None]:
-        """Runs or timers are looked up for the block's caller: if they cannot be read, the replica leaves,
-        and the caller is told to ask another one. Not for the driver's thread."""
-        try:
-            yield
-        except (CorruptLog, DiskFailed) as error:
-            raise self.leave(error) from error
 
     def close(self) -> bool:
         """Hand over leadership, sync, close, and unlock the directory. Parked calls return; later calls are

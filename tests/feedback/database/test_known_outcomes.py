@@ -16,7 +16,7 @@ from typing import Any
 import aiosqlite
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
 from escrowmq import Message, OutcomeUnknown, TransactionState
@@ -26,7 +26,7 @@ from escrowmq.integrations import AlreadyDone, AsyncFence, DatabaseMisused, Fenc
 from escrowmq.replication.errors import TransactionSettled
 from escrowmq.testing import InMemoryCluster
 from tests.support.database_servers import Server
-from tests.support.shops import Shop, Tx, closing_shops
+from tests.support.shops import DRIVERS, Shop, Tx, closing_shops
 
 COMMITTED, ROLLBACK = TransactionState.COMMITTED, TransactionState.ROLLBACK
 LATER_S = 90.0  # until after the check
@@ -395,6 +395,135 @@ def test_a_session_of_two_databases_whose_second_refuses(
     assert seen
     agree(cluster, shop, wanted)
     other.dispose()
+
+
+class Tidy(Session):
+    """As applications write it: whatever fails, the session can be used again."""
+
+    def commit(self) -> None:
+        try:
+            super().commit()
+        except BaseException:
+            self.rollback()
+            self.note_failure()
+            raise
+
+    def note_failure(self) -> None: ...
+
+
+class Noting(Tidy):
+    def note_failure(self) -> None:
+        """In a transaction that follows, on the same connection if the pool says so."""
+        self.execute(sa.text("create table failures (id int)"))
+        Session.commit(self)
+
+
+def refuse_at_commit(shop: Shop) -> str:
+    """Lets COMMIT fail: the statement that a transaction has to run for it."""
+    if shop.kind == "sqlite":
+        sa.event.listen(
+            shop.engine, "connect", lambda driver, _: driver.execute("pragma foreign_keys = on").close()
+        )
+        shop.engine.dispose()
+    parents = f"parents_{shop.orders}"
+    with shop.engine.begin() as db:
+        db.execute(sa.text(f"create table {parents} (id int primary key)"))
+        db.execute(
+            sa.text(
+                f"alter table {shop.orders} add column parent int references {parents} deferrable "
+                "initially deferred"
+            )
+        )
+    return f"insert into {shop.orders} values ('1', 99)"
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+@pytest.mark.parametrize("session", [Session, Tidy, Noting])
+@pytest.mark.parametrize("blocking", [True, False])
+def test_a_refused_commit_of_a_session_that_tidies_up(
+    cluster: InMemoryCluster,
+    server_of: Callable[[str], Server | None],
+    tmp_path: Path,
+    kind: str,
+    session: type[Session],
+    blocking: bool,
+) -> None:
+    """SQLAlchemy's transaction is over then, as after a commit."""
+
+    async def story(fence: AsyncFence, producer: Any, order: str) -> None:
+        async with fence.transaction(producer, Message("orders", b"1")) as (_, db):
+            await db.execute(sa.text(order))
+
+    with closing_shops(server_of(kind), tmp_path, False) as make:
+        shop = make()
+        order = refuse_at_commit(shop)
+        if blocking:
+            fence = Fence(sessionmaker(shop.engine, class_=session), app="shop", table=shop.table)
+            producer = cluster.producer(app="shop", tx_status_querier=fence)
+            with (
+                pytest.raises(sa.exc.IntegrityError),
+                fence.transaction(producer, Message("orders", b"1")) as (_, db),
+            ):
+                db.execute(sa.text(order))
+        else:
+            engine = create_async_engine(shop.url(DRIVERS[kind]))
+            if kind == "sqlite":
+                sa.event.listen(
+                    engine.sync_engine,
+                    "connect",
+                    lambda driver, _: driver.cursor().execute("pragma foreign_keys = on"),
+                )
+            sessions = async_sessionmaker(engine, sync_session_class=session)
+            patient = AsyncFence(sessions, app="shop", table=shop.table)
+            producer = cluster.producer(app="shop", tx_status_querier=patient)
+            with pytest.raises(sa.exc.IntegrityError):
+                asyncio.run(story(patient, producer.aio, order))
+        agree(cluster, shop, set())
+        with shop.engine.begin() as db:
+            db.execute(sa.text("drop table if exists failures"))
+
+
+@pytest.mark.parametrize("session", [Session, Tidy])
+@pytest.mark.parametrize("first", [True, False])
+def test_a_listener_that_raises_before_the_driver_s_commit(
+    cluster: InMemoryCluster, shop: Shop, session: type[Session], first: bool
+) -> None:
+    fence = Fence(sessionmaker(shop.engine, class_=session), app="shop", table=shop.table)
+    producer = cluster.producer(app="shop", tx_status_querier=fence)
+    if not first:
+        with fence.transaction(producer, Message("orders", b"0")) as (_, db):
+            db.execute(sa.text(f"insert into {shop.orders} values ('0')"))
+
+    def refuse(_: sa.Connection) -> None:
+        misuse()
+
+    with (
+        pytest.raises(sa.exc.InvalidRequestError),
+        fence.transaction(producer, Message("orders", b"1")) as (_, db),
+    ):
+        db.execute(sa.text(f"insert into {shop.orders} values ('1')"))
+        sa.event.listen(shop.engine, "commit", refuse)
+    sa.event.remove(shop.engine, "commit", refuse)
+    agree(cluster, shop, set() if first else {"0"})
+
+
+@pytest.mark.parametrize("session", [Session, Tidy])
+def test_an_answer_to_a_session_s_commit_that_is_lost(
+    cluster: InMemoryCluster, shop: Shop, session: type[Session]
+) -> None:
+    engine = sa.create_engine(shop.url(), connect_args={"factory": Losing})
+    Losing.lose = False
+    fence = Fence(sessionmaker(engine, class_=session), app="shop", table=shop.table)
+    producer = cluster.producer(app="shop", tx_status_querier=fence)
+    with (
+        pytest.raises(OutcomeUnknown) as unknown,
+        fence.transaction(producer, Message("orders", b"1")) as (_, db),
+    ):
+        db.execute(sa.text(f"insert into {shop.orders} values ('1')"))
+        Losing.lose = True
+    assert not isinstance(unknown.value, AlreadyDone)
+    agree(cluster, shop, {"1"})
+    engine.dispose()
 
 
 # ------------------------------------------------------------ what ends the database's transaction inside

@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
 from escrowmq.actors.client.replica_calls import SUPERVISOR_RID, OnAnswer
@@ -59,9 +58,6 @@ class SimRunning:
 
     def later(self, work: Callable[[], None]) -> None:
         work()
-
-    def leaving(self) -> AbstractContextManager[None]:
-        return nullcontext()
 
     def leave(self, error: EscrowMQError) -> EscrowMQError:
         return error  # whoever guards the replica ends it
