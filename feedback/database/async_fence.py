@@ -32,8 +32,8 @@ from escrowmq.feedback.database.fence import LOCK_TIMEOUT_S, TABLE, Fence
 from escrowmq.feedback.database.producing import (
     Producing,
     Transaction,
-    guard_repeated,
     may_repeat,
+    named_by,
     note_known,
     refuse_unprepared,
 )
@@ -124,7 +124,7 @@ class AsyncFence(TxStatusQuerier):
     async def local(self, tx: Transaction) -> AsyncIterator[Any]:
         """See ``Fence.local``."""
         refuse_unprepared(tx)
-        guard_repeated((tx,), self._fence.ask)
+        self._fence.guard_early(tx)
         try:
             if not self._fence.knows_identity:
                 # Not connected: learning opens the one connection that it needs, inside the greenlet.
@@ -142,7 +142,7 @@ class AsyncFence(TxStatusQuerier):
                 await asyncio.to_thread(
                     asyncio.run,
                     self._in_a_loop_of_its_own(
-                        lambda fence: fence.raise_unless_rolled_back(tx.tx_id, failed)
+                        lambda fence: fence.raise_unless_rolled_back(tx.tx_id, failed, named_by(tx))
                     ),
                 )
                 note_known(tx, TransactionState.ROLLBACK)

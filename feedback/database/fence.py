@@ -41,8 +41,10 @@ from escrowmq.feedback.database.producing import (
     guard_all,
     guard_repeated,
     may_repeat,
+    named_by,
     note_known,
     refuse_unprepared,
+    undecided,
 )
 from escrowmq.feedback.database.purging import OpenTransactions, Purged, purge
 from escrowmq.feedback.database.statements import Statements, dialect_of, quotable
@@ -181,7 +183,7 @@ class Fence(TxStatusQuerier):
         leaves the producer's transaction to the check.
         """
         refuse_unprepared(tx)
-        guard_repeated((tx,), self.ask)
+        self.guard_early(tx)
         try:
             self.learn_identity()
             with self._database.opening() as (db, link):
@@ -192,18 +194,27 @@ class Fence(TxStatusQuerier):
             raise
         except Exception as error:  # DatabaseMisused too: the first attempt's set-up may have been right
             if may_repeat(tx):
-                self.raise_unless_rolled_back(tx.tx_id, error)
+                self.raise_unless_rolled_back(tx.tx_id, error, named_by(tx))
                 note_known(tx, TransactionState.ROLLBACK)
             raise
 
-    def raise_unless_rolled_back(self, tx_id: str, error: Exception) -> None:
+    def guard_early(self, *transactions: Transaction) -> None:
+        """Before anything is written, those that may be repetitions; the answers of another table than theirs
+        would roll back what an earlier run has committed."""
+        own = self._identity
+        known = own is not None and all(named_by(tx) in (b"", rows.short_name(own)) for tx in transactions)
+        guard_repeated(transactions, self.ask if known else undecided)
+
+    def raise_unless_rolled_back(self, tx_id: str, error: Exception, named: bytes = b"") -> None:
         """After a failed attempt with an id chosen by the application: an earlier attempt, or another
         process, may have committed its local transaction, or may still do so. So a failure here does not roll
-        back the messages until the database says "rolled back" for good, as it would to a check.
+        back the messages until the database says "rolled back" for good, as it would to a check. ``named``:
+        the table that has the word; another one is not asked.
 
         Raises AlreadyDone, or OutcomeUnknown if the database cannot be asked or another attempt is
         running."""
         try:
+            self._refuse_name(tx_id, named, self.learn_identity())
             state = self.query_status(tx_id, "")
         except Exception as unreadable:
             error.add_note(f"(escrowmq: the fence's row cannot be read: {unreadable})")
@@ -241,17 +252,13 @@ class Fence(TxStatusQuerier):
 
     def _enter(self, link: Link, *transactions: Transaction) -> int:
         refuse_unprepared(*transactions)
-        guard_repeated(transactions, self.ask)
+        self.guard_early(*transactions)
         link.refuse_savepoint()
         link.refuse_autocommit("the fence's row")
         own = self._identity or self._identity_for(link)
         for tx in transactions:
-            if (named := getattr(tx, "fence", b"")) and named != rows.short_name(own):
-                raise WrongDatabase(
-                    f"the checks of transaction {tx.tx_id!r} go to the table {named.hex()}, which its "
-                    f"producer's querier has, and this fence's table is {rows.short_name(own).hex()}: give "
-                    "each database a producer of its own, with the fence as its querier"
-                )
+            self._refuse_name(tx.tx_id, named_by(tx), own)
+        guard_repeated(transactions, self.ask)
         now_ms = int(self._clock() * 1000)
         # In the order of their keys, as checks do: so transactions that share keys cannot deadlock.
         for key, tx_id in sorted((rows.key_of(self.app, tx.tx_id), tx.tx_id) for tx in transactions):
@@ -264,6 +271,15 @@ class Fence(TxStatusQuerier):
         self._refuse_other_database(link, own)
         guard_all(transactions, self.ask)
         return now_ms
+
+    @staticmethod
+    def _refuse_name(tx_id: str, named: bytes, own: bytes) -> None:
+        if named and named != rows.short_name(own):
+            raise WrongDatabase(
+                f"the checks of transaction {tx_id!r} go to the table {named.hex()}, which its producer's "
+                f"querier has, and this fence's table is {rows.short_name(own).hex()}: give each database a "
+                "producer of its own, with the fence as its querier"
+            )
 
     def _row(self, key: bytes, tx_id: str, now_ms: int) -> dict[str, Any]:
         return {

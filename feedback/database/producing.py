@@ -35,6 +35,11 @@ class Guard:
             return [TransactionState.UNKNOWN] * len(tx_ids)
 
 
+def undecided(checks: list[tuple[str, str]]) -> Sequence[TransactionState]:
+    """An ``Ask`` of a fence that has not found out yet whether its table is the one that checks go to."""
+    return [TransactionState.UNKNOWN] * len(checks)
+
+
 class Transaction(Protocol):
     """A producer's transaction, or one of ``send_transactions``."""
 
@@ -83,6 +88,11 @@ def note_known(tx: Transaction, state: TransactionState) -> None:
     guard = getattr(tx, "_guard", None)
     if guard is not None:
         guard.known = state
+
+
+def named_by(tx: Transaction) -> bytes:
+    """The table that checks of it go to; empty: any."""
+    return getattr(tx, "fence", b"")
 
 
 def may_repeat(tx: Transaction) -> bool:

@@ -7,7 +7,7 @@ import logging
 import random
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +106,68 @@ def test_a_fence_of_another_database_than_the_producers_is_refused_before_a_row_
     assert readable(cluster) == [b"2"]
     with sqlite3.connect(tmp_path / "b.db") as db:
         assert db.execute("select count(*) from orders").fetchone() == (0,)
+
+
+def by_hand(producer: Any, other: Fence, path: Path) -> None:
+    with producer.transaction(tx_id="42") as tx, sqlite3.connect(path) as db:
+        tx.send(Message("orders", b"42"))
+        tx.prepare()
+        other.enter(db, tx)
+
+
+def by_local(producer: Any, other: Fence, path: Path) -> None:
+    def store(tx: Any) -> None:
+        with other.local(tx):
+            pass
+
+    producer.send_message_in_transaction(Message("orders", b"42"), store, tx_id="42")
+
+
+def in_a_block(producer: Any, other: Fence, path: Path) -> None:
+    with other.transaction(producer, Message("orders", b"42"), tx_id="42"):
+        pass
+
+
+def in_tasks(producer: Any, other: Fence, path: Path) -> None:
+    async def run() -> None:
+        engine = create_async_engine(f"sqlite+aiosqlite:///{path}")
+        try:
+            async with AsyncFence(engine, app="shop").transaction(
+                producer.aio, Message("orders", b"42"), tx_id="42"
+            ):
+                pass
+        finally:
+            await engine.dispose()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("again", [by_hand, by_local, in_a_block, in_tasks])
+@pytest.mark.parametrize("learned", [True, False])
+def test_a_repetition_in_another_database_leaves_the_first_run_s_messages(
+    cluster: InMemoryCluster, tmp_path: Path, again: Callable[[Any, Fence, Path], None], learned: bool
+) -> None:
+    """The other table has no such row, which is no word about the first run."""
+    mine, path = fence_of(tmp_path / "a.db"), tmp_path / "b.db"
+    other = fence_of(path)
+    if not learned:
+        other = Fence(lambda: sqlite3.connect(path), app="shop")
+    first = cluster.producer(app="shop", tx_status_querier=mine)
+    with first.transaction(tx_id="42") as tx:
+        tx.send(Message("orders", b"42"))
+        tx.prepare()
+        with mine.local(tx) as db:
+            db.execute("insert into orders values ('42')")
+        tx.unknown()
+    first.close()
+    second = cluster.producer(app="shop", tx_status_querier=mine)
+    with pytest.raises((OutcomeUnknown, WrongDatabase)) as refused:
+        again(second, other, path)
+    assert isinstance(refused.value if again is by_hand else refused.value.__cause__, WrongDatabase)
+    with sqlite3.connect(path) as db:
+        assert db.execute("select count(*) from escrowmq_fence where outcome < 3").fetchone() == (0,)
+    cluster.clock.advance(60.0)
+    assert readable(cluster) == [b"42"]
 
 
 def test_transactions_sent_in_bulk_name_their_table(cluster: InMemoryCluster, tmp_path: Path) -> None:
