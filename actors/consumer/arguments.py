@@ -114,11 +114,12 @@ def check_delay(delay_s: object) -> None:
 
 
 def check_not_taken(record: ConsumerRecord, taken: int) -> None:
-    """Checks that no transaction has the record, prepared or committed."""
+    """Checks that no transaction has the record, prepared or committed, or others since it was read."""
     if record.offset < taken:
         raise InvalidMessage(
             f"offset {record.offset} of {record.topic}/{record.partition} is in a transaction with "
-            "send_offsets that was prepared: nack before prepare(), or roll the transaction back"
+            "send_offsets that was prepared (nack before prepare(), or roll the transaction back), or poll "
+            "has not returned it since this consumer took the partition over"
         )
 
 

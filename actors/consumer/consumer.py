@@ -297,7 +297,9 @@ class Consumer(Closing):
         with ``send_offsets``, has moved it there. So commit after it: if the partition moves before, or if
         the transaction is rolled back, the nack was none. Raises StaleMember if the partition has moved,
         Unavailable or OutcomeUnknown: then the record comes again after five seconds, and its next reader
-        may not know of the attempt; InvalidMessage for what a prepared transaction has.
+        may not know of the attempt; InvalidMessage for what a transaction has that was prepared or committed
+        (until ``poll`` returns it again after a ``seek``), and for what ``poll`` returned before this
+        consumer took the partition over.
 
         Without ``retry``: this consumer's ``poll`` returns the record again after ``delay_s`` (5). Until then
         ``commit()`` stops before it. Only this consumer knows of it: if it dies or loses the partition, the

@@ -18,7 +18,7 @@ from __future__ import annotations
 from escrowmq.actors.client.consumer_groups import TopicPartition
 from escrowmq.actors.client.group_work import GroupWork, Span
 from escrowmq.actors.consumer.core import ConsumerCore
-from escrowmq.actors.consumer.positions import PartitionState
+from escrowmq.actors.consumer.positions import EVERYTHING, PartitionState
 from escrowmq.actors.consumer.retries import ConcurrentRetries, LocalRetries
 from escrowmq.replication.errors import ConfigError, InvalidMessage, StaleMember
 from escrowmq.replication.format.offset_ops import NONE_YET
@@ -69,15 +69,15 @@ def group_work(core: ConsumerCore) -> GroupWork:
                     if not state.has_work_before(state.nacked_at):
                         del work[state], places[state.tp]
                         continue
-                state.taken = work[state][1]
+                state.done = state.held = work[state][1]
 
     def ended(committed: bool) -> None:
         with core.condition:
             for state, (_, end) in work.items():
+                state.held = 0
                 if committed:
                     state.moved_to(end)
                     continue
-                state.taken = 0
                 if core.positions.get(state.tp) is state:
                     _go_back(core, state)
         if not committed:
@@ -107,8 +107,8 @@ def go_back(core: ConsumerCore) -> None:
 
 
 def _go_back(core: ConsumerCore, state: PartitionState) -> None:
-    """To the group's place."""
-    state.place = None
+    """To the group's place. What lies before that was done, perhaps by a transaction of unknown outcome."""
+    state.place, state.done = None, EVERYTHING
     state.look_up("committed")
     core.redelivery.drop(state.tp)
 

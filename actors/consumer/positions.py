@@ -29,6 +29,9 @@ ROTATE_IDLE_S = 0.5
 #: A broker with too many parked polls answers empty at once; ask it again after these pauses.
 AGAIN = Backoff(first_s=0.01, longest_s=0.2)
 
+#: Behind all offsets.
+EVERYTHING = 1 << 63
+
 NO_IDS: Mapping[str, int] = MappingProxyType({})
 
 _epochs = itertools.count(1)
@@ -75,10 +78,13 @@ class PartitionState:
     resume_at: float = 0.0
     returned: int = 0
     failed: Failed = NEVER_FAILED
-    #: The lowest offset that was nacked since a transaction took this work (None: none), and up to where a
-    #: transaction is prepared or committed (0: none is).
+    #: The lowest offset that was nacked since a transaction took this work (None: none).
     nacked_at: int | None = None
-    taken: int = 0
+    #: What lies before ``done`` and was returned is not to be done again: a committed transaction has it, or
+    #: it was returned before this consumer took the partition over, or went back to the group's place. What
+    #: lies before ``held`` is in an open transaction (0: there is none).
+    done: int = EVERYTHING
+    held: int = 0
     #: Where reading began, if the group had no place yet.
     began: int = 0
     #: Why a handler could not work when it was called last, though nothing is wrong with the message; see
@@ -124,6 +130,11 @@ class PartitionState:
             and self.not_before <= now
         )
 
+    @property
+    def taken(self) -> int:
+        """What lies before cannot be nacked."""
+        return max(self.done, self.held)
+
     def look_up(self, goal: str, suspect: int = 0) -> None:
         """Makes the position unknown until ``resolve``."""
         self.restart(None)
@@ -149,6 +160,8 @@ class PartitionState:
         """Forgets what was fetched and answers under way; continues at ``position``."""
         self.epoch = next(_epochs)
         self.chunks.clear()
+        if position is not None:
+            self.done = min(self.done, position)  # from there on everything is returned again
         self.position, self.fetch_offset = position, position or 0
         self.buffered, self.not_before, self.vain = 0, 0.0, 0
         self.in_flight, self.error, self.troubled_since = None, None, None

@@ -32,6 +32,14 @@ def goes_on(core: ConsumerCore, record: ConsumerRecord) -> None:
             state.put_off = ""
 
 
+def read_again(core: ConsumerCore, record: ConsumerRecord) -> bool:
+    """Whether an open transaction has it, and the application has gone back to it since: it is to be handled
+    once more, whatever becomes of the transaction."""
+    with core.condition:
+        state = core.positions.get((record.topic, record.partition))
+        return state is not None and state.done <= record.offset < state.held
+
+
 def go_back_to(core: ConsumerCore, record: ConsumerRecord) -> None:
     """It was not handled. Before it in its partition there may be others that wait for redelivery, which
     ``seek`` forgets: reading goes back to the first of them. Raises StaleMember."""

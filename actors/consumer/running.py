@@ -20,13 +20,14 @@ from escrowmq.actors.client.pausing import PAUSES, TELL_S, Concerns
 from escrowmq.actors.client.surely import surely
 from escrowmq.actors.consumer.core import ConsumerCore
 from escrowmq.actors.consumer.ordered_retries import OrderedRetries
-from escrowmq.actors.consumer.putting_off import go_back_to, goes_on, put_off
-from escrowmq.actors.consumer.retries import NEEDS_RETRY, Retries
+from escrowmq.actors.consumer.putting_off import go_back_to, goes_on, put_off, read_again
+from escrowmq.actors.consumer.retries import AGAIN_S, NEEDS_RETRY, Retries
 from escrowmq.replication.errors import (
     Closed,
     ConfigError,
     DamagedValue,
     EscrowMQError,
+    InvalidMessage,
     MemberFenced,
     NotDeserializable,
     Overloaded,
@@ -114,6 +115,8 @@ class _Run:
                 go_back_to(self.core, record)
         except EscrowMQError as error:  # it comes again, here or at the partition's next reader
             log.warning("%s/%d, offset %d, could not be nacked: %s", *place, error)
+            if isinstance(error, InvalidMessage) and read_again(self.core, record):
+                put_off(self.core, record, AGAIN_S, reason_of(error))
 
     def stopped(self, record: ConsumerRecord) -> None:
         """The handler was left by a signal, a cancellation, or another exception that is no ``Exception``:

@@ -599,3 +599,167 @@ def test_asyncio_nacks_in_the_block(cluster: InMemoryCluster) -> None:
     asyncio.run(run())
     assert place(cluster) == 4 and invoices(cluster) == [0, 2, 4]
     assert len(cluster.admin.dead_letters(GROUP)) == 1
+
+
+# ---------------------------------------------------------------- going back behind a transaction
+
+BACK = {
+    "seek": lambda consumer: consumer.seek("orders", 0, 0),
+    "beginning": lambda consumer: consumer.seek_to_beginning(("orders", 0)),
+    "time": lambda consumer: consumer.seek_to_time("orders", 0, 0),
+}
+
+
+@pytest.mark.parametrize("retry", [True, False])
+@pytest.mark.parametrize("how", BACK)
+def test_what_is_read_again_behind_a_transaction_can_be_nacked(
+    cluster: InMemoryCluster, retry: bool, how: str
+) -> None:
+    with in_order(cluster) if retry else member(cluster) as consumer, cluster.producer("shop") as producer:
+        consumer.poll(max_records=100)
+        with producer.transaction(local=False) as tx:
+            tx.send_offsets(consumer)
+        BACK[how](consumer)
+        records = of_partition(consumer.poll(max_records=3, timeout_s=3))
+        assert [record.offset for record in records] == [0, 1, 2]
+        consumer.nack(records[2], 1)
+        again = of_partition(consumer.poll(max_records=1, timeout_s=10) if retry else polled(consumer, 4))
+        assert (again[-1].offset, getattr(again[-1], "attempt", 2)) == (2, 2)
+
+
+def polled(consumer: escrowmq.Consumer, count: int) -> list[Any]:
+    found: list[Any] = []
+    while len(found) < count:
+        found += consumer.poll(timeout_s=10)
+    return found
+
+
+@pytest.mark.parametrize("retry", [True, False])
+def test_what_is_read_again_while_the_transaction_is_open_can_be_nacked_behind_it(
+    cluster: InMemoryCluster, retry: bool
+) -> None:
+    with in_order(cluster) if retry else member(cluster) as consumer, cluster.producer("shop") as producer:
+        first = of_partition(consumer.poll(max_records=100))
+        with producer.transaction(local=False) as tx:
+            tx.send_offsets(consumer)
+            tx.prepare()
+            consumer.seek("orders", 0, 1)
+            records = of_partition(consumer.poll(max_records=3, timeout_s=1))
+            with pytest.raises(InvalidMessage, match="nack before prepare"):
+                consumer.nack(records[1])
+        consumer.nack(records[1])
+        with pytest.raises(InvalidMessage, match="nack before prepare"):
+            consumer.nack(first[0])
+
+
+def test_what_is_not_read_again_stays_in_its_transaction(cluster: InMemoryCluster) -> None:
+    with in_order(cluster) as consumer, cluster.producer("shop") as producer:
+        first = of_partition(consumer.poll(max_records=100))
+        with producer.transaction(local=False) as tx:
+            tx.send_offsets(consumer)
+        consumer.seek("orders", 0, 3)
+        assert [record.offset for record in of_partition(consumer.poll(timeout_s=1))] == [3, 4, 5]
+        with pytest.raises(InvalidMessage, match="nack before prepare"):
+            consumer.reject(first[2])
+        assert place(cluster) == 6 and not cluster.admin.dead_letters(GROUP)
+        consumer.reject(first[3])
+        assert len(cluster.admin.dead_letters(GROUP)) == 1
+
+
+@pytest.mark.parametrize("retry", [True, False])
+@pytest.mark.parametrize("second", ["rolled back", "unknown"])
+def test_what_a_transaction_has_is_not_nacked_behind_one_that_failed(
+    cluster: InMemoryCluster, retry: bool, second: str
+) -> None:
+    """``unknown``: the first one itself, which the broker has committed."""
+    with in_order(cluster) if retry else member(cluster) as consumer, cluster.producer("shop") as producer:
+        records = consumer.poll(max_records=100)
+        if second == "unknown":
+            cluster.fail_next("commit", OutcomeUnknown, carried_out=True)
+        with suppress(OutcomeUnknown), producer.transaction(local=False) as tx:
+            tx.send_offsets(consumer)
+            tx.send(*(Message("invoices", record.value) for record in records))
+        producer.send(Message("orders", b"12", partition=0)).result(0)
+        assert [record.value for record in consumer.poll(timeout_s=3)] == [b"12"]
+        if second == "rolled back":
+            with suppress(ZeroDivisionError), producer.transaction(local=False) as tx:
+                tx.send_offsets(consumer)
+                raise ZeroDivisionError
+            assert [record.value for record in consumer.poll(timeout_s=3)] == [b"12"]
+        with pytest.raises(InvalidMessage, match="nack before prepare"):
+            consumer.nack(of_partition(list(records))[0], 0)
+        assert consumer.poll(timeout_s=3) == [] and place(cluster) == 6
+
+
+def test_a_member_that_has_its_partition_back_cannot_nack_what_it_had_before(
+    cluster: InMemoryCluster,
+) -> None:
+    with in_order(cluster) as consumer, cluster.producer("shop") as producer:
+        stale = of_partition(consumer.poll(max_records=100))
+        cluster.clock.advance(400)
+        with in_order(cluster) as other:
+            records = polled(other, ORDERS)
+            with producer.transaction(local=False) as tx:
+                tx.send_offsets(other)
+                bill(other, tx, records)
+        producer.send(Message("orders", b"12", partition=0)).result(0)
+        assert [record.value for record in polled(consumer, 1)] == [b"12"]
+        with pytest.raises(InvalidMessage, match="nack before prepare"):
+            consumer.reject(stale[2])
+        assert place(cluster) == 6 and not cluster.admin.dead_letters(GROUP)
+
+
+@pytest.mark.parametrize("aio", [False, True])
+@pytest.mark.parametrize("opened", [False, True])
+def test_run_handles_what_it_reads_again_behind_a_transaction(
+    cluster: InMemoryCluster, aio: bool, opened: bool
+) -> None:
+    """``opened``: until the handler has failed for the second time. A nack is refused before that."""
+    seen, failures = list[tuple[int, int]](), 2 if opened else 1
+    stop: Any = asyncio.Event() if aio else threading.Event()
+    with in_order(cluster) as consumer, cluster.producer("shop") as producer:
+        consumer.poll(max_records=100)
+        tx = producer.transaction(local=False, transaction_timeout_s=3600)
+        tx.send_offsets(consumer)
+        tx.prepare()
+        if not opened:
+            tx.commit()
+        consumer.seek("orders", 0, 0)
+
+        def handle(record: Any) -> None:
+            seen.append((record.offset, record.attempt))
+            count = [offset for offset, _ in seen].count(3)
+            if record.offset == 3 and count <= failures:
+                if count == 2:
+                    tx.commit()
+                raise ValueError
+            if record.offset == 5 or len(seen) > 20:
+                stop.set()
+
+        async def awaited(record: Any) -> None:
+            await asyncio.sleep(0)
+            handle(record)
+
+        if aio:
+            asyncio.run(consumer.aio.run(awaited, stop=stop))
+        else:
+            consumer.run(handle, stop=stop)
+        again = [(3, 1)] * (failures - 1) + [(3, 2)]
+        assert seen == [(0, 1), (1, 1), (2, 1), (3, 1), *again, (4, 1), (5, 1)]
+        assert place(cluster) == 6
+
+
+def test_run_passes_what_its_handler_has_committed_before_it_failed(cluster: InMemoryCluster) -> None:
+    stop = threading.Event()
+    with in_order(cluster) as consumer, cluster.producer("shop") as producer:
+
+        def handle(record: Any) -> None:
+            with producer.transaction(local=False) as tx:
+                tx.send_offsets(consumer)
+                tx.send(Message("invoices", record.value))
+            if len(invoices(cluster)) == ORDERS:
+                stop.set()
+            raise ValueError("too late")
+
+        consumer.run(handle, stop=stop)
+    assert invoices(cluster) == list(range(ORDERS)) and not cluster.admin.dead_letters(GROUP)
