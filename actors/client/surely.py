@@ -35,6 +35,13 @@ def surely(function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> a
     return asyncio.shield(asyncio.get_running_loop().run_in_executor(None, call))
 
 
+def is_cancelled() -> bool:
+    """Whether the current task is. Otherwise a handler that raises CancelledError has raised the cancellation
+    of something that it has awaited: it has failed, and as often as that happens."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
 async def made(kind: Callable[_P, _C], *args: _P.args, **kwargs: _P.kwargs) -> _C:
     """Has a thread make a client. If the task that waits for it is cancelled, nobody could ever close it, and
     a consumer would keep its share of the partitions: so the thread closes it."""

@@ -222,7 +222,8 @@ class AsyncConsumer(AsyncClosing):
         pause_on: PauseOn = (),
     ) -> None:
         """As :meth:`Consumer.run`, with a coroutine. Cancelling it cancels the handler; its record was not
-        handled, and ``poll`` returns it again. ``inbox``: an AsyncInbox."""
+        handled, and ``poll`` returns it again. If a handler lets out the CancelledError of something that it
+        awaited itself, it has failed. ``inbox``: an AsyncInbox."""
         handle = once(handler, inbox, self._core.group, awaited=True)
         await run_async(self, self._core, handle, ordered, stop, concerns_of(pause_on, inbox))
 

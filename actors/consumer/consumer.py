@@ -331,7 +331,8 @@ class Consumer(Closing):
 
         ``ordered``: states which order the handler needs; raises ConfigError if the consumer's policy is the
         other one. A handler that takes longer than ``poll_interval_max_s`` loses its partitions. What it
-        raises that is no ``Exception`` (SystemExit) ends this, too. ``inbox``: as for
+        raises that is no ``Exception`` (SystemExit) ends this, too; ``asyncio.CancelledError`` is a failure
+        like others, unless ``aio.run`` itself is cancelled. ``inbox``: as for
         :meth:`ShareConsumer.run`.
 
         ``pause_on``: exceptions that say nothing about the record, since what the handler needs is away:

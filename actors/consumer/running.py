@@ -17,7 +17,7 @@ from escrowmq.actors.client.consumer_groups import TopicPartition
 from escrowmq.actors.client.failure_arguments import reason_of
 from escrowmq.actors.client.handler_check import check_returned
 from escrowmq.actors.client.pausing import PAUSES, TELL_S, Concerns
-from escrowmq.actors.client.surely import surely
+from escrowmq.actors.client.surely import is_cancelled, surely
 from escrowmq.actors.consumer.core import ConsumerCore
 from escrowmq.actors.consumer.ordered_retries import OrderedRetries
 from escrowmq.actors.consumer.putting_off import go_back_to, goes_on, put_off, read_again
@@ -182,7 +182,7 @@ def run(
                 try:
                     check_returned(handler(record))
                     work.handled(record)
-                except Exception as failure:
+                except (Exception, asyncio.CancelledError) as failure:  # of a loop of the handler's own
                     work.failed(record, failure)
                 except BaseException:
                     work.stopped(record)
@@ -215,11 +215,11 @@ async def run_async(
                 try:
                     await handler(record)
                     work.handled(record)
-                except Exception as failure:
+                except (Exception, asyncio.CancelledError) as failure:
+                    if isinstance(failure, asyncio.CancelledError) and is_cancelled():
+                        work.stopped(record)
+                        raise
                     await surely(work.failed, record, failure)
-                except asyncio.CancelledError:
-                    work.stopped(record)
-                    raise
                 except BaseException:
                     work.stopped(record)
                     await surely(work.commit)

@@ -8,10 +8,12 @@ however it ends.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import threading
 from collections.abc import Callable
 
+from escrowmq.actors.client.surely import is_cancelled
 from escrowmq.actors.consumer.takeover import HandlerCall, TakeOver
 from escrowmq.replication.errors import ConfigError, EscrowMQError
 
@@ -54,6 +56,12 @@ class Telling:
             answer = call.handler(list(call.partitions))
             if inspect.isawaitable(answer):
                 await answer
+        except asyncio.CancelledError as error:
+            if is_cancelled():
+                raise
+            raise EscrowMQError(
+                f"{call.name} raised the cancellation of something that it awaited"
+            ) from error
         finally:
             self.done(call)
 

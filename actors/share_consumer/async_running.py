@@ -9,7 +9,7 @@ from typing import Protocol
 
 from escrowmq.actors.client.failure_arguments import reason_of
 from escrowmq.actors.client.pausing import Concerns, Gate
-from escrowmq.actors.client.surely import surely
+from escrowmq.actors.client.surely import is_cancelled, surely
 from escrowmq.actors.share_consumer.core import ShareConsumerCore
 from escrowmq.actors.share_consumer.record import ShareRecord
 from escrowmq.actors.share_consumer.running import go_on, put_off
@@ -108,7 +108,7 @@ class AsyncRunner:
             async with limit:
                 await self._handler(record)
         except (Exception, asyncio.CancelledError) as error:
-            if isinstance(error, asyncio.CancelledError) and _is_cancelled():
+            if isinstance(error, asyncio.CancelledError) and is_cancelled():
                 await asyncio.shield(self._say(record, self._core.release))
                 raise
             reason = reason_of(error)
@@ -138,13 +138,6 @@ class AsyncRunner:
             pass
         except EscrowMQError as error:  # the lease ends, and the message comes again
             log.warning("%s/%d, offset %d, could not be settled: %s", *_place(record), error)
-
-
-def _is_cancelled() -> bool:
-    """Whether this task is. Otherwise the handler raised the cancellation of something that it has awaited:
-    it has failed, and as often as that happens."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 def _place(record: ShareRecord) -> tuple[str, int, int]:

@@ -7,6 +7,7 @@ takes its place; how many may be lost like that is bounded.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import threading
@@ -135,9 +136,8 @@ class Runner:
             self._go_on()
             self._say(record, self._core.ack)
             return
-        if not isinstance(
-            failure, Exception
-        ):  # a signal, or another stop: nothing is known against the record
+        if not isinstance(failure, Exception | asyncio.CancelledError):
+            # a signal, or another stop: nothing is known against the record
             self._say(record, self._core.release)
             self._fatal = failure
             return

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from escrowmq import AsyncConsumer, Consumer, Message, RetryPolicy
+from escrowmq import AsyncConsumer, Consumer, EscrowMQError, Message, RetryPolicy
 from escrowmq.testing import InMemoryCluster
 
 ORDERS = pytest.mark.parametrize("order", ["concurrent", "ordered"])
@@ -134,5 +134,68 @@ def test_a_share_consumer_is_cancelled_while_it_waits_for_its_last_handlers(clus
         other = cluster.share_consumer("mail", ["orders"]).aio
         records = [record for _ in range(2) for record in await other.poll(timeout_s=1)]
         assert [record.attempt for record in records] == [1, 1], "they were given back"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("aio", [True, False])
+@pytest.mark.parametrize("order", ["concurrent", "ordered", "share"])
+def test_a_handler_that_lets_out_a_cancellation_of_its_own_has_failed(
+    cluster: InMemoryCluster, order: str, aio: bool
+) -> None:
+    """Nobody has cancelled ``run``, which goes on."""
+    cluster.admin.set_group("mail", delays_s=[0])
+    seen = list[tuple[bytes, int]]()
+    wanted = {(b"bad", 1), (b"bad", 2), (b"good", 1)}
+    stop: Any = asyncio.Event() if aio else threading.Event()
+
+    async def handle(record: Any) -> None:
+        seen.append((record.value, record.attempt))
+        if wanted <= set(seen) or len(seen) > 10:
+            stop.set()
+        if record.value == b"bad" and record.attempt == 1:
+            library = asyncio.get_running_loop().create_future()
+            library.cancel("of a library's task")
+            await library
+
+    client: Any
+    if order == "share":
+        client = cluster.share_consumer("mail", ["orders"], auto_offset_reset="earliest")
+        threads = {"handler": lambda record: asyncio.run(handle(record)), "threads": 1}
+    else:
+        client = consumer_of(cluster, order)
+        threads = {"handler": lambda record: asyncio.run(handle(record))}
+
+    async def main() -> bool:
+        running = asyncio.create_task(client.aio.run(handle, stop=stop))
+        await asyncio.wait([running], timeout=30)
+        return running.done() and not running.cancelled() and running.exception() is None
+
+    if aio:
+        assert asyncio.run(main())
+    else:
+        client.run(**threads, stop=stop)
+    assert set(seen) == wanted
+    if order == "ordered":
+        assert seen == [(b"bad", 1), (b"bad", 2), (b"good", 1)]
+    client.close()
+
+
+def test_a_handler_of_an_assignment_that_lets_out_a_cancellation_is_told(cluster: InMemoryCluster) -> None:
+    async def on_assign(partitions: Any) -> None:
+        raise asyncio.CancelledError
+
+    async def main() -> None:
+        consumer = cluster.consumer(
+            "mail", ["orders"], on_assign=on_assign, retry=RetryPolicy(order="ordered")
+        )
+        running = asyncio.create_task(consumer.aio.run(ignored))
+        await asyncio.wait([running], timeout=30)
+        with pytest.raises(EscrowMQError, match="on_assign raised the cancellation"):
+            await running
+        assert await consumer.aio.poll(timeout_s=1) == [], "it is not called again"
+        await consumer.aio.close()
+
+    async def ignored(record: Any) -> None: ...
 
     asyncio.run(main())
