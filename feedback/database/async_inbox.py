@@ -78,9 +78,8 @@ class AsyncInbox:
             return
         written: Entered = entered
 
-        def refuse_undone(core: Connection | Session) -> None:
-            if core.get_transaction() == mark:
-                self._inbox.refuse_undone(link_of(core), written)
+        def refuse_lost(core: Connection | Session) -> None:
+            self._inbox.refuse_lost(core, written, mark, core.get_transaction())
 
         try:
             yield True
@@ -88,7 +87,7 @@ class AsyncInbox:
             with contextlib.suppress(Exception):
                 await given.run_sync(lambda core: self._inbox.forget(link_of(core), written, mark))
             raise
-        await given.run_sync(refuse_undone)
+        await given.run_sync(refuse_lost)
 
     def handler(self, work: Callable[[Any, Any], Awaitable[object]]) -> Callable[[Any], Awaitable[None]]:
         """See ``Inbox.handler``; for ``await queue.aio.run(work, inbox=inbox)``."""

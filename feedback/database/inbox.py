@@ -11,6 +11,7 @@ has read and not tried to insert.
 from __future__ import annotations
 
 import contextlib
+import logging
 import secrets
 import time
 from collections.abc import Callable, Iterator
@@ -28,11 +29,13 @@ from escrowmq.feedback.database.inbox_rows import (
     Place,
     origin_of,
 )
-from escrowmq.feedback.database.links import DriverLink, Link
+from escrowmq.feedback.database.links import Link
 from escrowmq.feedback.database.opening import database_of
 from escrowmq.feedback.database.own_rows import refuse_another_transaction
 from escrowmq.feedback.database.rows import KEEP_S
 from escrowmq.feedback.database.statements import dialect_of
+
+log = logging.getLogger(__name__)
 
 #: The table's name, unless another is given.
 INBOX_TABLE = "escrowmq_inbox"
@@ -118,9 +121,7 @@ class Inbox:
             with contextlib.suppress(Exception):  # what cannot be changed any more cannot be committed
                 self.forget(link, entered, mark)
             raise
-        # A driver's mark is the database's word: it also changes when the database has rolled back.
-        if link.mark() == mark or isinstance(link, DriverLink):
-            self.refuse_undone(link, entered)
+        self.refuse_lost(db, entered, mark, link.mark())
 
     def handler(self, work: Callable[[Any, Any], object]) -> Callable[[Any], None]:
         """``work(record, db)`` as a handler of a record: a database transaction of its own, which is
@@ -136,9 +137,17 @@ class Inbox:
                 entered = self.enter(link, record)
                 if entered is None:
                     link.commit()
-                else:
+                    return
+                mark = link.mark()
+                try:
                     work(record, db)
-                    link.commit(lambda: self.refuse_undone(link, entered))
+                except BaseException:
+                    with contextlib.suppress(Exception):  # at the block's end it is rolled back
+                        self.forget_committed(entered)
+                    raise
+                if link.mark() != mark:  # before the commit: a session may have another connection by now
+                    self.refuse_lost(db, entered, mark, link.mark())
+                link.commit(lambda: self.refuse_undone(link, entered))
 
         return handle
 
@@ -179,9 +188,40 @@ class Inbox:
             link.run(self.statements.undo, {"key": key})
 
     def forget(self, link: Link, entered: Entered, mark: object) -> None:
-        """Remove the row again, if its transaction is still open."""
-        if link.mark() == mark:
+        """Remove the row again, if its transaction is still open, or a statement has committed it."""
+        if link.mark() == mark and not self.forget_committed(entered):
             link.run(self.statements.undo, {"key": entered.key})
+
+    def forget_committed(self, entered: Entered) -> bool:
+        """In MariaDB some statements commit (TRUNCATE, CREATE). If one did so in a block that then failed,
+        remove the row: the rest of the work is missing. Whether it has."""
+        if not self.statements.dialect.commits_at_ddl:
+            return False
+        with self._database.checking() as link:
+            found = self._finds(link, entered)
+            if found:
+                link.run(self.statements.undo, {"key": entered.key})
+            link.commit()
+        if found:
+            log.error(
+                "a handler of group %r has failed after a statement that commits (DDL), so a part of its "
+                "work stays, and the record is handled again: let such statements run elsewhere",
+                self.group,
+            )
+        return found
+
+    def _finds(self, link: Link, entered: Entered) -> bool:
+        found = link.rows(self.statements.own, {"key": entered.key})
+        return bool(found) and found[0][0] == entered.handled_ms
+
+    def refuse_lost(self, db: Any, entered: Entered, before: object, now: object) -> None:
+        """At the end of a block: ``before`` and ``now`` are marks. The block may have ended its transaction,
+        and begun another one; then the row must be committed. Raises as ``refuse_undone`` does."""
+        if now is not None or before is None:
+            self.refuse_undone(self._database.link(db), entered)
+            return
+        with self._database.checking() as link:  # a statement here would begin another one, or be refused
+            self.refuse_undone(link, entered)
 
     def refuse_undone(self, link: Link, entered: Entered) -> None:
         """Raises NoDatabaseTransaction if the row cannot be committed, or is not there any more."""

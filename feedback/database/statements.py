@@ -48,6 +48,11 @@ class Dialect:
         """Whether what is committed here may be on another server only later."""
         return self.locks_rows
 
+    @property
+    def commits_at_ddl(self) -> bool:
+        """Whether some statements (CREATE, TRUNCATE) commit the transaction in which they run."""
+        return self.name == "mysql"
+
 
 SQLITE = Dialect(
     "sqlite", "BLOB", "BLOB", " WITHOUT ROWID", "INSERT OR IGNORE INTO", "", False,

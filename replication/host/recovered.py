@@ -21,8 +21,3 @@ class Recovered:
     checkpoints: Checkpoints
     state: StateMachine
     peers: PeerMarks
-
-    def close(self) -> None:
-        """Release the files; for an opening that fails."""
-        self.journal.close()
-        self.peers.close()

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from django.db import connections
-from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
+from sqlalchemy.orm import sessionmaker
 
 from escrowmq import TransactionState
 from escrowmq.integrations import AsyncFence, AsyncInbox, DjangoDatabase, Fence, Inbox, NoDatabaseTransaction
@@ -96,6 +97,95 @@ def test_the_inbox_settles_nothing(shop: Shop) -> None:
     local.rollback()
     inbox.handler(lambda _, db: execute(db, f"insert into {shop.orders} values ('1')"))(record(1))
     assert shop.stored() == {"1"}
+
+
+def again(execute: Callable[[str], None], rollback: Callable[[], None], orders: str, goes_on: bool) -> None:
+    """A loop of the application's own around a deadlock."""
+    execute(f"insert into {orders} values ('1')")
+    rollback()
+    if goes_on:
+        execute(f"insert into {orders} values ('2')")
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_handler_that_calls_rollback(tmp_path: Path, goes_on: bool) -> None:
+    """SQLAlchemy has another transaction then, or none, and a session another connection."""
+
+    def work(_: Any, db: Any) -> None:
+        again(lambda sql: db.execute(sa.text(sql)), db.rollback, shop.orders, goes_on)
+
+    async def work_async(_: Any, db: Any) -> None:
+        await db.run_sync(lambda core: work(None, core))
+
+    with closing_shops(None, tmp_path, False) as make:
+        shop = make()
+        names: dict[str, Any] = {"group": "g", "table": f"i_{shop.table}"}
+        sessions = sessionmaker(shop.engine)
+        Inbox(shop.engine, **names).create_table()
+        for given in (shop.engine, sessions):
+            inbox = Inbox(given, **names)
+            with refused:
+                inbox.handler(work)(record(1))
+            opening: Any = shop.engine.connect if given is shop.engine else sessions
+            with opening() as db, refused, inbox.once(db, record(1)):
+                work(None, db)
+            with opening() as db, refused, db.begin(), inbox.once(db, record(1)):
+                db.execute(sa.text(f"insert into {shop.orders} values ('1')"))
+                db.rollback()
+
+        async def main() -> None:
+            engine = create_async_engine(shop.url(DRIVERS["sqlite"]))
+            for made in (engine, async_sessionmaker(engine)):
+                inbox = AsyncInbox(made, **names)
+                with refused:
+                    await inbox.handler(work_async)(record(1))
+                async with made.connect() if made is engine else made() as db:
+                    with refused:
+                        async with inbox.once(db, record(1)):
+                            await work_async(None, db)
+            await engine.dispose()
+
+        asyncio.run(main())
+        assert shop.stored() == set()
+        with sessions() as db, inbox.once(db, record(1)) as first:
+            db.execute(sa.text(f"insert into {shop.orders} values ('3')"))
+            db.commit()  # its own affair: the row is committed, too
+        assert first
+        assert shop.stored() == {"3"}
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_a_handler_that_fails_after_a_statement_that_commits(
+    server_of: Callable[[str], Server | None], tmp_path: Path, plain: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """MariaDB's. Its inbox's row would stay, and the next delivery would be settled without the handler."""
+    calls: list[int] = []
+
+    def work(_: Any, db: Any) -> None:
+        calls.append(1)
+        execute(db, f"create table if not exists c_{shop.orders} (id int)")
+        execute(db, f"insert into {shop.orders} values ('{len(calls)}')")
+        if len(calls) % 2:
+            raise ValueError("a later step")
+
+    with closing_shops(server_of("mariadb"), tmp_path, plain) as make:
+        shop = make()
+        inbox = Inbox(shop.connect if plain else shop.engine, group="g", table=f"i_{shop.table}")
+        inbox.create_table()
+        with pytest.raises(ValueError, match="later"):
+            inbox.handler(work)(record(1))
+        inbox.handler(work)(record(1))
+        for fails in (True, False):
+            local = shop.begin()
+            with contextlib.suppress(ValueError), inbox.once(local.connection, record(2)) as first:
+                work(None, local.connection)
+            assert first
+            local.rollback() if fails else local.commit()
+        assert len(calls) == 4
+        assert shop.stored() == {"2", "4"}
+        assert caplog.text.count("after a statement that commits") == 2
+        with shop.engine.begin() as db:
+            db.execute(sa.text(f"drop table c_{shop.orders}"))
 
 
 def test_asynchronous_ones(kind: str, server_of: Callable[[str], Server | None], tmp_path: Path) -> None:
