@@ -30,7 +30,7 @@ from tests.sim.faultplan import ADDED, CHANGES, GROUP_WEIGHTS, WEIGHTS
 from tests.sim.members import LATE_S
 from tests.sim.questions import operators as questions
 from tests.sim.recreated import topic as recreated_topic
-from tests.sim.sharing import deletions, tags
+from tests.sim.sharing import deletions, redirects, tags
 from tests.sim.sharing import groups as share_groups
 from tests.sim.supervisor import ACTS_AFTER_S
 
@@ -142,6 +142,7 @@ def planted(fault: Planted | str | None) -> Iterator[None]:
         patch.setattr(questions, "SHARE", 0.0)
         patch.setattr(tags, "SHARE", 0.0)
         patch.setattr(deletions, "SHARE", 0.0)
+        patch.setattr(redirects, "SHARE", 0.0)
         patch.setattr(broken_link, "SHARE", 0.0)
         patch.setitem(later.SHARE, "worlds", 0.0)
         patch.setitem(named.SHARE, "worlds", 0.0)

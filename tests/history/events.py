@@ -35,6 +35,7 @@ KINDS = frozenset(
         "share-release",
         "share-extend",
         "share-redrive",
+        "share-redirect",
     }
     | {"share-handle", "share-end", "share-poll", "share-pass", "share-delete"}
 )

@@ -12,6 +12,7 @@ simulated or real clients record:
 - ``share-extend`` with ``member``, ``lease_ms``, ``records``; ok: ``leader``, and ``refused`` as for an ack;
 - ``share-nack`` with ``records``, ``delays_ms`` (``BY_TABLE``, ``REJECT``) and ``since_ms``;
 - ``share-redrive`` with ``records`` in the topic of dead letters, and their ids; unknown if it got no answer;
+- ``share-redirect``: the same, into the topic ``to``; ok: all of it is done or, with ``refused``, nothing;
 - ``share-poll`` and ``share-pass`` with ``records`` and ``tags``, as their senders set them: the application
   of a member gets them, or the member acks them unasked. A group that wants tags has ``tags`` in its first
   ``share-group``;
@@ -23,7 +24,7 @@ simulated or real clients record:
 - ``share-handle``: an ordered consumer handles a record; ok: it is done; fail: it failed;
 - ``share-end``, once nothing is left to do: of a partition its ``start``, ``ranges``, ``end`` and all
   ``records`` that the group had to handle, each an offset and an id; the same with ``of`` "retry" or "dead",
-  where a record is offset, id and attempt.
+  where a record is offset, id and attempt, or "redirected", where it is an id and the dead letter's place.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ DRIFT = 0.97
 #: What this module reports.
 ANOMALIES = frozenset(
     {"acked-again", "double-lease", "stuck", "dead-early", "over-attempts", "retry-early", "retried-twice"}
-    | {"dead-letter-lost", "redriven-twice", "order-broken", "other-tag", "passed-over"}
+    | {"dead-letter-lost", "redriven-twice", "redrive-lost", "order-broken", "other-tag", "passed-over"}
 )
 #: So many leases of a message run out before its leader takes that for a failure.
 LEASES = EXPIRIES_MAX + 1
@@ -76,8 +77,18 @@ class _Job:
     acked: bool = False  # somebody may have said that it is done
     rejected: bool = False
     redriven: set[Place] = field(default_factory=set)  # dead letters that may have been redriven
+    redirected: set[Place] = field(default_factory=set)  # those that may have gone into a topic
     comes_ms: dict[int, int] = field(default_factory=dict)  # attempt -> not before this time
     handed: int = -1  # when it was last handed out; it may be with that member still
+
+
+@dataclass(slots=True)
+class _Redirect:
+    """A redrive into a topic."""
+
+    places: Sequence[Place]
+    to: str
+    done: bool | None = None  # as it was answered
 
 
 class Known(NamedTuple):
@@ -102,6 +113,9 @@ class _Group:
     leases: dict[Place, _Lease] = field(default_factory=dict)
     copies: dict[str, Counter[tuple[str, int]]] = field(default_factory=dict)  # id -> kind and attempt
     ends: list[Event] = field(default_factory=list)
+    redirects: dict[tuple[str, int], _Redirect] = field(default_factory=dict)  # by their operations
+    landed: dict[Place, list[str]] = field(default_factory=dict)  # dead letter -> the topics it is in
+    landed_ids: Counter[str] = field(default_factory=Counter)
     handled: dict[tuple[str, int], int] = field(default_factory=dict)  # the next one in an ordered stream
     tags: frozenset[str] = frozenset()  # none: it wants all
     deleting: int = 0  # deletions under way
@@ -185,6 +199,11 @@ class Sharing:
                 job = group.jobs.setdefault(id, _Job())
                 job.redriven.add(place)
                 job.places, job.comes_ms = 0, {}
+        elif kind == "share-redirect":
+            places = list(_places(event))
+            group.redirects[event.process, event.op] = _Redirect(places, event.fields["to"])
+            for place, id in zip(places, event.fields["ids"], strict=True):
+                group.jobs.setdefault(id, _Job()).redirected.add(place)
         elif kind == "share-handle":
             ((topic, partition, offset),) = _places(event)
             wanted = group.handled.setdefault((topic, partition), offset)
@@ -231,6 +250,12 @@ class Sharing:
         elif invoked.kind == "share-handle":
             ((topic, partition, offset),) = _places(invoked)
             group.handled[topic, partition] = max(group.handled[topic, partition], offset + 1)
+        elif invoked.kind == "share-redirect":
+            group.redirects[invoked.process, invoked.op].done = not fields.get("refused", False)
+        elif invoked.kind == "share-end" and fields.get("of") == "redirected":
+            for id, place in fields["records"]:
+                group.landed.setdefault(tuple(place), []).append(fields["topic"])
+                group.landed_ids[id] += 1
         elif invoked.kind == "share-end":
             group.ends.append(event)
             kind: str = fields.get("of", "")
@@ -293,6 +318,7 @@ class Sharing:
                 self._end_of(name, group, end)
             for id, copies in group.copies.items():
                 self._copied(group, id, group.jobs.get(id, _Job()), copies)
+            self._redirected(group)
 
     def _end_of(self, name: str, group: _Group, end: Event) -> None:
         fields = end.fields
@@ -317,6 +343,37 @@ class Sharing:
                     "dead-letter-lost", f"{name}: {id} is final, and nobody was done with it", end
                 )
 
+    def _redirected(self, group: _Group) -> None:
+        """Each letter arrived once at most, where it was reported; and what is final is somewhere."""
+        asked: dict[Place, set[str]] = {}
+        for redirect in group.redirects.values():
+            for place in redirect.places:
+                if redirect.done is not False:
+                    asked.setdefault(place, set()).add(redirect.to)
+                if redirect.done and redirect.to not in group.landed.get(place, ()):
+                    text = f"{place} was redriven to {redirect.to}, and is in {group.landed.get(place, [])}"
+                    self._report.add("redrive-lost", text)
+        for place, topics in group.landed.items():
+            if len(topics) > 1 or not asked.get(place, set()).issuperset(topics):
+                text = f"{place} is in {topics}; asked for, and not undone: {asked.get(place, set())}"
+                self._report.add("redriven-twice", text)
+        final = self._final_letters(group) if group.redirects and not group.deletions else Counter[str]()
+        for id, count in final.items():
+            back = group.copies.get(id, Counter())["retry", 1] + group.landed_ids[id]
+            if back != count:
+                kind = "redrive-lost" if back < count else "redriven-twice"
+                self._report.add(kind, f"{id}: {count} dead letters are final, and {back} were redriven")
+
+    @staticmethod
+    def _final_letters(group: _Group) -> Counter[str]:
+        """How many dead letters of each message are final."""
+        found: Counter[str] = Counter()
+        for fields in (end.fields for end in group.ends if end.fields.get("of") == "dead"):
+            ranges = (0, fields["start"] - 1), *fields["ranges"]
+            for offset, id, _ in fields["records"]:
+                found[id] += any(first <= offset <= last for first, last in ranges)
+        return found
+
     def _copied(self, group: _Group, id: str, job: _Job, copies: Counter[tuple[str, int]]) -> None:
         rounds, lives = 1 + len(job.redriven), group.deletions  # topics may outlive an interrupted deletion
 
@@ -330,7 +387,7 @@ class Sharing:
             if attempt > max(group.attempts, default=attempt):
                 self._report.add("over-attempts", f"{id}: {kind}, attempt {attempt}")
             if kind == "retry" and attempt == 1:
-                if count > len(job.redriven) + group.deletions:
+                if count + group.landed_ids[id] > len(job.redriven | job.redirected) + group.deletions:
                     self._report.add("redriven-twice", f"{id}: {count} times, from {sorted(job.redriven)}")
             elif kind == "retry" and count > most(attempt):
                 self._report.add("retried-twice", f"{id}: attempt {attempt} {count} times")

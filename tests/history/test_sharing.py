@@ -94,6 +94,17 @@ class Shared:
     def redrive(self) -> Shared:
         return self._ok("share-redrive", {"records": [(DEAD, 0, 0)], "ids": ["a"]})
 
+    def redirect(self, to: str = "lost", **answer: bool) -> Shared:
+        """The dead letter is redriven into this topic."""
+        return self._ok("share-redirect", {"to": to, "records": [(DEAD, 0, 0)], "ids": ["a"]}, **answer)
+
+    def landed(self, *topics: str) -> Shared:
+        """In the end its copies are there, and it is final."""
+        for topic in topics:
+            place = {"topic": topic, "partition": 0, "start": 0, "ranges": (), "end": 0}
+            self._ok("share-end", {}, **place, of="redirected", records=[("a", (DEAD, 0, 0))])
+        return self
+
     def ends(self, start: int = 1, end: int = 1, ranges: tuple[tuple[int, int], ...] = ()) -> Shared:
         told = {"topic": TOPIC, "partition": 0, "start": start, "ranges": ranges, "end": end}
         return self._ok("share-end", {}, **told, records=[(0, "a")])
@@ -175,6 +186,20 @@ BAD = {
     "dead-letter-lost: never handed out": (Shared().ends(), "dead-letter-lost"),
     "redriven-twice: one redrive, two copies": (dead().redrive().copies("retry", 1, 1), "redriven-twice"),
     "redriven-twice: nobody asked for it": (dead().copies("retry", 1), "redriven-twice"),
+    "redriven-twice: into two topics": (
+        dead().redirect().redirect("found").landed("lost", "found"),
+        "redriven-twice",
+    ),
+    "redriven-twice: into a topic that nobody has named": (
+        dead().redirect(refused=True).redirect("found", refused=True).landed("lost"),
+        "redriven-twice",
+    ),
+    "redriven-twice: to the group, and into a topic": (
+        dead().redrive().redirect().copies("retry", 1).landed("lost"),
+        "redriven-twice",
+    ),
+    "redrive-lost: it was reported, and is not there": (dead().redirect(), "redrive-lost"),
+    "redrive-lost: it is final, and nowhere": (dead().redirect(refused=True), "redrive-lost"),
     "acked-again: in a later life": (Shared().deleted().handed().ack().handed(), "acked-again"),
     "acked-again: from a topic of an earlier life": (
         failed().deleted(RETRY).wait(20).handed(attempt=2),
@@ -241,6 +266,9 @@ GOOD = {
     "redriven once": dead().redrive().handed(attempt=1, topic=RETRY).ack(attempt=2).copies("retry", 1),
     "redriven twice, from two dead letters": (
         Shared().handed().nack(delay_ms=REJECT).redrive().copies("dead", 1, 1).copies("retry", 1)
+    ),
+    "redriven into a topic, where another call was refused": (
+        dead().redirect().redirect("found", refused=True).landed("lost")
     ),
     "a shorter pause than the table's": (
         Shared(delay_ms=1_000).handed().nack(delay_ms=5).wait(10).handed(attempt=2)

@@ -31,7 +31,7 @@ from tests.sim.delayed import APP as DELAYED
 from tests.sim.delayed import DelayedMessages
 from tests.sim.desk import Desk
 from tests.sim.leader_reads import LeaderReads
-from tests.sim.ledger import ClientTx, Ledger
+from tests.sim.ledger import REDIRECTS, ClientTx, Ledger
 from tests.sim.producers import PLACES, Producer
 from tests.sim.questions.operators import Questions
 from tests.sim.recreated import model as recreated
@@ -231,7 +231,7 @@ class BrokerWorkload(Acting):
         return {
             (name, tx_id): len(record.digests)
             for name, table in apps.items()
-            if name not in (recreated.APP, DELAYED)
+            if name not in (recreated.APP, DELAYED, REDIRECTS)
             for tx_id, record in table.open.items()
         }
 

@@ -55,7 +55,9 @@ _WITHOUT_RESULT = frozenset(
 )
 #: The app of pipelines, which hold their outputs against the group's places.
 PIPELINE = "pipeline"
-APART = frozenset({DELAYED, RECREATED, PIPELINE, "named"})
+#: The app of those who redrive dead letters into topics (sharing/redirects.py).
+REDIRECTS = "redirects"
+APART = frozenset({DELAYED, RECREATED, PIPELINE, REDIRECTS, "named"})
 OF_TRANSACTIONS = frozenset({OpType.PREPARE, OpType.COMMIT, OpType.ROLLBACK})
 #: Topic, and rows by part: (part, (topic, partition), row).
 Content = tuple[str, list[tuple[int, tuple[str, int], bytes]]]

@@ -34,6 +34,7 @@ from tests.sim.sharing.layout import Layout
 from tests.sim.sharing.members import GONE, Member
 from tests.sim.sharing.operators import SettingsChanges, TopicDeletions
 from tests.sim.sharing.records import CHORES, TOPIC, Place, Taken, life_prefix, named, rows_of
+from tests.sim.sharing.redirects import TARGETS, Redirects
 from tests.sim.sharing.tags import Tags
 from tests.sim.workload import Cluster
 from tests.sim.world import Violation
@@ -89,6 +90,7 @@ class ShareGroups:
         self.tags = Tags(world, GROUPS)
         self.ids_at: dict[Place, str] = {}  # of all messages that were handed out
         self._end = GroupsEnd(self, GROUPS)
+        self.redirects = Redirects(self, clusters)
         if self.rng.random() < SHARE:
             self.desks[0].later(0.0, self._begin)
 
@@ -108,6 +110,7 @@ class ShareGroups:
         self._deletions.act(now_s)
         self.deletions.act(now_s)
         self.changes.act(now_s)
+        self.redirects.act(now_s)
         if self.nacking and self.rng.random() < FULL:
             desk = self.rng.choice(self.desks)
             found = desk.any_leader()
@@ -134,6 +137,8 @@ class ShareGroups:
         }
         internal = topic_settings(count, transaction_timeout_ms=500)
         todo |= {topic(group): internal for group in GROUPS for topic in (retry_topic, dead_topic)}
+        if self.redirects.works:
+            todo |= dict.fromkeys(TARGETS, topic_settings(1, transaction_timeout_ms=500))
         self.ids = dict.fromkeys(todo, NO_ID)
 
         def begun(results: list[Any]) -> None:
@@ -389,12 +394,14 @@ class ShareGroups:
     @property
     def waiting(self) -> int:
         """Requests without an answer, and messages that are neither done nor dead letters."""
-        asked = sum(desk.waiting for desk in self.desks)
+        asked = sum(desk.waiting for desk in self.desks) + self.redirects.waiting
         return asked + (sum(map(self._end.left, range(len(self.desks)))) if self.ready else 0)
 
     def check(self, leaders: Sequence[BrokerApplication]) -> bool:
         """Record what is left in the end; False: a replica found damage, and has ended."""
-        return not self.ready or self._end.tell(leaders)
+        if not self.ready:
+            return True
+        return self._end.tell(leaders) and all(map(self.redirects.check, leaders))
 
     def close(self) -> None:
         """End what still runs."""
@@ -408,12 +415,14 @@ def _check(what: str, results: list[Any], *allowed: ResultCode) -> None:
 
 
 def _has_more(result: Any) -> bool:
-    """Whether a redrive has left some. What an earlier copy of the request has redriven is a duplicate."""
+    """Whether a redrive has left some: no room, or others hold them. What an earlier copy of the request, or
+    somebody else, has redriven is a duplicate."""
     problems = result[1] if result[0] == ResultCode.PARTIAL else ()
     codes = {code for _, code, _ in problems}
-    if codes - {ResultCode.RETRY, ResultCode.DUPLICATE}:
+    again = {ResultCode.RETRY, ResultCode.OFFSETS_PENDING}
+    if codes - again - {ResultCode.DUPLICATE}:
         raise Violation(f"a redrive was answered {result}", "unexpected-answer")
-    return ResultCode.RETRY in codes
+    return bool(codes & again)
 
 
 def _ignored(results: list[Any]) -> None:
