@@ -21,3 +21,8 @@ class Recovered:
     checkpoints: Checkpoints
     state: StateMachine
     peers: PeerMarks
+
+    def close(self) -> None:
+        """Release the files; for an opening that fails."""
+        self.journal.close()
+        self.peers.close()

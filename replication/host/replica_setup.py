@@ -132,5 +132,10 @@ class ReplicaSetup:
         """Whether this replica came after the group's beginning."""
         return self.identity.replica >= self.founders
 
+    @property
+    def never_replaced(self) -> bool:
+        """Whether no replica had this number before, as far as the supervisor has counted."""
+        return self.identity.incarnation == 0
+
     def __str__(self) -> str:
         return f"replica {self.identity.replica} of group {self.identity.group}"

@@ -28,7 +28,6 @@ from escrowmq.replication.errors import (
     DiskFull,
     OffsetGone,
     Overloaded,
-    ReadFailed,
     Superseded,
     Unavailable,
 )
@@ -43,6 +42,7 @@ from escrowmq.replication.host.parking import ParkingLot
 from escrowmq.replication.host.reading_ahead import ReadingAhead
 from escrowmq.replication.host.recovered import Recovered
 from escrowmq.replication.host.replica_setup import ReplicaSetup
+from escrowmq.replication.host.restoring import UNSOUND
 from escrowmq.replication.host.room_watch import RoomWatch
 from escrowmq.replication.host.scrubbing import Scrubber, ScrubState
 from escrowmq.replication.host.upkeep import Upkeep
@@ -83,8 +83,6 @@ BUSY_BYTES = 4 << 20
 VERIFY_BYTES = 1 << 20
 #: How long a leader that must leave waits for a follower to take over.
 HAND_OVER_S = 2.0
-#: The log here does not hold what was written to it: this replica needs a copy of the leader's.
-UNSOUND = (CorruptLog, ReadFailed)
 
 
 class RunningReplica:

@@ -33,8 +33,11 @@ class Marks:
         self._disk.write_atomic(name, [text.encode()])
 
     def remove(self, name: str) -> None:
-        """Remove it. A power cut may bring it back, which costs a copy or some time as a learner."""
-        self._disk.remove(name)
+        """Remove it, durably at return. If a power cut brought back the mark of a learner that counts again,
+        its group could lose a majority with the next disk."""
+        if self._disk.exists(name):
+            self._disk.remove(name)
+            self._disk.sync_dir()
 
     def superseded_by(self) -> int | None:
         """The incarnation that took this replica's place; -1: one that is no longer known; None: it was not

@@ -10,6 +10,7 @@ import pytest
 from escrowmq.replication.errors import CorruptLog
 from escrowmq.replication.host import mending
 from escrowmq.replication.host.mending import Mender
+from escrowmq.replication.host.restoring import Restoring
 from escrowmq.replication.log import holes
 from escrowmq.replication.log import journal as journals
 from escrowmq.replication.log.holes import Hole, StoredEntry, fitting
@@ -18,7 +19,7 @@ from escrowmq.replication.raft.node import RaftNode
 from tests.controls.planting import plant
 from tests.controls.raft_faults import LOST, STUCK
 from tests.controls.schism import damage_where_logs_differ, nobody_gives_entries
-from tests.sim import repair
+from tests.sim.repair import SimRestoring
 
 #: Damage everywhere, and frequent restarts, so that replicas read it.
 DAMAGE = {"flip-log": 60, "roll": 40, "power-cut": 40, "kill": 30}
@@ -33,9 +34,8 @@ def leaves_for_a_flipped_bit(patch: pytest.MonkeyPatch) -> None:
         raise CorruptLog("an entry is damaged")
 
     patch.setattr(Mender, "round", leave)
-    patch.setattr(repair, "mend_log", lambda simulation, replica: None)
-    patch.setattr("tests.sim.replica.mend_log", lambda simulation, replica: None)
-    patch.setattr("tests.sim.replica.has_forgotten_nothing", lambda replica: False)
+    patch.setattr(SimRestoring, "_mend", lambda self: False)
+    patch.setattr(Restoring, "_has_forgotten_nothing", lambda self: False)
 
 
 @plant(

@@ -6,10 +6,15 @@ the random faults still going on around it.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from escrowmq.replication.format import wire
 from escrowmq.replication.format.wire import RaftMessage
+from escrowmq.replication.host.restoring import Restoring
+from escrowmq.replication.log.marks import LEARNER
+from escrowmq.replication.log.marks import LOST as LOST_DISK
 from escrowmq.replication.log.vote import VoteFile, _Record
 from escrowmq.replication.raft import node as raft
 from escrowmq.replication.raft.node import RaftNode
@@ -22,6 +27,7 @@ from tests.controls.guards import take_away
 from tests.controls.planting import plant
 from tests.sim import broken_link
 from tests.sim.network import SimNetwork
+from tests.sim.replica import CRASHES_WHILE_COPYING
 
 #: Reports that an acknowledged entry was lost or changed. SafetyViolation comes from the product itself,
 #: which refuses to cut committed entries.
@@ -194,6 +200,7 @@ def apply_before_commit(patch: pytest.MonkeyPatch) -> None:
     "learner-votes-at-once",
     *VOTES,
     *LOST,
+    "ghost-counted",
     workload="raw",
     kind="fifo",
     chaos_s=10.0,
@@ -208,6 +215,44 @@ def learner_votes_at_once(patch: pytest.MonkeyPatch) -> None:
         begin(self, *args, **{**named, "no_vote_until_caught_up": False})  # type: ignore[arg-type]
 
     patch.setattr(RaftNode, "__init__", full_member)
+
+
+@plant("wiped-disk-counts-at-once", "counts-at-once", workload="raw", chaos_s=10.0, often={"empty-disk": 40})
+def wiped_disk_counts_at_once(patch: pytest.MonkeyPatch) -> None:
+    """A replica that has lost its disk copies the leader's log and counts from its start on: nothing says
+    that it is a learner."""
+    copy = Restoring._copy
+
+    def forgetful(self: Restoring[Any], patience_s: float, *, lost_log: bool, mark: str = LOST_DISK) -> None:
+        copy(self, patience_s, lost_log=False)
+
+    patch.setattr(Restoring, "_copy", forgetful)
+
+
+def crashes_in_most_copies(patch: pytest.MonkeyPatch) -> None:
+    """The power fails in nine of ten copies of a leader's log."""
+    patch.setitem(CRASHES_WHILE_COPYING, "share", 0.9)
+
+
+@plant(
+    "learner-mark-after-the-copy",
+    "counts-at-once",
+    workload="raw",
+    chaos_s=10.0,
+    often={"empty-disk": 60},
+    conditions=crashes_in_most_copies,
+)
+def learner_mark_after_the_copy(patch: pytest.MonkeyPatch) -> None:
+    """The mark that makes a replica a learner is written when it has the leader's log. If the power fails in
+    between, its log looks like one of a replica that has lost nothing."""
+    copy = Restoring._copy
+
+    def late(self: Restoring[Any], patience_s: float, *, lost_log: bool, mark: str = LOST_DISK) -> None:
+        copy(self, patience_s, lost_log=False)
+        if lost_log:
+            self._marks.write(LEARNER, mark)
+
+    patch.setattr(Restoring, "_copy", late)
 
 
 @plant(

@@ -26,6 +26,7 @@ from escrowmq.replication.format.segment_format import (
     log_name,
     sidecar_name,
 )
+from escrowmq.replication.host.repair import has_history
 from escrowmq.replication.log.vote import NAME as VOTE_FILE
 from escrowmq.replication.log.vote import SLOT_POSITIONS
 from escrowmq.replication.replica.damage import STATE_FILES
@@ -134,7 +135,11 @@ def _entry_at(data: bytes, at: int) -> tuple[int, int] | None:
 def knows_less(replica: SimReplica) -> bool:
     """Whether the replica knows less than it promised, or soon will. Of two processes with one number each
     may be the one that some peer has recorded, and then both end: another one begins with an empty disk."""
-    return replica.learner or replica.spoilt or replica.given_up > 0 or replica.doubled or replica.superseded
+    if replica.learner or replica.spoilt or replica.given_up > 0 or replica.doubled or replica.superseded:
+        return True
+    # Killed now, it starts as one that has lost its log: its group has a history, and it has none. A newcomer
+    # has promised nothing, and starts as it did before.
+    return bool(replica._sim.checker.acknowledged) and not (replica.is_new or has_history(replica.disk))
 
 
 def sound_entries(replica: SimReplica) -> set[tuple[int, int]]:

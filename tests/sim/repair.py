@@ -1,21 +1,19 @@
-"""How a simulated replica repairs its log or copies its leader's: the broker's real code, reading from
-simulated peers. As in the broker, a replica that is still being opened serves entries, too."""
+"""How a simulated replica opens its directory, repairs its log or copies its leader's: the broker's real code
+(host/restoring.py), reading from simulated peers. As in the broker, a replica that is still being opened
+serves entries, too."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from escrowmq.replication.errors import CorruptLog, DiskFailed, Unavailable
-from escrowmq.replication.host.mending import BEYOND_MENDING, RANGE_BYTES_MAX, mend_before_start
-from escrowmq.replication.host.repair import (
-    Manifest,
-    copy_from_leader,
-    damage_offered,
-    knows_its_end,
-    offered_files,
-)
-from escrowmq.replication.log.install import finish_install
-from escrowmq.replication.log.recovery import segment_firsts
+from escrowmq.replication.host.mending import RANGE_BYTES_MAX
+from escrowmq.replication.host.peer_list import PeerList
+from escrowmq.replication.host.repair import Manifest, damage_offered, has_history, offered_files
+from escrowmq.replication.host.restoring import Restoring
+from escrowmq.replication.log.marks import LOST
 from escrowmq.replication.log.survey import read_files
 from escrowmq.replication.replica.checkpoints import STATE_PARTS
 from escrowmq.replication.replica.damage import STATE_FILES
@@ -34,8 +32,13 @@ class SimPeers:
         self._sim, self._replica = simulation, replica
 
     def founded(self, peer: str) -> bool | None:
-        source = self._reached(peer)
-        return None if source is None else source.journal.last_index > 1
+        """A process answers from its first moment on."""
+        source = self.named(peer)
+        if source is None or not self._sim.network.reaches(self._replica.address, source.address):
+            return None
+        if source.up:
+            return source.journal.last_index > 1 if self._reached(peer) else None
+        return has_history(source.disk) if source.opening or not source.began else None
 
     def manifest(self, peer: str) -> Manifest | None:
         source = self._reached(peer)
@@ -112,31 +115,72 @@ def replace_file(replica: SimReplica, name: str, error: CorruptLog) -> None:
         raise error
 
 
-def mend_log(simulation: Simulation, replica: SimReplica) -> bool | None:
-    """Fill the holes of a log that is not open; returns whether all is sound, None if that is impossible."""
-    peers = [r.name for r in simulation.replicas if r.name != replica.name]
-    try:
-        finish_install(replica.disk)
-        source = SimPeers(simulation, replica)
-        if not mend_before_start(replica.disk, peers, source, simulation.happened):
-            return False
-        return True if has_forgotten_nothing(replica) else None
-    except BEYOND_MENDING as error:
-        simulation.happened(f"{replica.name}: {error}")
-        return None
+class NotNow(Exception):
+    """The opening would wait here: another attempt comes later, in virtual time."""
 
 
-def has_forgotten_nothing(replica: SimReplica) -> bool:
-    """Whether it still knows the end of its log and its vote."""
-    return bool(segment_firsts(replica.disk)) and knows_its_end(replica.disk)
+class Unexplained(BaseException):
+    """Damage that nobody has done. Not an Exception: nothing may repair it."""
+
+    def __init__(self, error: CorruptLog) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
-def copy_log(simulation: Simulation, replica: SimReplica) -> bool:
-    """Replace the files of ``replica``, which is down, by its leader's; False if no leader answers."""
-    peers = [r.name for r in simulation.replicas if r.name != replica.name]
-    source = SimPeers(simulation, replica)
-    try:
-        copy_from_leader(replica.disk, peers, source, lambda s: None, 0.0, simulation.happened)
-    except Unavailable:
-        return False
-    return True
+@dataclass(frozen=True)
+class _Surroundings:
+    """What the opening asks around a simulated replica (``restoring.Surroundings``)."""
+
+    name: str
+    peers: PeerList
+    source: SimPeers
+    founded: Callable[[], bool | None]
+    report: Callable[[str], None]
+    ask_members: Callable[[], Iterable[int]] = tuple
+    joining: bool = False
+    never_replaced: bool = True
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class SimRestoring(Restoring["SimReplica"]):
+    """The broker's real steps from a directory to an open log. It adds only what the simulation keeps count
+    of, and crashes in the middle of a copy."""
+
+    def __init__(self, simulation: Simulation, replica: SimReplica, patience_s: float) -> None:
+        self._sim, self._replica = simulation, replica
+        others = {r.name for r in simulation.replicas if r is not replica and r.name != replica.name}
+        around = _Surroundings(
+            replica.name,
+            PeerList(replica.name, others),
+            SimPeers(simulation, replica),
+            lambda: bool(simulation.checker.acknowledged),
+            simulation.happened,
+        )
+        notes = replica.notes
+        super().__init__(replica.disk, notes, around, _not_now, patience_s, replica.recover)
+
+    def _has_lost_its_log(self) -> bool:
+        """A newcomer's log fills over its links here (see never_voted), unless it is too far behind."""
+        return not self._replica.is_new and super()._has_lost_its_log()
+
+    def _mend(self) -> bool:
+        mended = super()._mend()
+        if mended:
+            self._sim.happened(f"{self._replica.name} has mended its log")
+        return mended
+
+    def _copy(self, patience_s: float, *, lost_log: bool, mark: str = LOST) -> None:
+        replica = self._replica
+        replica.may_crash_while_it_copies()
+        if lost_log and not replica.learner:
+            replica.lose_log()
+        super()._copy(patience_s, lost_log=lost_log, mark=mark)
+        self._sim.repairs += 1
+        replica.flipped = replica.spoilt = False
+        self._sim.happened(f"{replica.name} has copied the leader's log")
+
+
+def _not_now(seconds: float) -> None:
+    raise NotNow

@@ -7,28 +7,36 @@ the disk fails, and a copy of the leader's log if its own is damaged or too far 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from escrowmq.replication.errors import ApplyFailed, CorruptLog, DiskFailed, DiskFull, FsyncFailed, Superseded
-from escrowmq.replication.host.repair import knows_its_end
+from escrowmq.replication.errors import (
+    ApplyFailed,
+    CorruptLog,
+    DiskFailed,
+    DiskFull,
+    FsyncFailed,
+    Superseded,
+    Unavailable,
+)
+from escrowmq.replication.host.repair import has_history
 from escrowmq.replication.log.journal import SegmentJournal
-from escrowmq.replication.log.marks import BEHIND, DAMAGED
+from escrowmq.replication.log.marks import BEHIND, DAMAGED, LEARNER, WANTS_COPY, Marks
 from escrowmq.replication.log.peer_marks import Incarnation, PeerMarks
-from escrowmq.replication.log.recovery import segment_firsts
 from escrowmq.replication.log.syncjob import SyncJob
 from escrowmq.replication.net.handshake import ToldSuperseded
-from escrowmq.replication.raft.node import RaftNode
+from escrowmq.replication.raft.node import RaftNode, check_fit
 from escrowmq.replication.raft.pysync import FOLLOWER
 from tests.sim.bounds import RECOUNT_EVERY, check_bounds
 from tests.sim.damage import keep_last_copies
 from tests.sim.disk import PowerCut, SimDisk
-from tests.sim.repair import copy_log, has_forgotten_nothing, mend_log
+from tests.sim.repair import NotNow, SimRestoring, Unexplained
 from tests.sim.replica_links import ReplicaLinks
 from tests.sim.tables import WALK_EVERY, check_tables
 from tests.sim.upkeep import Upkeep, note_mended
 from tests.sim.workload import Application, ReplicaContext
-from tests.sim.world import WALL_S
+from tests.sim.world import WALL_S, Violation
 
 if TYPE_CHECKING:
     from tests.sim.simulation import Simulation
@@ -39,6 +47,8 @@ STEP_S = 0.0002  # from an event to the tick it causes
 DISK_FULL_RETRY_S = 0.2
 START_RETRY_S = 0.2
 CACHE_BYTES = 4096
+#: Share of the copies of a log in which the power fails.
+CRASHES_WHILE_COPYING = {"share": 0.2}
 COPY_TRIES = 5  # after these, a replica that is only behind starts without a copy, so a leader can be elected
 #: What ends a process, as opposed to a fault of the code under test.
 DISK_TROUBLE = (DiskFailed, FsyncFailed, CorruptLog, ApplyFailed)
@@ -54,7 +64,8 @@ class SimReplica:
         self.name, self.up = name, False
         self.address = address or (name if number == 0 else f"{name}#{number}")
         twins = self.address.count("+") if number else 0  # earlier ones with the same incarnation number
-        self.incarnation = self._before = number * LIVES + twins * LIVES // 10
+        self.incarnation = number * LIVES + twins * LIVES // 10
+        self.began = False  # its process started once
         self._sim, self._world = simulation, simulation.world
         stream = simulation.world.stream
         self.rng, self._sync_rng, self._fail_rng = (
@@ -72,12 +83,11 @@ class SimReplica:
         self.superseded_by: int | None = None  # the incarnation that took its place
         self.doubled = False  # its predecessor has the same number, on another disk
         self.given_up = 0  # supervisors that have decided to replace it, and have not done so yet
-        self.learner = False  # lost its disk, and is not a full member yet (a file, in the broker)
-        self.wants_copy = ""  # of the leader's files, BEHIND or DAMAGED (a file, in the broker)
+        #: It has lost its disk or its vote, and is not a full member yet: the truth, whatever its files say.
+        self.forgotten = False
         self.scrubbed = ""  # progress of the scrub (a file, in the broker)
         self.opening = False  # the process is up and waits for data from peers
-        self._just_mended = self._in_vain = False  # its log was repaired; it still could not start
-        self._copy_tries = self._ticks = self._idle_ticks = 0
+        self._tries = self._copies = self._ticks = self._idle_ticks = 0
         self.flipped = False  # bits of its log were flipped and not all replaced yet
         self.spoilt = False  # its vote or state was damaged: it may have to learn or copy
         self.clock_ahead_s = self.wall_ahead_s = 0.0  # jumps of the monotonic and of the wall clock
@@ -101,56 +111,107 @@ class SimReplica:
         self.opening = True
         try:
             self._working = True
-            if not self.wants_copy or self._restore():
-                self._start()
-                return
+            patience_s = math.inf if self._tries < COPY_TRIES else 0.0
+            SimRestoring(self._sim, self, patience_s).restore()
+            self._start()
+            return
         except PowerCut:
             self._cut_power()
+        except Unexplained as unexplained:
+            raise unexplained.error from unexplained
+        except (NotNow, Unavailable):
+            self._tries += 1
         except (DiskFull, *DISK_TROUBLE) as error:
+            will_start = self.up  # it got so far that it crashes, like any running process
             self._judge(error)
+            if will_start:
+                return
         finally:
             self._working = False
         self.up, self._effects_left = False, None
         self._world.later(START_RETRY_S, self.start)
 
-    def _restore(self) -> bool:
-        """Do what ``opening.py`` does in real time; False: try again later."""
-        if self.wants_copy == BEHIND:
-            if segment_firsts(self.disk) and not knows_its_end(self.disk):
-                self.lose_log()
-            return self._copy(goes_on=not self.learner)
-        mended = None if self._in_vain else mend_log(self._sim, self)
-        if mended:
-            self.wants_copy, self._just_mended = "", True
-            self._sim.happened(f"{self.name} has mended its log")
-            return True
-        if mended is False and self._copy_tries <= COPY_TRIES:
-            self._copy_tries += 1
-            return False
-        if not has_forgotten_nothing(self) and not self.learner:
-            self.lose_log()
-        return self._copy(goes_on=False)
+    @property
+    def notes(self) -> Marks:
+        """The files that tell the next start what this process knew."""
+        return Marks(self.meta)
 
-    def _copy(self, *, goes_on: bool) -> bool:
-        if not copy_log(self._sim, self):
-            self._copy_tries += 1
-            return goes_on and self._copy_tries > COPY_TRIES
-        self._sim.repairs += 1
-        self.wants_copy, self.flipped, self.spoilt = "", False, False
-        self._in_vain = self._just_mended = False
-        self._sim.happened(f"{self.name} has copied the leader's log")
-        return True
+    @property
+    def learner(self) -> bool:
+        """Whether it lost its disk or its vote, and is not a full member yet."""
+        return self.forgotten or self.meta.exists(LEARNER)
+
+    @property
+    def wants_copy(self) -> str:
+        """Why it needs the leader's files: BEHIND or DAMAGED; "": it needs none."""
+        return self.notes.read(WANTS_COPY) or ""
+
+    @property
+    def is_new(self) -> bool:
+        """Whether it joined later and has nothing yet."""
+        return self.joining and not self.own.number and not has_history(self.disk)
+
+    def want_copy(self, why: str) -> None:
+        """As ``RunningReplica.end``: a mark for the next start."""
+        working, self._working = self._working, False
+        self.notes.write(WANTS_COPY, why)
+        self._working, self._tries = working, 0
+
+    def may_crash_while_it_copies(self) -> None:
+        """Now and then the power fails in the middle of a copy, before it, or right after it."""
+        self._copies += 1
+        rng = self._world.stream(f"copying-{self.address}-{self._copies}")
+        if not self._sim.calm and rng.random() < CRASHES_WHILE_COPYING["share"]:
+            self.crash_at_effect(rng.randrange(rng.choice((4, 40))), True)
+
+    def recover(self, doubtful: bool) -> SimReplica:
+        """Open the log and the state, as ``opening.py`` does after the repair. What it asks to be called
+        later belongs to this attempt."""
+        sim, self.incarnation = self._sim, self.incarnation + 1
+        try:
+            self.journal = SegmentJournal(
+                self.disk, segment_bytes=sim.plan.segment_bytes, cache_bytes=CACHE_BYTES, mendable=True
+            )
+            keep_last_copies(sim, self)
+            self.marks = PeerMarks(self.meta, self.own, must_exist=True)
+            self.app: Application = sim.workload.open(
+                ReplicaContext(
+                    self.name,
+                    self.address,
+                    self.disk,
+                    self.journal,
+                    self.rng,
+                    self.clock,
+                    self.later,
+                    self.guarded,
+                    doubtful,
+                    self.wall_clock,
+                )
+            )
+            check_fit(self.journal, self.app.applied_index)
+        except CorruptLog as error:
+            self._found_damage(error)
+            raise
+        return self
+
+    def _found_damage(self, error: CorruptLog) -> None:
+        if not self.flipped and not self.spoilt:
+            raise Unexplained(error)
+        self._sim.happened(f"{self.name} finds damage: {error}")
+        self._sim.damage_found += 1
+
+    def close(self) -> None:
+        """An opening fails late: the next one opens everything again."""
 
     def _judge(self, error: Exception) -> None:
         """Record what the error that ended a process means for its next start."""
         corrupt = error.__cause__ if isinstance(error, ApplyFailed) else error
         if isinstance(corrupt, CorruptLog):
-            if not self.flipped and not self.spoilt:
-                raise error
-            self._sim.happened(f"{self.name} finds damage: {error}")
-            self._sim.damage_found += 1
-            self._in_vain, self._just_mended = self._just_mended, False
-            self.wants_copy, self._copy_tries = DAMAGED, 0
+            try:
+                self._found_damage(corrupt)
+            except Unexplained:
+                raise error from None
+            self.want_copy(DAMAGED)
         elif isinstance(error, ApplyFailed) and not isinstance(corrupt, DiskFailed | FsyncFailed):
             raise error
         else:
@@ -173,37 +234,23 @@ class SimReplica:
 
     def lose_log(self) -> None:
         """From now on this replica knows less than it promised; see replication/raft/rejoin.py."""
-        self.learner, self.wants_copy = True, DAMAGED
+        self.forgotten = True
         self._sim.network.silence(self.name)
 
     def _start(self) -> None:
         sim = self._sim
-        self.up, self.incarnation, self.paused_until = True, self.incarnation + 1, 0.0
+        self.up, self.began, self.paused_until = True, True, 0.0
         self._effects_left = None
         self._tick_queued = self._wake_queued = self._quiet = False
         self._checked_to = 0  # bounds were checked after this entry was applied
         self._job: SyncJob | None = None
         self.links.inbox.clear()
         self._put_off.clear()
-        self.journal = SegmentJournal(
-            self.disk, segment_bytes=sim.plan.segment_bytes, cache_bytes=CACHE_BYTES, mendable=True
-        )
-        keep_last_copies(sim, self)
-        self.marks = PeerMarks(self.meta, self.own, must_exist=True)
-        self.app: Application = sim.workload.open(
-            ReplicaContext(
-                self.name,
-                self.address,
-                self.disk,
-                self.journal,
-                self.rng,
-                self.clock,
-                self.later,
-                self.guarded,
-                self._just_mended,
-                self.wall_clock,
+        learner = self.meta.exists(LEARNER)
+        if self.forgotten and not learner:
+            raise Violation(
+                f"{self.name} has lost its disk or its vote, and counts from its start on", "counts-at-once"
             )
-        )
         self.node = RaftNode(
             self.name,
             [name for name in (sim.names if self.joining else sim.founders) if name != self.name],
@@ -214,14 +261,14 @@ class SimReplica:
             rng=self.rng,
             config=sim.plan.raft,
             applied_index=self.app.applied_index,
-            no_vote_until_caught_up=self.learner,
+            no_vote_until_caught_up=learner,
             marks=self.marks,
             drop_link=self.links.drop,
             joining=self.joining,
         )
         self.app.attach(self.node)
         self._upkeep = Upkeep(sim, self)
-        self.opening = self._just_mended = self._in_vain = False
+        self.opening, self._tries = False, 0
         sim.happened(f"{self.address} starts with log {self.journal.first_index}..{self.journal.last_index}")
         sim.network.host_up(self.address)
         self._world.later(self.rng.random() * TICK_S, self._regular_tick, self.incarnation)
@@ -255,15 +302,10 @@ class SimReplica:
         self.meta = SimDisk(self._world.stream(f"meta-{self.address}-{self.incarnation}"))
         PeerMarks(self.meta, self.own)
         self.disk = SimDisk(self._world.stream(f"disk-{self.address}-{self.incarnation}"))
-        self.learner, self.wants_copy, self.flipped = True, "", False
+        self.forgotten, self.flipped = True, False
         self.spoilt, self.scrubbed = False, ""
         self._sim.network.silence(self.name)
         self._sim.happened(f"{self.name} loses its disk")
-
-    @property
-    def began(self) -> bool:
-        """Whether its process ever started."""
-        return self.incarnation != self._before
 
     @property
     def members_change(self) -> bool:
@@ -392,7 +434,9 @@ class SimReplica:
         self.app.after_tick(self.wall_clock())
         node.flush()
         self._begin_sync()
-        self.learner = node.rejoining
+        if self.learner and not node.rejoining:
+            self.forgotten = False
+            self.notes.remove(LEARNER)
         self._ticks += 1
         applied, recount = node.applied_index, self._ticks % RECOUNT_EVERY == 0
         check_bounds(self, CACHE_BYTES, recount=recount, has_applied=applied != self._checked_to)
@@ -409,7 +453,7 @@ class SimReplica:
         if self.journal.holes:
             self._upkeep.mend_soon()
         if node.too_far_behind or (self.journal.holes and self._upkeep.lost_next()):
-            self.wants_copy, self._copy_tries = BEHIND, 0
+            self.want_copy(BEHIND)
             self._sim.crash(self, False, self._fail_rng)
         self._quiet = not self._tick_queued and node._core.role() == FOLLOWER and not node.rejoining
 

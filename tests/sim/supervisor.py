@@ -32,7 +32,6 @@ from escrowmq.cluster.placement import Condition, Node, ReplicaKey, Seat, Seen, 
 from escrowmq.replication.calling.answers import MembersReport, ReplicaReport
 from escrowmq.replication.format.wire import RaftMessage
 from escrowmq.replication.host.announcing import is_recorded
-from escrowmq.replication.log.marks import DAMAGED
 from tests.sim.broker_app import number_of
 from tests.sim.damage import knows_less, others_have_all
 from tests.sim.faultplan import GHOST
@@ -216,7 +215,7 @@ class Supervisor:
         while address in sim.network.hosts:  # this incarnation number was used before
             address += "+"
         successor = type(ghost)(sim, ghost.name, number, address)
-        successor.learner, successor.wants_copy = True, DAMAGED
+        successor.forgotten = True
         successor.joining, successor.doubled = ghost.joining, ghost.own.number == number
         sim.replicas[sim.replicas.index(ghost)] = successor
         sim.ghosts.append(ghost)
@@ -232,7 +231,7 @@ class Supervisor:
         sim = self._sim
         sim.world.later(ANNOUNCE_EVERY_S, self._announce)
         for one in sim.replicas:
-            opening = not one.up and one.wants_copy == DAMAGED
+            opening = not one.up and one.opening
             if not one.own.number or not (one.up or opening) or not self._goes_on(one):
                 continue
             told = self._have_recorded.setdefault((one.address, one.incarnation), set())

@@ -55,7 +55,7 @@ def test_the_last_copy_may_be_dropped_while_the_others_can_lead(group: Simulatio
     assert may_drop(group, group.replicas[2], DAMAGED + 5)
 
 
-@pytest.mark.parametrize("lost", ["learner", "spoilt"])
+@pytest.mark.parametrize("lost", ["forgotten", "spoilt"])
 def test_the_last_copy_stays_while_another_one_has_lost_what_it_knew(group: Simulation, lost: str) -> None:
     """Raw seed 2500134: a disk was lost, then the only copies of damaged entries went: nobody could lead."""
     setattr(group.replicas[1], lost, True)
@@ -70,7 +70,7 @@ def test_it_stays_if_two_could_not_be_mended_any_more(group: Simulation) -> None
 
 
 def test_the_journals_ask(group: Simulation) -> None:
-    group.replicas[1].learner = True
+    group.replicas[1].forgotten = True
     journal = group.replicas[2].journal
     group.roll(group.replicas[2])
     for _ in range(3):

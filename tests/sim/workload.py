@@ -155,7 +155,7 @@ class RawApplication:
     def repair_files(self, last_index: int) -> list[str] | None:
         disk = self._context.disk
         if not disk.exists(CHECKPOINT) or json.loads(disk.read_all(CHECKPOINT))["applied"] > last_index:
-            return None
+            return []  # the whole log will do
         return [CHECKPOINT]
 
     def want_checkpoint(self) -> None:

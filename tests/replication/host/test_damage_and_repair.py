@@ -14,7 +14,7 @@ import pytest
 from escrowmq.actors.broker.config import BrokerConfig
 from escrowmq.replication.errors import CorruptLog, Unavailable
 from escrowmq.replication.format.segment_format import log_name
-from escrowmq.replication.host import opening
+from escrowmq.replication.host import restoring
 from escrowmq.replication.host.repair import Manifest, NoPeers, copy_from_leader, offered_files
 from escrowmq.replication.host.running import NOT_RUNNING
 from escrowmq.replication.log.disk import Disk
@@ -168,7 +168,7 @@ def test_a_leader_of_an_earlier_term_is_the_last_choice() -> None:
 # ------------------------------------------------------------------ whole groups
 @pytest.fixture
 def trio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[BrokerGroup]:
-    monkeypatch.setattr(opening, "BEHIND_PATIENCE_S", 0.5)
+    monkeypatch.setattr(restoring, "BEHIND_PATIENCE_S", 0.5)
     with BrokerGroup(tmp_path, BrokerConfig(segment_bytes=200_000, disk_reserve_bytes=0)) as trio:
         yield trio
 
