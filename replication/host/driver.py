@@ -327,6 +327,8 @@ class Driver:
         self.kick()
 
     def received(self, peer: str, message: RaftMessage) -> None:
+        if self._failed:  # the process ends, and answers nobody meanwhile
+            return
         try:
             self.node.deliver(peer, message)
         except BaseException as error:

@@ -162,7 +162,10 @@ class Restoring(Generic[F]):
         return self._recover(self._doubtful)
 
     def _has_lost_its_log(self) -> bool:
-        if has_history(self._disk):
+        # A log of nothing but its first entry, with a vote beside it, lies where this replica began, and is
+        # all that it ever had. Were it a learner, a group that stops right after its first election would
+        # have no leader again. A disk that was lost has no such files, and one that takes a copy the mark.
+        if has_history(self._disk) or self._has_forgotten_nothing():
             return False
         founded = self._asked(self._setup.founded, lambda answer: answer is not None)
         if not self._peers:  # the group began with this replica alone, and others may have joined since

@@ -27,6 +27,7 @@ from escrowmq.replication.format.segment_format import (
     sidecar_name,
 )
 from escrowmq.replication.host.repair import has_history
+from escrowmq.replication.log.recovery import segment_firsts
 from escrowmq.replication.log.vote import NAME as VOTE_FILE
 from escrowmq.replication.log.vote import SLOT_POSITIONS
 from escrowmq.replication.replica.damage import STATE_FILES
@@ -137,9 +138,9 @@ def knows_less(replica: SimReplica) -> bool:
     may be the one that some peer has recorded, and then both end: another one begins with an empty disk."""
     if replica.learner or replica.spoilt or replica.given_up > 0 or replica.doubled or replica.superseded:
         return True
-    # Killed now, it starts as one that has lost its log: its group has a history, and it has none. A newcomer
-    # has promised nothing, and starts as it did before.
-    return bool(replica._sim.checker.acknowledged) and not (replica.is_new or has_history(replica.disk))
+    # Without any file of a log it starts as one that has lost it, if it was a member before.
+    nothing = not (has_history(replica.disk) or segment_firsts(replica.disk))
+    return nothing and not replica.is_new and bool(replica._sim.checker.acknowledged)
 
 
 def sound_entries(replica: SimReplica) -> set[tuple[int, int]]:

@@ -31,6 +31,9 @@ class Links(Protocol):
     def link_up(self, peer: str) -> None: ...
     def link_down(self, peer: str) -> None: ...
     def arrive(self, peer: str, frame: bytes) -> None: ...
+    def forget(self, address: str) -> None:
+        """Ignore what has arrived from this host and was not read."""
+
 
 
 class Host(Protocol):
@@ -199,6 +202,7 @@ class SimNetwork:
             return False
         if contested and (older := self.linked(listener, self._name(dialer))):
             self.cut(listener, older)
+            self.hosts[listener].links.forget(older)
         return True
 
     def reaches(self, a: str, b: str) -> bool:

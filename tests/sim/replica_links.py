@@ -49,6 +49,11 @@ class ReplicaLinks:
         mark = self._replica.marks.of(peer)
         if address is not None and mark is not None and mark.supersedes(self._sim.replica_at(address).own):
             self._sim.network.cut(own, address)
+            self.forget(address)
+
+    def forget(self, address: str) -> None:
+        """Ignore what has arrived from this host and was not read, as ``Connection.abort`` does."""
+        self.inbox = [(sender, frame) for sender, frame in self.inbox if sender != address]
 
     def arrive(self, peer: str, frame: bytes) -> None:
         """Bytes from the host at address ``peer`` arrived; a paused process gets them, in order, when it

@@ -10,8 +10,10 @@ import sys
 
 import pytest
 
+from escrowmq.replication.host.repair import has_history
 from tests.sim.repeated import check_the_same_everywhere
 from tests.sim.schedules import run_seed
+from tests.sim.simulation import Plan, Simulation
 
 CHUNK = 20
 #: Guards that random schedules alone prove necessary. The others have targeted tests in
@@ -36,6 +38,26 @@ def test_without_a_guard_something_breaks_soon(guard: str) -> None:
         if broken is not None:
             return
     pytest.fail(f"60 schedules without {guard} broke nothing: the simulator does not look closely")
+
+
+@pytest.mark.parametrize("power", [False, True])
+def test_a_group_that_stops_right_after_its_first_election_goes_on(power: bool) -> None:
+    """The first leader's entry is on no other disk: its followers may not take themselves for replicas that
+    have lost theirs, since no leader can be elected without them."""
+    for seed in range(4):
+        simulation = Simulation(seed, Plan.of(seed, size=3, kind="fifo"), chaos_s=0.1, faults=[])
+        simulation.boot()
+        world = simulation.world
+        while not simulation.leaders():
+            assert world.elapsed_s < 5.0
+            world.run(world.now + 0.0005)
+        leader = next(r for r in simulation.replicas if r.node.is_leader)
+        leader.journal.sync()
+        assert [r for r in simulation.replicas if has_history(r.disk)] == [leader]
+        for replica in simulation.replicas:
+            simulation.crash(replica, power, world.stream("stops"))
+        simulation.calm_down()
+        assert simulation._prove_alive(0) == []
 
 
 @pytest.mark.parametrize("workload", ["RawWorkload", "BrokerWorkload"])

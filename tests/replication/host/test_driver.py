@@ -199,6 +199,16 @@ def test_an_apply_that_raises_is_fatal(solo: Solo) -> None:
     assert len(solo.fatal) == 1
 
 
+def test_a_replica_that_cannot_continue_hears_nobody(solo: Solo, monkeypatch: pytest.MonkeyPatch) -> None:
+    solo.fail_apply = True
+    solo.propose(b"\0x")
+    wait_until(lambda: solo.fatal, what="the end")
+    heard: list[str] = []
+    monkeypatch.setattr(RaftNode, "deliver", lambda self, peer, message: heard.append(peer))
+    solo.driver.received("r1", {"type": "next_node_idx"})
+    assert heard == [] and len(solo.fatal) == 1
+
+
 def test_a_full_disk_refuses_new_entries_keeps_the_queued_ones_and_goes_on_when_there_is_room(
     solo: Solo,
 ) -> None:

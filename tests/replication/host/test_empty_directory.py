@@ -59,3 +59,20 @@ def test_an_answer_that_comes_late_is_waited_for(tmp_path: Path) -> None:
     setup = replace(lost(tmp_path, 1), founded=lambda: next(answers))
     open_replica(setup, patience_s=5.0).close()
     assert list(answers) == []
+
+
+def test_who_has_only_begun_counts_again_after_a_crash(tmp_path: Path) -> None:
+    """Its log has nothing but the entry that every log begins with: it knows all that it acknowledged. As
+    learners, three that stop right after their first election would have no leader again."""
+    group = BrokerGroup(tmp_path, BrokerConfig(disk_reserve_bytes=0), 3)
+    setup = replace(group.setup(0), source=AllEmpty(), founded=lambda: False)
+    open_replica(setup, patience_s=0.5).close()
+    setup = replace(setup, founded=lambda: True)
+    running = open_replica(setup, patience_s=0.5)
+    try:
+        assert not running.driver.node.rejoining
+    finally:
+        running.close()
+    (setup.data_dir / "log" / "vote").unlink()
+    with pytest.raises(Unavailable, match="no leader to copy"):
+        open_replica(setup, patience_s=0.5)
