@@ -3,7 +3,8 @@
 ``nack`` suspends the partition: reading goes back to the message, and ``poll`` returns nothing of the
 partition until the pause is over. How often the message has failed is committed with the group's place
 (PLACES), so whoever reads the partition next goes on counting. After the last attempt the message becomes a
-dead letter, and reading goes on behind it.
+dead letter, and reading goes on behind it. Its copy is in another log than the group's place, so the member
+first commits the place before the message: one that has lost the partition gets StaleMember, and no copy.
 
 A place has one number of attempts, that of the message which is next there. A nack never moves the place:
 what lies before the message may be in a transaction that is not committed yet, and may never be. So the nack
@@ -201,6 +202,7 @@ class OrderedRetries(Retries):
         """Makes it durable."""
         offset, noted = failure.offset, failure.noted
         if failure.dies:
+            self._committer.commit({state.tp: offset})
             self._send(state, offset, REJECT, failure.reason, failure.by, failure.attempt)
         with self._reader.condition:
             state.failed = noted

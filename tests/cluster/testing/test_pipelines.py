@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
@@ -21,6 +21,7 @@ from escrowmq import (
     OffsetsPending,
     OutcomeUnknown,
     RetryPolicy,
+    StaleMember,
     TransactionSettled,
     Unavailable,
     UnknownTopic,
@@ -763,3 +764,54 @@ def test_run_passes_what_its_handler_has_committed_before_it_failed(cluster: InM
 
         consumer.run(handle, stop=stop)
     assert invoices(cluster) == list(range(ORDERS)) and not cluster.admin.dead_letters(GROUP)
+
+
+@pytest.mark.parametrize("knows", [True, False])
+@pytest.mark.parametrize("how", ["reject", "nack", "run", "aio"])
+def test_a_member_that_has_lost_its_partition_makes_no_dead_letter(
+    cluster: InMemoryCluster, monkeypatch: pytest.MonkeyPatch, how: str, knows: bool
+) -> None:
+    """``knows``: before it asks. Else its process stood still for longer than its session."""
+    with ExitStack() as stack, cluster.producer("shop") as producer:
+        zombie = stack.enter_context(in_order(cluster))
+        if not knows:
+            thread, membership = zombie.core.membership_thread, zombie.core.membership
+            keep = thread._keep_membership
+
+            def stands_still(now: float) -> None:
+                assert membership is not None
+                if membership.joined:
+                    thread._next_heartbeat = now + 10
+                else:
+                    keep(now)
+
+            monkeypatch.setattr(thread, "_keep_membership", stands_still)
+
+        def others_do_it() -> None:
+            cluster.clock.advance(400)
+            other = stack.enter_context(in_order(cluster))
+            cluster.admin.set_group(GROUP, max_attempts=1)
+            records = polled(other, ORDERS)
+            with producer.transaction(local=False) as tx:
+                tx.send_offsets(other)
+                bill(other, tx, records)
+
+        def handle(record: Any) -> None:
+            others_do_it()
+            stop.set()
+            raise ValueError
+
+        async def awaited(record: Any) -> None:
+            await asyncio.to_thread(handle, record)
+
+        stop: Any = asyncio.Event() if how == "aio" else threading.Event()
+        with pytest.raises(StaleMember):
+            if how == "run":
+                zombie.run(handle, stop=stop)
+            elif how == "aio":
+                asyncio.run(zombie.aio.run(awaited, stop=stop))
+            else:
+                records = of_partition(zombie.poll(max_records=100))
+                others_do_it()
+                (zombie.reject if how == "reject" else zombie.nack)(records[0])
+        assert not cluster.admin.dead_letters(GROUP) and invoices(cluster) == list(range(ORDERS))
