@@ -20,7 +20,7 @@ from escrowmq.actors.client.channel import GroupChannel, Request
 from escrowmq.actors.client.failures import Failure, FailureKind
 from escrowmq.actors.client.topic_places import TopicPlaces
 from escrowmq.actors.producer.block_answers import (
-    finish_blocks,
+    finish_decided,
     finish_prepared,
     not_open,
     problems_of,
@@ -452,7 +452,8 @@ class GroupBatcher:
             self._counted.committed += count - len(problems)
         else:
             self._counted.rolled_back += count - len(problems)
-        finish_blocks(blocks, problems)
+        for block in finish_decided(blocks, problems):
+            self.decide(block, float("-inf"))
 
     def _prepared(
         self,

@@ -11,10 +11,19 @@ from functools import partial
 from typing import Any
 
 from escrowmq.actors.client.failures import Failure, FailureKind
-from escrowmq.actors.producer.blocks import Block, InquireBlock, Outcome, PrepareBlock, Problems
+from escrowmq.actors.producer.blocks import (
+    Block,
+    DecisionBlock,
+    InquireBlock,
+    Outcome,
+    PrepareBlock,
+    Problems,
+)
 from escrowmq.replication.calling.answers import Standing
 from escrowmq.replication.model import ResultCode, TransactionState
 
+#: How often a commit that was left out beside another decision is sent again.
+COMMITS_AGAIN = 3
 _ALL_DONE = (ResultCode.OK, ResultCode.DUPLICATE)
 #: Refusals of a whole operation because it brings more than there is room for.
 _LIMITS = (ResultCode.TOO_MANY_OPEN, ResultCode.TOO_MANY_SCHEDULED)
@@ -73,6 +82,42 @@ def finish_blocks(blocks: Iterable[Block], problems: Problems) -> None:
         end = start + len(block.tx_ids)
         block.done({i - start: problems[i] for i in range(start, end) if i in problems})
         start = end
+
+
+def finish_decided(blocks: Sequence[DecisionBlock], problems: Problems) -> list[DecisionBlock]:
+    """As ``finish_blocks``; returns what must be committed again.
+
+    Beside another decision on its transaction in one entry a commit is left out. If that one was a rollback
+    by another instance with the same id, its condition was not met: the transaction is still open, and only
+    this commit can give its caller an answer before the check.
+    """
+    if not problems:
+        finish_blocks(blocks, problems)
+        return []
+    again: list[DecisionBlock] = []
+    start = 0
+    for block in blocks:
+        end = start + len(block.tx_ids)
+        own = {i - start: problems[i] for i in range(start, end) if i in problems}
+        left_out = [i for i, (code, _) in own.items() if code == ResultCode.RETRY]
+        start = end
+        if not left_out or not block.commit or block.home_group >= 0 or block.again >= COMMITS_AGAIN:
+            block.done(own)
+            continue
+        part = block.select(left_out)
+        part.again, part.deadline = block.again + 1, block.deadline
+        part.done = partial(_committed_again, block, own, left_out)
+        again.append(part)
+    return again
+
+
+def _committed_again(block: DecisionBlock, own: Problems, places: Sequence[int], outcome: Outcome) -> None:
+    if not isinstance(outcome, Failure):  # else it was left out, as far as is known
+        for i, place in enumerate(places):
+            own.pop(place)
+            if i in outcome:
+                own[place] = outcome[i]
+    block.done(own)
 
 
 def finish_prepared(

@@ -209,7 +209,7 @@ class DecisionBlock:
     transaction that has been prepared again since then is not rolled back. Empty: no such condition.
     """
 
-    __slots__ = ("commit", "deadline", "done", "home_group", "home_index", "newest_index", "tx_ids")
+    __slots__ = ("again", "commit", "deadline", "done", "home_group", "home_index", "newest_index", "tx_ids")
 
     def __init__(
         self,
@@ -221,6 +221,7 @@ class DecisionBlock:
     ) -> None:
         self.commit, self.tx_ids, self.home_index = commit, tx_ids, home_index
         self.home_group, self.newest_index = home_group, newest_index
+        self.again = 0  # how often it was sent again, see ``block_answers.finish_decided``
         self.deadline = 0.0
         self.done: Callable[[Outcome], None] = _ignore
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from escrowmq.actors.client.failures import Failure, FailureKind
 from escrowmq.actors.producer.batcher import BuiltRequest, GroupBatcher
-from escrowmq.actors.producer.block_answers import problems_of
+from escrowmq.actors.producer.block_answers import COMMITS_AGAIN, problems_of
 from escrowmq.actors.producer.blocks import DecisionBlock, Outcome, PrepareBlock
 from escrowmq.actors.producer.config import ProducerConfig
 from escrowmq.actors.producer.encoder import Encoder
@@ -196,6 +196,43 @@ def test_commits_and_roll_backs_go_first_and_each_in_one_operation() -> None:
     conflict = [1, int(ResultCode.TX_CONFLICT), "ROLLBACK"]
     batcher.answered(request, ("ok", [[int(ResultCode.PARTIAL), [conflict]], [0], [0]]), False)
     assert outcomes == {0: [{}], 1: [{}], 2: [{0: (ResultCode.TX_CONFLICT, "ROLLBACK")}]}
+
+
+def test_a_commit_that_was_left_out_is_sent_again_and_a_rollback_is_not() -> None:
+    """The broker leaves out what another decision of the same entry is about."""
+    batcher = a_batcher()
+    commit, rollback = DecisionBlock(True, ("a", "b", "c")), DecisionBlock(False, ("d",))
+    committed, rolled_back = collecting(commit), collecting(rollback)
+    batcher.decide(commit, 0.0)
+    batcher.decide(rollback, 0.0)
+    left_out, conflict = int(ResultCode.RETRY), int(ResultCode.TX_CONFLICT)
+    answers: list[list[Any]] = [[[1, left_out, None], [2, conflict, "ROLLBACK"]], [[0, left_out, None]]]
+    sent = []
+    while (request := batcher.build()) is not None:
+        sent.append([op.meta[1] for op in decode_ops(payload(request))])
+        batcher.answered(request, ("ok", [[int(ResultCode.PARTIAL), told] for told in answers]), False)
+        answers = [[[0, left_out, None]] if len(sent) < 3 else []]
+    assert sent == [[["a", "b", "c"], ["d"]], [["b"]], [["b"]], [["b"]]]
+    assert committed == [{2: (ResultCode.TX_CONFLICT, "ROLLBACK")}]
+    assert rolled_back == [{0: (ResultCode.RETRY, None)}]
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_a_commit_that_is_left_out_again_and_again_ends(lost: bool) -> None:
+    batcher = a_batcher()
+    commit = DecisionBlock(True, ("a", "b"))
+    committed = collecting(commit)
+    batcher.decide(commit, 0.0)
+    for sent in range(1 + COMMITS_AGAIN):
+        request = batcher.build()
+        assert request is not None
+        if lost and sent:
+            batcher.answered(request, Failure(FailureKind.UNKNOWN, "lost"), False)
+            break
+        told = [[0, int(ResultCode.RETRY), None]]
+        batcher.answered(request, ("ok", [[int(ResultCode.PARTIAL), told]]), False)
+    assert batcher.build() is None
+    assert committed == [{0: (ResultCode.RETRY, None)}]
 
 
 def test_requests_end_near_their_size_and_the_rest_follows() -> None:
