@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from escrowmq.replication.log.disk import RealDisk
+from escrowmq.replication.log.stored_files import StoredFiles
 from escrowmq.replication.replica.checkpoints import CheckpointJob, Checkpoints
 from escrowmq.replication.replica.replica import Limits
 from escrowmq.replication.replica.timer_files import MergeJob, timers_name
@@ -124,12 +125,13 @@ class Filling:
 def sealed(disk: RealDisk, count: int) -> tuple[dict[str, Any], list[bytes]]:
     """Only the files that there would be in the end."""
     state, keys, files, left = new_state(), list[bytes](), list[SealedFile](), count
+    stored = StoredFiles(disk)
     for size in (64 * YOUNG_MAX, 8 * YOUNG_MAX, YOUNG_MAX):
         while left >= size:
             left -= size
             name = timers_name(len(files) + 2)
             disk.write_atomic(name, encode(_in_order(len(files), size, keys, max(count // LOOKED_UP, 1))))
-            files.append(SealedFile(name, disk.mmap(name)))
+            files.append(SealedFile(name, stored.file(name)))
     for _ in range(0, count - left, PER_ENTRY):
         state.applied_index += 1
         state.timers.counts.add(0, state.applied_index // BLOCK_ENTRIES, PER_ENTRY, PER_ENTRY * SIZE)

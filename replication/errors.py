@@ -424,6 +424,10 @@ class ReadFailed(DiskFailed):
     """Two reads in a row did not return what was written: the replica repairs itself from a peer."""
 
 
+class OutOfDescriptors(DiskFailed):
+    """The process, or the machine, has as many files open as its limit allows: raise it, and start again."""
+
+
 class OffsetGone(EscrowMQError, LookupError):
     """This replica does not hold the log entry: retention dropped it, or it was never written. Read a later
     one."""

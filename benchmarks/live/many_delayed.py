@@ -31,6 +31,7 @@ from escrowmq.actors.admin.topic_creation import topic_settings
 from escrowmq.actors.client.schedule_ids import ScheduleId
 from escrowmq.replication.format import ops, timer_ops
 from escrowmq.replication.format.codec import encode_row
+from escrowmq.replication.log.stored_files import StoredFiles
 from escrowmq.replication.replica.timer_files import timers_name
 from escrowmq.replication.state.machine import LEVEL_MAX, StateMachine
 from escrowmq.replication.state.timers import BLOCK_ENTRIES
@@ -86,10 +87,11 @@ class Generated:
         assert len(rows) == PARTITIONS, "each partition has one"
         self.slots = [timer.slot for timer in rows]
         files, begin = list[SealedFile](), 0
+        stored = StoredFiles(writer.disk)
         for number, size in enumerate(self._sizes()):
             name = timers_name(number + 2)
             writer.disk.write_atomic(name, encode(self._records(rows, begin, size)))
-            files.append(SealedFile(name, writer.disk.mmap(name)))
+            files.append(SealedFile(name, stored.file(name)))
             begin += size
             say(f"{begin:,} records")
         for timer in rows if begin else ():

@@ -210,6 +210,9 @@ def _replica_counters(label: tuple[str, str], told: MetricsReport) -> Iterator[S
     yield ("escrowmq_transactions_prepared_total", label), told.prepared
     yield ("escrowmq_delayed_released_total", label), told.released
     yield ("escrowmq_delayed_cancelled_total", label), told.cancelled
+    if told.run_files is not None and told.stored_descriptors is not None:
+        yield ("escrowmq_replica_run_files", label), told.run_files
+        yield ("escrowmq_replica_stored_descriptors", label), told.stored_descriptors
     if told.carried is not None:
         yield ("escrowmq_delayed_carried_entries_total", label), told.carried.entries
         yield ("escrowmq_delayed_carried_total", label), told.carried.messages

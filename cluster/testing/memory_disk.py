@@ -72,6 +72,3 @@ class MemoryDisk(Disk):
 
     def free_bytes(self) -> int:
         return FREE_BYTES
-
-    def mmap(self, name: str) -> memoryview:
-        return memoryview(bytes(self._files[name].data))

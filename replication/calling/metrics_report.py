@@ -90,7 +90,9 @@ class MetricsReport(Carried, frozen=True, kw_only=True):
     ``client_unread_bytes``: answers that they have not read; ``clients_cut``: how many were disconnected for
     that. ``released``, ``cancelled``: delayed messages that became readable, or were cancelled, under its
     lead. ``forwarded``: what became of messages that consumer groups could not handle, and replies, by
-    kind. ``find``, ``carried``: None: not told by an earlier version. ``histograms`` are in seconds.
+    kind. ``run_files``: those that its partitions' indexes are in, and ``stored_descriptors``: how many of
+    them and of the files of timers are open. These, ``find``, ``carried``: None: not told by an earlier
+    version. ``histograms`` are in seconds.
     ``led``: None unless it leads. ``disk_bytes``: of its file system.
     """
 
@@ -111,6 +113,8 @@ class MetricsReport(Carried, frozen=True, kw_only=True):
     released: int = 0
     cancelled: int = 0
     forwarded: Mapping[str, int] = msgspec.field(default_factory=dict)
+    run_files: int | None = None
+    stored_descriptors: int | None = None
     find: FindMetrics | None = None
     carried: CarryMetrics | None = None
     led: LedMetrics | None = None

@@ -125,6 +125,7 @@ class _Opening(Restoring[Recovered]):
             setup.report,
             segment_bytes=segment_bytes,
             delay_bytes=segment_bytes * (setup.identity.replica % setup.founders) // setup.founders,
+            reserve_bytes=setup.config.disk_reserve_bytes,
         )
         journal = SegmentJournal(
             self._disk,
@@ -178,7 +179,7 @@ class _Opening(Restoring[Recovered]):
 
 def let_go(error: BaseException | None) -> None:
     """Release what a failed opening had open: files close with their last reference, which the frames of a
-    traceback hold for as long as the error is kept; mapped files are in reference cycles of a replica and its
+    traceback hold for as long as the error is kept; stored files are in reference cycles of a replica and its
     driver, which a broker's process rarely collects."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)

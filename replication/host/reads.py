@@ -70,7 +70,8 @@ class Reads:
         self._running.check_open()
         max_bytes, count = min(max_bytes, FETCH_BYTES_MAX), min(count, FETCH_ENDS_MAX)
         state = self._replica.state
-        return FetchEnds(*fetching.fetch_ends(state, topic, partition, offset, until, max_bytes, count))
+        with self._running.leaving():
+            return FetchEnds(*fetching.fetch_ends(state, topic, partition, offset, until, max_bytes, count))
 
     # -------------------------------------------------------------- partitions and topics
 
@@ -84,7 +85,7 @@ class Reads:
             # Ids first: a topic that is created again meanwhile must not lend its id to the earlier one.
             known = [state.topics.topics.get(topic) for topic, *_ in requests]
             ids = [NO_ID if topic is None else topic.info.topic_id for topic in known]
-            with state.cut:
+            with self._running.leaving(), state.cut:
                 found = [fetching.offset_for_time(state, *request) for request in requests]
             return FoundOffsets([code for code, _ in found], [offset for _, offset in found], ids)
 
@@ -137,7 +138,8 @@ class Reads:
         known = self._replica.state.topics.topics.get(topic)
         if known is None:
             return {}
-        return {n: (p.index.start, p.index.end) for n, p in known.partitions.items()}
+        with self._running.leaving():
+            return {n: (p.index.start, p.index.end) for n, p in known.partitions.items()}
 
     def partition_count(self, topic: str) -> int | None:
         """How many partitions the topic has in the whole cluster; None if it does not exist."""

@@ -37,6 +37,7 @@ from escrowmq.replication.log.vote import NAME as VOTE_FILE
 from escrowmq.replication.log.vote import VoteFile
 from escrowmq.replication.replica.checkpoints import STATE_PARTS
 from escrowmq.replication.replica.damage import STATE_FILES, damage_in
+from escrowmq.replication.replica.run_merging import level_of
 
 READ_BYTES = 4 << 20
 ASK_INTERVAL_S = 0.2
@@ -204,10 +205,11 @@ def _copy(disk: Disk, peer: str, offer: Manifest, source: PeerSource, begin: Beg
     if begins_in_the_middle(offer.files):
         raise Unavailable(f"replica {peer} has no snapshot now", ASK_INTERVAL_S)
     # Segments last: they are the largest part, and while they are read the leader supersedes the snapshot
-    # that it offered each time it takes one. It keeps segments until retention.
+    # that it offered each time it takes one. It keeps segments until retention. The snapshot goes first, then
+    # run files that are small and soon merged.
     looks = _Looks(peer, source, begin)
     with closing(looks):
-        for name, size in sorted(offer.files, key=lambda offered: offered[0].endswith(".log")):
+        for name, size in sorted(offer.files, key=lambda offered: _lasts(offered[0])):
             if not _may_be_taken(name):
                 raise Unavailable(f"replica {peer} offers a file named {name!r}", ASK_INTERVAL_S)
             file = _stage(disk, peer, name, size, source)
@@ -225,6 +227,13 @@ def _copy(disk: Disk, peer: str, offer: Manifest, source: PeerSource, begin: Beg
     ours = [name for name in disk.names() if not name.startswith(STAGED_PREFIX)]
     old = [name for name in ours if name.endswith((".log", ".pos", *STATE_FILES))]
     switch_files(disk, [name for name, _ in offer.files], remove=old)
+
+
+def _lasts(name: str) -> tuple[int, int]:
+    """A leader removes files of lower values sooner."""
+    if name.endswith(".log"):
+        return 2, 0
+    return int(name.endswith(STATE_PARTS)), level_of(name)
 
 
 def _stage(disk: Disk, peer: str, name: str, size: int, source: PeerSource) -> File:

@@ -15,7 +15,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -218,7 +218,8 @@ class RunningReplica:
             return ("ok", read()) if self.node.ready else self.replica.not_leader()
 
         try:
-            return self.driver.call(guarded)
+            with self.leaving():
+                return self.driver.call(guarded)
         except Closed:
             return NOT_RUNNING
         except TimeoutError as error:
@@ -233,7 +234,8 @@ class RunningReplica:
         """``("ok", read(state))`` in this thread, or who leads, as far as this replica knows; for state that
         may be read beside the driver."""
         self.check_open()
-        return ("ok", read(self.replica.state)) if self.node.ready else self.replica.not_leader()
+        with self.leaving():
+            return ("ok", read(self.replica.state)) if self.node.ready else self.replica.not_leader()
 
     def confirmed(self, read: Callable[[StateMachine], Any], *, in_loop: bool = False) -> Reply:
         """As ``if_leading``, and linearizable: what is read has everything that was acknowledged before this
@@ -265,7 +267,8 @@ class RunningReplica:
 
         try:
             self.driver.submit(asked)
-            reply = answer.result(CONFIRM_S)
+            with self.leaving():
+                reply = answer.result(CONFIRM_S)
         except Closed:
             return NOT_RUNNING
         except Overloaded as error:
@@ -273,7 +276,8 @@ class RunningReplica:
         except TimeoutError as error:
             why = f"no majority confirms within {CONFIRM_S:g} s that it leads"
             raise Unavailable(f"{self.setup}: {why}", READS_RETRY_S) from error
-        return ("ok", read(self.replica.state)) if reply[0] == "ok" and not in_loop else reply
+        with self.leaving():
+            return ("ok", read(self.replica.state)) if reply[0] == "ok" and not in_loop else reply
 
     def log_end(self) -> int | None:
         """The log's last index; None as long as requests wait to be written, or the driver is busy."""
@@ -519,6 +523,15 @@ class RunningReplica:
                 time.sleep(0.02)
         self.end(error)
         return Unavailable(f"{self.setup} leaves for repair", 1.0)
+
+    @contextlib.contextmanager
+    def leaving(self) -> Iterator[None]:
+        """Runs or timers are looked up for the block's caller: if they cannot be read, the replica leaves,
+        and the caller is told to ask another one. Not for the driver's thread."""
+        try:
+            yield
+        except (CorruptLog, DiskFailed) as error:
+            raise self.leave(error) from error
 
     def close(self) -> bool:
         """Hand over leadership, sync, close, and unlock the directory. Parked calls return; later calls are

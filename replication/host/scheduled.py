@@ -42,7 +42,8 @@ class Scheduled:
         rows: list[Sequence[int]] = []
         read = 0
         while slots and reached < end and len(rows) < limit and read < READ_MAX:
-            records, reached = timers.store.listed(reached, until_ms, READ_AT_ONCE)
+            with self._running.leaving():
+                records, reached = timers.store.listed(reached, until_ms, READ_AT_ONCE)
             read += len(records)
             for record in records:
                 time_ms, slot, owner, ordinal, _, _, size = RECORD.unpack(record)

@@ -94,8 +94,10 @@ class ShareTraces:
             group for group in streams if self._own(retry_topic(group)) or self._own(dead_topic(group))
         }
         groups = [*sorted(final), *sorted(retrying - final.keys())][:GROUPS_MAX]
-        needle, deadline = self._origin(partition, offset), time.monotonic() + SEARCH_S
-        copies = {group: self._copies(group, needle, deadline) for group in groups if final.get(group, True)}
+        with self._running.leaving():
+            needle, deadline = self._origin(partition, offset), time.monotonic() + SEARCH_S
+            sought = [group for group in groups if final.get(group, True)]
+            copies = {group: self._copies(group, needle, deadline) for group in sought}
 
         def judge() -> list[ShareProgress]:
             told: list[ShareProgress] = []

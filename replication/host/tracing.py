@@ -65,7 +65,8 @@ class Messages:
         """Messages of a partition ``(topic, number, topic id)`` that have ``(kind, needle, header's name)``;
         from any replica. See ``Finder.find``."""
         self._running.check_open()
-        return self.finder.find(Sought(*place, *what), start, until, limit, wait_s)
+        with self._running.leaving():
+            return self.finder.find(Sought(*place, *what), start, until, limit, wait_s)
 
     def message_at(self, topic: str, number: int, topic_id: int, offset: int, origin: bool) -> Reply:
         """``("ok", MessageAt)``: one message, with its ``origin`` if that is wanted; leader only. Raises

@@ -11,18 +11,19 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import mmap
 import os
+import resource
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final, NoReturn, Protocol
 
-from escrowmq.replication.errors import DiskFailed, DiskFull, FsyncFailed, ReadFailed
+from escrowmq.replication.errors import DiskFailed, DiskFull, FsyncFailed, OutOfDescriptors, ReadFailed
 
 #: Buffers per system call; Linux refuses more than 1024 (IOV_MAX).
 _IOV_MAX: Final = 1024
 _END_MAX: Final = 1 << 63
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
+_NO_DESCRIPTOR: Final = (errno.EMFILE, errno.ENFILE)
 
 
 class File(Protocol):
@@ -96,9 +97,6 @@ class Disk(Protocol):
         """The content of a whole file."""
         file = self.open(name)
         return file.read(0, file.size())
-
-    def mmap(self, name: str) -> memoryview:
-        """Read-only view of a file that no longer changes."""
 
 
 class _Descriptor:
@@ -221,8 +219,11 @@ class RealDisk(Disk):
         return RealFile(self.path / name, create)
 
     def names(self) -> list[str]:
-        with os.scandir(self.path) as entries:
-            return sorted(entry.name for entry in entries if entry.is_file(follow_symlinks=False))
+        try:
+            with os.scandir(self.path) as entries:
+                return sorted(entry.name for entry in entries if entry.is_file(follow_symlinks=False))
+        except OSError as error:
+            raise_typed(error, f"cannot list {self.path}")
 
     def exists(self, name: str) -> bool:
         return (self.path / name).exists()
@@ -244,22 +245,18 @@ class RealDisk(Disk):
     def sync_dir(self) -> None:
         try:
             number = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                os.fsync(number)
-            finally:
-                os.close(number)
+        except OSError as error:
+            raise_typed(error, f"cannot open directory {self.path}")
+        try:
+            os.fsync(number)
         except OSError as error:
             raise FsyncFailed(f"cannot sync directory {self.path}: {error}") from error
+        finally:
+            os.close(number)
 
     def free_bytes(self) -> int:
         state = os.statvfs(self.path)
         return state.f_bavail * state.f_frsize
-
-    def mmap(self, name: str) -> memoryview:
-        with open(self.path / name, "rb") as file:
-            if os.fstat(file.fileno()).st_size == 0:
-                return memoryview(b"")
-            return memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
 
 
 def _read_all(number: int, size: int, pos: int) -> bytes:
@@ -292,4 +289,16 @@ def _write_all(number: int, buffers: Sequence[bytes], pos: int) -> int:
 def raise_typed(error: OSError, what: str) -> NoReturn:
     if error.errno in _NO_ROOM:
         raise DiskFull(f"{what}: {error.strerror}; free some space, nothing was lost") from error
+    if error.errno in _NO_DESCRIPTOR:
+        raise OutOfDescriptors(f"{what}: {_limit_of_descriptors(error)}; nothing was lost") from error
     raise DiskFailed(f"{what}: {error.strerror}; restart the replica, or replace the disk") from error
+
+
+def _limit_of_descriptors(error: OSError) -> str:
+    if error.errno == errno.ENFILE:
+        return "the machine has too many open files (ENFILE: sysctl fs.file-max); raise that limit"
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return (
+        f"this process has {most} open files and connections, and its limit allows no more (EMFILE: "
+        "RLIMIT_NOFILE); raise it (ulimit -n, or LimitNOFILE= of a systemd unit) and start the process again"
+    )

@@ -4,7 +4,7 @@ A checkpoint is a snapshot file ``<index>.snap`` plus the run files and files of
 snapshots are kept, so that a damaged one costs a longer redo and not the replica. Files are written and
 removed in whatever thread the caller provides (``run`` of a job): unlinking a run file of 480 MB takes
 200 ms on ext4. Everything else happens in the applying thread, and work that visits partitions is done there
-in slices (``step``): first the state is captured; when it is written the mapped runs replace those on the
+in slices (``step``): first the state is captured; when it is written the stored runs replace those on the
 heap, and then superseded files are removed.
 """
 
@@ -16,6 +16,8 @@ from itertools import islice
 
 from escrowmq.replication.errors import CorruptLog, DiskFull, ReadFailed, UnknownVersion
 from escrowmq.replication.log.disk import Disk
+from escrowmq.replication.log.stored_files import StoredFiles
+from escrowmq.replication.replica.run_merging import FAN_IN, RunMergeJob, choose
 from escrowmq.replication.replica.timer_files import (
     MergeJob,
     check_count,
@@ -28,8 +30,8 @@ from escrowmq.replication.replica.timer_files import (
 from escrowmq.replication.state import snapshot as snapshots
 from escrowmq.replication.state.capture import Capture, release_steps
 from escrowmq.replication.state.machine import StateMachine
-from escrowmq.replication.state.run_table import RunTable
-from escrowmq.replication.state.runs_file import encode_runs, map_tables
+from escrowmq.replication.state.runs_file import encode_runs
+from escrowmq.replication.state.stored_runs import KeptBlocks, RunFile, open_runs
 from escrowmq.replication.timers.sealed_file import SUFFIX, SealedFile
 from escrowmq.replication.timers.store import YOUNG_MAX, TimerStore
 
@@ -50,13 +52,14 @@ class CheckpointJob:
     """One checkpoint to be written. ``run`` touches nothing but its own copies and the disk."""
 
     disk: Disk
+    files: StoredFiles
+    kept: KeptBlocks
     snapshot: snapshots.Snapshot
     run_file: str | None
     timers: TimerStore
     error: DiskFull | None = field(default=None)
     snapshot_bytes: int = 0
-    mapped: dict[int, RunTable] = field(default_factory=dict)
-    ends: list[tuple[int, int]] = field(default_factory=list)  # slot, end offset of its runs in the run file
+    runs: RunFile | None = None  # once it is written
     timers_file: SealedFile | None = None
     damaged: bool = False  # found damaged before it was adopted; set in the applying thread
 
@@ -72,8 +75,7 @@ class CheckpointJob:
         try:
             if self.run_file is not None:
                 self.disk.write_atomic(self.run_file, encode_runs(self.snapshot.tables, rest))
-                self.mapped = map_tables(self.run_file, self.disk.mmap(self.run_file), rest)
-                self.ends = _ends(self.mapped)
+                self.runs = open_runs(self.files.file(self.run_file), self.kept, rest)
             self._write_timers(rest)
             self.disk.write_atomic(snapshot_name(self.snapshot.index), self._counted(rest))
         except DiskFull as error:  # the log still has everything, and the next roll tries again
@@ -83,7 +85,7 @@ class CheckpointJob:
         frozen, meta = self.snapshot.timers, self.snapshot.meta
         files = frozen.files
         if frozen.young:
-            self.timers_file = write_young(self.disk, self.timers_name, self.timers, frozen, rest)
+            self.timers_file = write_young(self.disk, self.files, self.timers_name, self.timers, frozen, rest)
             files = [*files, self.timers_file] if self.timers_file else files
         if files:
             meta["timer_files"] = [file.name for file in files]
@@ -100,19 +102,21 @@ class RemovalJob:
     """Removes files that nothing refers to any more."""
 
     disk: Disk
+    files: StoredFiles
     names: Sequence[str]
-    #: Mapped files that nothing reads any more: to unmap gigabytes takes the kernel long.
-    mapped: list[SealedFile]
+    #: Files that nothing reads any more. Gigabytes are freed with the last reference, which takes long.
+    unread: list[SealedFile]
 
     def run(self, rest: Callable[[], None] = lambda: None) -> None:
-        self.mapped.clear()
+        self.unread.clear()
         for name in self.names:
+            self.files.retire(name)
             self.disk.remove(name)
         self.disk.sync_dir()
 
 
 #: Jobs that run in another thread than the applying one.
-Job = CheckpointJob | RemovalJob | MergeJob
+Job = CheckpointJob | RemovalJob | MergeJob | RunMergeJob
 
 
 class Checkpoints:
@@ -125,21 +129,29 @@ class Checkpoints:
         *,
         segment_bytes: int = 1 << 40,
         delay_bytes: int = 0,
+        fan_in: int = FAN_IN,
+        reserve_bytes: int = 0,
     ) -> None:
         """``segment_bytes``: the growth of the log from roll to roll. ``delay_bytes``: how far after the
-        roll a checkpoint is taken, so that the replicas of a group do not take theirs at the same time."""
+        roll a checkpoint is taken, so that the replicas of a group do not take theirs at the same time.
+        ``fan_in``: how many run files are merged into one. ``reserve_bytes``: the free space that is left to
+        the log: a merge that would take of it waits."""
         self._segment_bytes, self._delay_bytes = segment_bytes, delay_bytes
         self._rolls = self._last_bytes = 0
         self._disk = disk
         self._report = report
+        self.files = StoredFiles(disk)
+        self._kept = KeptBlocks()
         self._run_files: list[str] = []
-        self._ends: dict[str, list[tuple[int, int]]] = {}  # run file -> slot, end offset of its runs there
+        self._runs: dict[str, RunFile] = {}
         self._named: dict[int, list[str]] = {}  # snapshot -> run files it needs
         self._capture: Capture | None = None
         self._running: Job | None = None
         self._unneeded: list[str] | None = None  # files that the next step removes
         self._timers: TimerStore | None = None  # of the state
-        self._merge: MergeJob | None = None  # when there is nothing else to do
+        self._fan_in, self._reserve_bytes = fan_in, reserve_bytes
+        self._merge: MergeJob | RunMergeJob | None = None  # when there is nothing else to do
+        self._plan: Iterator[None] | None = None  # of this merge
         self._swaps: Iterator[None] | None = None  # remaining work for a checkpoint that was written
         self._wanted_at: int | None = None
         self._wait_bytes = 0
@@ -166,6 +178,11 @@ class Checkpoints:
         return self._has_steps() or running
 
     @property
+    def run_files(self) -> int:
+        """How many run files the state reads."""
+        return len(self._run_files)
+
+    @property
     def busy(self) -> bool:
         """Whether ``step`` has anything to do."""
         return self._has_steps() or self._merge is not None
@@ -180,7 +197,8 @@ class Checkpoints:
         self._wanted_at, self._wait_bytes, self._rolls = None, 0, 0
         self._timers = state.timers.store
         looks = LOOKS_AT_BEGIN
-        for name in self._run_files[:]:
+        merging = [file.name for file in self._merge.files] if self._merge is not None else []
+        for name in [name for name in self._run_files if name not in merging]:
             for alive in self._look(state, name):
                 looks -= 1
                 if alive or looks <= 0:
@@ -195,13 +213,17 @@ class Checkpoints:
         if self._swaps is not None:
             for _ in islice(self._swaps, visits):
                 pass
+            if self._swaps is not None:
+                return None
         if self._unneeded is not None and self._running is None:
             self._running, self._unneeded = self._removal(state, self._unneeded), None
             return self._running
         if self._running is not None:
             return None  # what is captured waits for a removal, or a slice of a merge, that is under way
         if self._capture is None:
-            self._running = self._merge
+            if self._plan is not None and _is_left(self._plan, visits):
+                return None
+            self._running, self._plan = self._merge, None
             return self._merge
         if not self._capture.step(visits):
             return None
@@ -211,49 +233,79 @@ class Checkpoints:
             name = f"{copy.index:016x}.runs"
             self._run_files.append(name)
             copy.meta["run_files"].append(name)
-        self._running = CheckpointJob(self._disk, copy, name, state.timers.store)
+        self._running = CheckpointJob(self._disk, self.files, self._kept, copy, name, state.timers.store)
         return self._running
 
     def _removal(self, state: StateMachine, names: Sequence[str]) -> RemovalJob:
         store = state.timers.store
         retired, store.retired = store.retired, []
-        return RemovalJob(self._disk, names, retired)
+        return RemovalJob(self._disk, self.files, names, retired)
 
     def _look(self, state: StateMachine, name: str) -> Iterator[bool]:
         """Whether any partition still reads runs of this file (retention moves starts past them), one table
         after the other, ending at the first True. A table that is found unused stays so and is not checked
         again."""
-        slots, ends = state.topics.slots, self._ends[name]
-        while ends:
-            slot, end = ends[-1]
+        slots, file = state.topics.slots, self._runs[name]
+        while file.left:
+            slot, end = file.slot_and_end(file.left - 1)
             if slot in slots and slots[slot].index.start < end:
                 yield True
                 return
-            ends.pop()
+            file.left -= 1
             yield False
 
     def done(self, state: StateMachine, job: Job) -> None:
-        """The job has run. After a checkpoint: the next steps replace heap runs by the mapped file, and then
-        remove superseded files."""
+        """The job has run. After a checkpoint: the next steps replace heap runs by those of the file, and
+        then remove superseded files."""
         assert job is self._running
         if isinstance(job, CheckpointJob):
             self._swaps = self._swap(state, job)
             return
         self._running = None
-        if isinstance(job, MergeJob) and job.finished:
+        if isinstance(job, RemovalJob) or not job.finished:
+            return
+        if job.error is not None:
+            self._report(f"{job.name} not written, so files stay that would be merged into it: {job.error}")
             self._merge = None
-            if job.error is not None:
-                self._report(f"timers not merged: {job.error}")
-                return
+        elif isinstance(job, RunMergeJob):
+            self._swaps = self._swap_merged(state, job)
+        else:
             state.timers.store.merged(job.files, job.file)
-            self._merge = next_merge(self._disk, state.timers.store, state.applied_index)
+            self._merge = None
+            self._choose_merge(state)
+
+    def _choose_merge(self, state: StateMachine) -> None:
+        """What is to be merged now, if anything."""
+        self._merge = next_merge(self._disk, self.files, state.timers.store, state.applied_index)
+        if self._merge is not None:
+            return
+        chosen = choose([self._runs[name] for name in self._run_files if name in self._runs], self._fan_in)
+        if chosen:
+            self._merge = RunMergeJob(self._disk, self.files, self._kept, chosen, self._reserve_bytes)
+            self._plan = self._merge.plan(state)
+
+    def _swap_merged(self, state: StateMachine, job: RunMergeJob) -> Iterator[None]:
+        """The inputs stay for the snapshots that name them, and the next snapshot names the result."""
+        for slot, table in job.runs.tables() if job.runs is not None else ():
+            if (partition := state.topics.slots.get(slot)) is not None:
+                partition.index.merged(table, job.files)
+            yield
+        names = [file.name for file in job.files]
+        at = self._run_files.index(names[0])
+        self._run_files[at : at + len(names)] = [] if job.runs is None else [job.name]
+        for name in names:
+            del self._runs[name]
+        if job.runs is not None:
+            self._runs[job.name] = job.runs
+        self._merge = self._swaps = None
+        self._choose_merge(state)
 
     def _swap(self, state: StateMachine, job: CheckpointJob) -> Iterator[None]:
         yield from release_steps(state, job.snapshot)
         if job.error is not None:
             self._report(f"checkpoint at {job.snapshot.index} not written: {job.error}")
         tables = job.snapshot.tables
-        if job.run_file is not None and not job.mapped:
+        if job.run_file is not None and job.runs is None:
             # Its runs stay on the heap as sealed tables; write them with the next one.
             self._run_files.remove(job.run_file)
             while tables:
@@ -261,11 +313,10 @@ class Checkpoints:
                 if slot in state.topics.slots:
                     state.topics.slots[slot].index.unseal(columns)
                 yield
-        elif job.run_file is not None:
-            self._ends[job.run_file] = job.ends
-            while job.mapped:  # removed from both, so that they are released one by one too
-                slot, table = job.mapped.popitem()
-                tables.pop(slot, None)
+        elif job.runs is not None:
+            self._runs[job.runs.name] = job.runs
+            for slot, table in job.runs.tables():
+                tables.pop(slot, None)  # so that those on the heap are released one by one too
                 snapshots.adopt(state, slot, table)
                 yield
         for name in self._run_files:
@@ -275,7 +326,7 @@ class Checkpoints:
             state.timers.store.sealed(job.snapshot.timers, job.timers_file)
             self._count(job)
             if self._merge is None:
-                self._merge = next_merge(self._disk, state.timers.store, state.applied_index)
+                self._choose_merge(state)
             superseded = self._superseded()  # includes the damaged one, if it was not removed before
             self._unneeded = superseded or self._unneeded
         self._swaps = self._running = None
@@ -298,10 +349,10 @@ class Checkpoints:
         found = [name for name in names if name.endswith(".snap") and name not in kept]
         if all(index in self._named for index in self.indexes):
             needed = {name for named in self._named.values() for name in named}
-            needed.update(self._run_files, self._timers_read())
+            needed.update(self._run_files, self._read())
             parts = [name for name in names if name.endswith(STATE_PARTS) and name not in needed]
             for name in parts:
-                self._ends.pop(name, None)
+                self._runs.pop(name, None)
             found += parts
         return found
 
@@ -324,30 +375,32 @@ class Checkpoints:
     def _drop_damaged_part(self, name: str) -> bool:
         """A start that finds it damaged uses an older snapshot and redoes the log, so it may belong to a
         snapshot that is not used. Of a snapshot whose files are not known, it may be one."""
-        if name in self._run_files or name in self._timers_read():
+        if name in self._run_files or name in self._read():
             return False
         using = [index for index in self.indexes if name in self._named.get(index, (name,))]
         for index in using:
             self.indexes.remove(index)
             self._named.pop(index, None)
-        self._ends.pop(name, None)
+        self._runs.pop(name, None)
         self._unneeded = [*(self._unneeded or ()), name]
         if using:
             self._wanted_at = self._wait_bytes = 0
         return True
 
-    def _timers_read(self) -> set[str]:
-        """Names of files of timers that the state reads, or that are being written or named just now."""
+    def _read(self) -> set[str]:
+        """Names of files of timers that the state reads, and of all files of the state that are being read,
+        written or named just now."""
         if self._timers is None:
             return set()
         names = {file.name for file in self._timers.files}
         if self._merge is not None:
-            names.add(self._merge.name)
+            names.update((self._merge.name, *(file.name for file in self._merge.files)))
         if isinstance(self._running, CheckpointJob):
             names.add(self._running.timers_name)
         under_way = self._running if isinstance(self._running, CheckpointJob) else self._capture
         if under_way is not None:
             names.update(file.name for file in under_way.snapshot.timers.files)
+            names.update(under_way.snapshot.meta["run_files"])
         return names
 
     def oldest_needed_index(self) -> int | None:
@@ -378,11 +431,8 @@ class Checkpoints:
                 self._last_bytes = len(data)
                 run_files = [file for file in files if not file.endswith(SUFFIX)]
                 for run_file in run_files:
-                    if not self._disk.exists(run_file):
-                        raise CorruptLog(f"{run_file} is missing")
-                    tables = map_tables(run_file, self._disk.mmap(run_file))
-                    self._ends[run_file] = _ends(tables)
-                    snapshots.adopt_runs(state, tables)
+                    runs = self._runs[run_file] = open_runs(self.files.file(run_file), self._kept)
+                    snapshots.adopt_runs(state, runs.tables())
                 self._restore_timers(state, name, [file for file in files if file.endswith(SUFFIX)], doubtful)
             except snapshots.NewerLevel:
                 raise
@@ -400,12 +450,13 @@ class Checkpoints:
 
     def _restore_timers(self, state: StateMachine, name: str, names: Sequence[str], doubtful: bool) -> None:
         store = state.timers.store
-        store.restore(open_files(self._disk, names, doubtful=doubtful))
+        store.restore(open_files(self.files, names, doubtful=doubtful))
         check_count(name, store.files, store.cursor, state.timers.counts.total)
 
 
-def _ends(tables: dict[int, RunTable]) -> list[tuple[int, int]]:
-    return [(slot, table.end) for slot, table in tables.items()]
+def _is_left(steps: Iterator[None], visits: int) -> bool:
+    """Do so many of the steps; whether any may be left."""
+    return sum(1 for _ in islice(steps, visits)) == visits
 
 
 def snapshot_name(index: int) -> str:

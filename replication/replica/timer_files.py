@@ -12,6 +12,7 @@ from typing import Final
 
 from escrowmq.replication.errors import CorruptLog, DiskFull
 from escrowmq.replication.log.disk import Disk, File
+from escrowmq.replication.log.stored_files import StoredFiles
 from escrowmq.replication.timers.merging import choose, merged
 from escrowmq.replication.timers.sealed_file import SUFFIX, SealedFile, encode, verify_timers
 from escrowmq.replication.timers.store import Frozen, TimerStore
@@ -20,7 +21,7 @@ from escrowmq.replication.timers.store import Frozen, TimerStore
 SLICE_BYTES: Final = 16 << 20
 #: Bytes that are checked at once.
 PIECE_BYTES: Final = 1 << 20
-_HALF_WRITTEN: Final = SUFFIX + ".tmp"
+_HALF_WRITTEN: Final = (SUFFIX + ".tmp", ".runs.tmp")
 
 
 def timers_name(index: int) -> str:
@@ -29,7 +30,7 @@ def timers_name(index: int) -> str:
 
 
 def write_young(
-    disk: Disk, name: str, store: TimerStore, frozen: Frozen, rest: Callable[[], None]
+    disk: Disk, files: StoredFiles, name: str, store: TimerStore, frozen: Frozen, rest: Callable[[], None]
 ) -> SealedFile | None:
     """Write what the store had in memory; None: all of it was released. Raises DiskFull."""
     records = store.to_write(frozen, rest)
@@ -37,7 +38,7 @@ def write_young(
     if first is None:
         return None
     disk.write_atomic(name, encode(chain((first,), records), rest))
-    return SealedFile(name, disk.mmap(name))
+    return SealedFile(name, files.file(name))
 
 
 def check_count(name: str, files: Iterable[SealedFile], cursor: bytes, expected: int) -> None:
@@ -48,22 +49,17 @@ def check_count(name: str, files: Iterable[SealedFile], cursor: bytes, expected:
         raise CorruptLog(f"{name}: its files hold {found} timers, and the log has {expected}")
 
 
-def open_files(disk: Disk, names: Sequence[str], *, doubtful: bool) -> list[SealedFile]:
-    """Map the files that a snapshot names. ``doubtful``: check every block of them now. Damage was found in
+def open_files(files: StoredFiles, names: Sequence[str], *, doubtful: bool) -> list[SealedFile]:
+    """The files that a snapshot names. ``doubtful``: check every block of them now. Damage was found in
     some file, and otherwise only its first reader would find it, again and again. Raises CorruptLog,
     ReadFailed or UnknownVersion."""
     found = []
     for name in names:
-        if not disk.exists(name):
-            raise CorruptLog(f"{name} is missing")
+        file = files.file(name)
         if doubtful:
-            file = disk.open(name)
-            try:
-                for _ in verify_timers(name, file.read, file.size(), PIECE_BYTES):
-                    pass
-            finally:
-                file.close()
-        found.append(SealedFile(name, disk.mmap(name)))
+            for _ in verify_timers(name, file.read, file.size, PIECE_BYTES):
+                pass
+        found.append(SealedFile(name, file))
     return found
 
 
@@ -78,14 +74,16 @@ class MergeJob:
     """Merges files into one. ``run`` writes the next slice, in any one thread at a time; then ``finished``
     tells whether more is to come. An interrupted one leaves nothing that is ever read."""
 
-    def __init__(self, disk: Disk, files: Sequence[SealedFile], cursor: bytes, index: int) -> None:
+    def __init__(
+        self, disk: Disk, stored: StoredFiles, files: Sequence[SealedFile], cursor: bytes, index: int
+    ) -> None:
         """``index``: of the last applied entry."""
         self.files = files
         self.name = next(name for name in _names(index) if not disk.exists(name))
         self.finished = False
         self.error: DiskFull | None = None
         self.file: SealedFile | None = None  # when it is finished; None: nothing is left of the files
-        self._disk, self._cursor = disk, cursor
+        self._disk, self._stored, self._cursor = disk, stored, cursor
         self._out: File | None = None
         self._parts: Iterator[bytes] = iter(())
 
@@ -118,14 +116,14 @@ class MergeJob:
         self._out.close()
         self._disk.rename(self.name + ".tmp", self.name)
         self._disk.sync_dir()
-        self.file = SealedFile(self.name, self._disk.mmap(self.name))
+        self.file = SealedFile(self.name, self._stored.file(self.name))
         return True
 
 
-def next_merge(disk: Disk, store: TimerStore, index: int) -> MergeJob | None:
+def next_merge(disk: Disk, stored: StoredFiles, store: TimerStore, index: int) -> MergeJob | None:
     """What is to be merged now, if anything. ``index``: of the last applied entry."""
     files = choose(store.files, store.cursor)
-    return MergeJob(disk, files, store.cursor, index) if files else None
+    return MergeJob(disk, stored, files, store.cursor, index) if files else None
 
 
 def _names(index: int) -> Iterator[str]:

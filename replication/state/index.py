@@ -3,8 +3,8 @@
 A *run* is a sequence of messages that are adjacent in one log entry and have consecutive
 offsets: a batch of a thousand plain messages is one run, and so are a thousand transactions that
 were prepared and committed together. A run costs 48 bytes in columns of unsigned 64-bit integers;
-there is no object per message. Runs of sealed segments are in memory-mapped files (see runs_file.py);
-only those of the segment being written are on the heap.
+there is no object per message. Runs of sealed segments are in files (see stored_runs.py); only those of
+the segment being written are on the heap.
 
 Offsets are assigned when an entry is applied, so at commit: an open transaction leaves no gap.
 One thread appends; any number of threads read. Only reading takes longer with more runs
@@ -16,8 +16,8 @@ from __future__ import annotations
 import threading
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
-from itertools import accumulate
+from collections.abc import Collection
+from itertools import accumulate, islice
 from typing import NamedTuple
 
 from escrowmq.replication.state.cuts import Cuts
@@ -26,13 +26,15 @@ from escrowmq.replication.state.run_table import (
     BLOCK,
     COLUMNS,
     SIZE,
-    TIME,
     Columns,
     RunTable,
     empty_columns,
 )
+from escrowmq.replication.state.stored_runs import RunFile, StoredTable
 
-__all__ = ["COLUMNS", "Columns", "PartitionIndex", "Run"]
+__all__ = ["COLUMNS", "Columns", "PartitionIndex", "Run", "Table"]
+
+Table = RunTable | StoredTable
 
 #: The table of a partition without active runs, shared by all: six arrays are half a kilobyte.
 _NONE = RunTable(empty_columns())
@@ -68,6 +70,7 @@ class PartitionIndex:
         "_bases",
         "_cut",
         "_cuts",
+        "_first_low",
         "_floor",
         "_lock",
         "_low",
@@ -88,7 +91,9 @@ class PartitionIndex:
         self._cut, self._floor = self._cuts.number, self._cuts.floor
         self._at_cut: AtCut | None = None
         self._active, self._low = _NONE, _NO_LOW  # runs since the last cut, and their lowest log index
-        self._sealed: list[RunTable] = []
+        self._sealed: list[Table] = []
+        #: Of the first sealed table, if that is stored: the lowest log index from a start on.
+        self._first_low = (-1, 0)
         #: Of each sealed table: first offset, lowest log index, bytes. 0: not known yet (see ``_know``).
         self._bases, self._lows, self._sizes = array("Q"), array("Q"), array("Q")
         self._lock = threading.Lock()
@@ -132,32 +137,38 @@ class PartitionIndex:
     def runs_from(self, offset: int, limit: int = 256, max_bytes: int | None = None) -> list[Run]:
         """Runs in order of offsets, beginning with the one that holds ``offset``: at most ``limit``, and
         ending with the first one that makes them more than ``max_bytes``.
+
+        Raises CorruptLog and the disk's errors, as all that reads runs, if they are in a damaged file.
         """
         start = self.start
-        with self._lock:
-            if not max(start, self._start) <= offset < self.end:
-                return []
-            runs: list[Run] = []
-            left = max_bytes
-            for table in self._tables_from(offset):
-                columns = table.columns
-                at = max(bisect_right(columns[BASE], offset) - 1, 0)
-                stop = min(len(columns[BASE]), at + limit - len(runs))
-                if left is not None:
-                    total = list(accumulate(columns[SIZE][at:stop]))
-                    stop = min(stop, at + bisect_right(total, left) + 1)
-                    left -= total[stop - at - 1]
-                runs.extend(map(Run._make, zip(*(column[at:stop] for column in columns), strict=True)))
-                if len(runs) >= limit or (left is not None and left < 0):
-                    break
-            return runs
+        runs: list[Run] = []
+        left = max_bytes
+        while True:
+            with self._lock:
+                if not max(start, self._start) <= offset < self.end:
+                    return runs
+                table = self._table_of(offset)
+                active = table is self._active
+                if isinstance(table, RunTable):
+                    columns = table.rows(table.row_of(offset), limit - len(runs))
+            if isinstance(table, StoredTable):  # it does not change, so nobody waits for the disk
+                columns = table.rows(table.row_of(offset), limit - len(runs))
+            rows = len(columns[BASE])
+            if left is not None and rows:
+                total = list(accumulate(columns[SIZE]))
+                rows = min(rows, bisect_right(total, left) + 1)
+                left -= total[rows - 1]
+            runs.extend(map(Run._make, islice(zip(*columns, strict=True), rows)))
+            # What is behind the active table was appended meanwhile, and may be in the last of these runs.
+            if active or len(runs) >= limit or (left is not None and left < 0):
+                return runs
+            offset = runs[-1].base + runs[-1].messages
 
-    def _tables_from(self, offset: int) -> Iterator[RunTable]:
-        for at in range(max(bisect_right(self._bases, offset) - 1, 0), len(self._sealed)):
-            if self._sealed[at].end > offset:
-                yield self._sealed[at]
-        if len(self._active):
-            yield self._active
+    def _table_of(self, offset: int) -> Table:
+        at = max(bisect_right(self._bases, offset) - 1, 0)
+        if at < len(self._sealed) and self._sealed[at].end > offset:
+            return self._sealed[at]
+        return self._active
 
     def span(self, start: int, end: int, max_bytes: int) -> tuple[int, int]:
         """``(offset, bytes)``: how far ``max_bytes`` reach from ``start`` towards ``end``, and the number of
@@ -185,10 +196,13 @@ class PartitionIndex:
         start = self.start
         with self._lock:
             # Times rise with the offsets, across tables too.
-            at = bisect_left(self._sealed, time_ms, key=lambda table: table.columns[TIME][-1])
-            columns = (self._sealed[at] if at < len(self._sealed) else self._active).columns
-            row = bisect_left(columns[TIME], time_ms)
-            return max(columns[BASE][row], start) if row < len(columns[BASE]) else self.end
+            at = bisect_left(self._sealed, time_ms, key=lambda table: table.last_time_ms)
+            table = self._sealed[at] if at < len(self._sealed) else self._active
+            found = table.offset_at(time_ms) if isinstance(table, RunTable) else None
+            end = self.end
+        if isinstance(table, StoredTable):
+            found = table.offset_at(time_ms)
+        return end if found is None else max(found, start)
 
     # -------------------------------------------------------------- sealed tables
 
@@ -244,9 +258,8 @@ class PartitionIndex:
                 column.extend(newer)
             self._active = RunTable(joined)
 
-    def adopt(self, columns: Columns | RunTable) -> None:
-        """Put a sealed table (memory-mapped) in place: instead of the one on the heap, or at recovery."""
-        table = columns if isinstance(columns, RunTable) else RunTable(columns)
+    def adopt(self, table: Table) -> None:
+        """Put a sealed table, which is stored, in place: instead of the one on the heap, or at recovery."""
         base = table.base
         with self._lock:
             at = bisect_left(self._bases, base)
@@ -258,15 +271,38 @@ class PartitionIndex:
                 self._lows.insert(at, 0)
                 self._sizes.insert(at, 0)
             self._know(at)
+            self._first_low = (-1, 0)
+
+    def merged(self, table: StoredTable, files: Collection[RunFile]) -> None:
+        """One table has what those of these files had, as far as they are still there."""
+        with self._lock:
+            old = [
+                at
+                for at, one in enumerate(self._sealed)
+                if isinstance(one, StoredTable) and one.file in files
+            ]
+            if not old:
+                return
+            first, last = old[0], old[-1]
+            assert last - first == len(old) - 1, "merged files have other runs between them"
+            assert table.base <= self._bases[first], "the merged table lacks runs"
+            assert table.end == self._sealed[last].end, "the merged table ends elsewhere"
+            self._drop(first, last + 1)
+            self._sealed.insert(first, table)
+            self._bases.insert(first, table.base)
+            self._lows.insert(first, 0)
+            self._sizes.insert(first, 0)
+            self._know(first)
 
     def _know(self, at: int) -> None:
         """Compute the sums of a sealed table: they do not change any more."""
-        self._lows[at] = self._lows[at] or self._sealed[at].lowest_from(0)
+        self._lows[at] = self._lows[at] or self._sealed[at].low
         self._sizes[at] = self._sizes[at] or self._sealed[at].size()
 
     def _drop(self, first: int, end: int) -> None:
         for tables in (self._sealed, self._bases, self._lows, self._sizes):
             del tables[first:end]
+        self._first_low = (-1, 0)
 
     # -------------------------------------------------------------- retention
 
@@ -293,11 +329,11 @@ class PartitionIndex:
         """
         if log_index <= self._floor:
             return
-        self._floor = log_index
         below = [at for at, low in enumerate(self._lows) if low < log_index]
         keep = self._active.end_of_below(log_index) if self._low < log_index else None
         if keep is None and below:
             keep = self._sealed[below[-1]].end_of_below(log_index)
+        self._floor = log_index  # not before: what cannot be read is looked for again
         if keep is not None:
             self._begin_at(keep)
 
@@ -338,19 +374,22 @@ class PartitionIndex:
             lows = self._lows
             if not lows:
                 return self._lowest(self._active, self._low, start)
-            lowest = self._lowest(self._sealed[0], lows[0], start)
+            if self._first_low[0] != start:  # else it would be read anew in each round of retention
+                self._first_low = start, self._lowest(self._sealed[0], lows[0], start)
+            lowest = self._first_low[1]
             if len(lows) > 1:  # all but the first one are entirely live
                 lowest = min(lowest, min(lows[1:]))
             return min(lowest, self._lowest(self._active, self._low, start))
 
     @staticmethod
-    def _lowest(table: RunTable, low: int, start: int) -> int:
+    def _lowest(table: Table, low: int, start: int) -> int:
         """The lowest of the table's runs from ``start`` on; ``low``: the lowest of all its runs."""
-        bases = table.columns[BASE]
-        row = bisect_right(bases, start) - 1
-        if row <= 0 or not bases:
+        if not len(table) or start <= table.base:
             return low
-        return table.lowest_from(row) if table.end > start else _NO_LOW
+        if table.end <= start:
+            return _NO_LOW
+        row = table.row_of(start)
+        return table.lowest_from(row) if row else low
 
     def start_for_bytes(self, limit: int) -> int:
         """The lowest offset from which on at most ``limit`` bytes follow (whole runs)."""
@@ -359,11 +398,12 @@ class PartitionIndex:
             if 0 in self._sizes:  # a table sealed for the snapshot under way
                 for at in range(len(self._sizes)):
                     self._know(at)
-            keep, at, table = self.end, len(self._sealed), self._active
+            keep, at = self.end, len(self._sealed)
+            table: Table = self._active
             while True:
                 row, size = table.fitting(limit)
                 if row:
-                    return max(table.columns[BASE][row] if row < len(table) else keep, start)
+                    return max(table.base_of(row) if row < len(table) else keep, start)
                 limit, keep = limit - size, table.base if len(table) else keep
                 while at and self._sizes[at - 1] <= limit:
                     at -= 1

@@ -1,19 +1,21 @@
-"""Runs of a partition in order of offsets, as columns, with sums over blocks of them.
+"""Runs of a partition in order of offsets, as columns in memory, with sums over blocks of them.
 
 A run is a row of six unsigned 64-bit integers: first offset, log index, byte position in the command, bytes,
 messages, timestamp in ms. Log indexes are not sorted: a transaction that is committed late refers to an old
 entry. So that retention need not read every run, a table keeps for each full block of ``BLOCK`` rows the
 lowest log index and the bytes. Blocks are summed when the sums are needed, a bounded number at a time:
 ``append`` pays nothing for them, and sixteen bytes per 1,024 runs of 48 bytes hardly count.
+
+Once its runs are in a file, a ``StoredTable`` (stored_runs.py) takes its place, with the same methods.
 """
 
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any, Self
+from typing import Any
 
 COLUMNS = 6
 BASE, INDEX, POS, SIZE, COUNT, TIME = range(COLUMNS)
@@ -32,7 +34,7 @@ class RunTable:
     __slots__ = ("_lows", "_sizes", "columns")
 
     def __init__(self, columns: Columns) -> None:
-        self.columns: tuple[Any, ...] = columns  # arrays while rows are added, later views of a file
+        self.columns: tuple[Any, ...] = columns
         self._lows: array[int] | None = None  # of full blocks, so far; None: no block is full
         self._sizes: array[int] | None = None
 
@@ -50,6 +52,32 @@ class RunTable:
         """The offset after the last one."""
         end: int = self.columns[BASE][-1] + self.columns[COUNT][-1]
         return end
+
+    @property
+    def last_time_ms(self) -> int:
+        """The time of the last row: no other is later."""
+        time_ms: int = self.columns[TIME][-1]
+        return time_ms
+
+    # -------------------------------------------------------------- rows
+
+    def row_of(self, offset: int) -> int:
+        """The row that holds an offset; the first one if that lies before it."""
+        return max(bisect_right(self.columns[BASE], offset) - 1, 0)
+
+    def base_of(self, row: int) -> int:
+        """Its first offset."""
+        base: int = self.columns[BASE][row]
+        return base
+
+    def rows(self, row: int, limit: int) -> Columns:
+        """A copy of up to ``limit`` rows from this one on."""
+        return tuple(column[row : row + limit] for column in self.columns)
+
+    def offset_at(self, time_ms: int) -> int | None:
+        """The first offset whose time is at or after this one; None: all are before it."""
+        row = bisect_left(self.columns[TIME], time_ms)
+        return self.base_of(row) if row < len(self) else None
 
     # -------------------------------------------------------------- sums
 
@@ -72,14 +100,12 @@ class RunTable:
             self._sizes.append(sum(sizes[at : at + BLOCK]))
         return blocks
 
-    def summed(self) -> Self:
-        """The table itself, with all blocks summed; for a table that no partition has yet. Other threads can
-        run in between."""
-        while self.sum_up(1):
-            pass
-        return self
-
     # -------------------------------------------------------------- log indexes
+
+    @property
+    def low(self) -> int:
+        """The lowest log index of all rows."""
+        return self.lowest_from(0)
 
     def lowest_from(self, row: int) -> int:
         """The lowest log index of ``row`` and all rows after it."""

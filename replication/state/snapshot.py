@@ -36,12 +36,11 @@ from escrowmq.replication.state.decided import Decided
 from escrowmq.replication.state.group_offsets import ByTopic
 from escrowmq.replication.state.held_letters import Letters
 from escrowmq.replication.state.held_offsets import Held
-from escrowmq.replication.state.index import Columns
+from escrowmq.replication.state.index import Columns, Table
 from escrowmq.replication.state.lives import Copy, from_snapshot, to_snapshot
 from escrowmq.replication.state.machine import LEVEL_MAX, StateMachine
 from escrowmq.replication.state.open_table import OpenTx, View
 from escrowmq.replication.state.overtaken import TxKey
-from escrowmq.replication.state.run_table import RunTable
 from escrowmq.replication.state.shares import Group, Pair
 from escrowmq.replication.state.shares import Key as ShareKey
 from escrowmq.replication.state.timers import FrozenCounts
@@ -331,7 +330,7 @@ def timers_alive(meta: Mapping[str, Any]) -> int:
 
 def restore(state: StateMachine, name: str, data: bytes | memoryview) -> tuple[int, list[str]]:
     """Fill an empty state from a snapshot; returns (term of the last entry in it, names of the run files and
-    files of timers to map).
+    files of timers).
 
     Raises CorruptLog, UnknownVersion or NewerLevel; the state is then unusable.
     """
@@ -474,13 +473,14 @@ def _restore_meta(state: StateMachine, name: str, meta: dict[str, Any]) -> None:
             raise NewerLevel(f"{name}: {error}") from error
 
 
-def adopt_runs(state: StateMachine, tables: Mapping[int, Columns | RunTable]) -> None:
-    """Put mapped runs into their partitions; runs of dead slots and trimmed offsets are skipped."""
-    for slot, columns in tables.items():
-        adopt(state, slot, columns if isinstance(columns, RunTable) else RunTable(columns))
+def adopt_runs(state: StateMachine, tables: Iterable[tuple[int, Table]]) -> None:
+    """Put tables of runs (by slot) into their partitions; those of dead slots and trimmed offsets are
+    skipped."""
+    for slot, table in tables:
+        adopt(state, slot, table)
 
 
-def adopt(state: StateMachine, slot: int, table: RunTable) -> None:
+def adopt(state: StateMachine, slot: int, table: Table) -> None:
     """``adopt_runs`` for one partition."""
     partition = state.topics.slots.get(slot)
     if partition is not None and table.end > partition.index.start:

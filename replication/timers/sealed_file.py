@@ -1,4 +1,4 @@
-"""Sorted records in a memory-mapped file that is written once, in one pass, and never changed.
+"""Sorted records in a file that is written once, in one pass, and never changed.
 
 Layout: magic, u32 version; the records, in blocks of ``BLOCK`` (1 MiB, the last one shorter); for each block
 its first key, u32 CRC32C, i64 living records; then the last key, u64 records, and u32 CRC32C of all that
@@ -13,7 +13,7 @@ from __future__ import annotations
 import struct
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final
+from typing import Final, Protocol
 
 from google_crc32c import extend
 from google_crc32c import value as crc32c
@@ -31,6 +31,18 @@ _BLOCK_BYTES: Final = BLOCK * RECORD_BYTES
 _ABOUT_BLOCK: Final = struct.Struct(f"<{KEY_BYTES}sIq")
 _END: Final = struct.Struct(f"<{KEY_BYTES}sQI")
 _END_SUMMED: Final = _END.size - 4
+#: Records of a page: a look-up within a block reads one. The first key of each is kept, a
+#: third of a percent of what is read.
+PAGE: Final = 512
+
+
+class Stored(Protocol):
+    """The bytes of a file that no longer changes. Thread-safe."""
+
+    @property
+    def size(self) -> int: ...
+    def read(self, pos: int, size: int) -> bytes:
+        """Exactly so many bytes. Raises CorruptLog and the disk's errors."""
 
 
 def encode(records: Iterable[list[bytes]], rest: Callable[[], None] = lambda: None) -> Iterator[bytes]:
@@ -107,16 +119,20 @@ def _foot_begin(name: str, head: bytes, end: bytes, size: int) -> int:
 
 
 class SealedFile:
-    """One mapped file, as a run (runs.py). Thread-safe."""
+    """One file, as a run (runs.py). Thread-safe. What reads records raises CorruptLog and the disk's
+    errors."""
 
-    def __init__(self, name: str, view: memoryview) -> None:
-        """Reads the foot only. Raises CorruptLog or UnknownVersion."""
+    def __init__(self, name: str, file: Stored) -> None:
+        """Reads the foot only. Raises CorruptLog, UnknownVersion and the disk's errors."""
         self.name = name
-        self._view = view
-        size = len(view)
-        begin = _foot_begin(name, bytes(view[: _HEAD.size]), bytes(view[max(size - _END.size, 0) :]), size)
-        self._foot = _Foot(name, bytes(view[begin:]))
-        self._sound = bytearray(len(self._foot.crcs))  # 1: this block has been checked
+        self._file = file
+        size = file.size
+        head, end = min(_HEAD.size, size), min(_END.size, size)
+        begin = _foot_begin(name, file.read(0, head), file.read(size - end, end), size)
+        self._foot = _Foot(name, file.read(begin, size - begin))
+        #: Of each block that has been checked: the first key of each page.
+        self._pages: list[list[bytes] | None] = [None] * len(self._foot.crcs)
+        self._page = (-1, b"")  # the one that was read last, by its first row
 
     def __len__(self) -> int:
         return self._foot.records
@@ -128,53 +144,70 @@ class SealedFile:
     @property
     def size(self) -> int:
         """Bytes of the file."""
-        return len(self._view)
+        return self._file.size
 
     def row_at(self, bound: bytes) -> int:
-        """See ``Run.row_at``. ``bound``: a key, its beginning, or ``behind`` of it. Raises CorruptLog."""
+        """See ``Run.row_at``. ``bound``: a key, its beginning, or ``behind`` of it."""
         block = bisect_left(self._foot.first_keys, bound) - 1
         if block < 0:
             return 0
         if bound > behind(self._foot.last_key):
             return len(self)
-        self._check(block)
-        view, size, begin = self._view, RECORD_BYTES, _HEAD.size
-        low, high = block * BLOCK, min((block + 1) * BLOCK, len(self))
+        pages = self._checked(block)
+        begin = block * BLOCK + max(bisect_left(pages, bound) - 1, 0) * PAGE
+        data = self._read_page(begin)
+        size = RECORD_BYTES
+        low, high = 0, len(data) // size
         while low < high:
             middle = (low + high) // 2
-            at = begin + middle * size
-            if bytes(view[at : at + size]) < bound:
+            if data[middle * size : (middle + 1) * size] < bound:
                 low = middle + 1
             else:
                 high = middle
-        return low
+        return begin + low
 
     def rows(self, begin: int, count: int) -> list[bytes]:
-        """See ``Run.rows``. Raises CorruptLog."""
+        """See ``Run.rows``."""
         end = min(begin + count, len(self))
         if begin >= end:
             return []
         for block in range(begin // BLOCK, (end - 1) // BLOCK + 1):
-            self._check(block)
-        return split(self._view[_HEAD.size + begin * RECORD_BYTES : _HEAD.size + end * RECORD_BYTES])
+            self._checked(block)
+        first, data = self._page
+        if first <= begin and end <= first + len(data) // RECORD_BYTES:
+            return split(data[(begin - first) * RECORD_BYTES : (end - first) * RECORD_BYTES])
+        return split(self._read_rows(begin, end))
 
-    def _check(self, block: int) -> None:
-        if self._sound[block]:
-            return
-        begin = _HEAD.size + block * _BLOCK_BYTES
-        end = min(begin + _BLOCK_BYTES, _HEAD.size + len(self) * RECORD_BYTES)
-        data = bytes(self._view[begin:end])
-        if crc32c(data) != self._foot.crcs[block] or not data.startswith(self._foot.first_keys[block]):
-            raise CorruptLog(f"{self.name}: checksum of block {block} does not match")
-        self._sound[block] = 1
+    def _read_rows(self, begin: int, end: int) -> bytes:
+        return self._file.read(_HEAD.size + begin * RECORD_BYTES, (end - begin) * RECORD_BYTES)
+
+    def _read_page(self, begin: int) -> bytes:
+        """The page that begins with this row; none crosses the end of its block."""
+        first, data = self._page
+        if first != begin:
+            end = min(begin + PAGE, (begin // BLOCK + 1) * BLOCK, len(self))
+            data = self._read_rows(begin, end)
+            self._page = begin, data
+        return data
+
+    def _checked(self, block: int) -> list[bytes]:
+        """Check a block when it is first read. Returns the first key of each of its pages."""
+        pages = self._pages[block]
+        if pages is None:
+            data = self._read_rows(block * BLOCK, min((block + 1) * BLOCK, len(self)))
+            if crc32c(data) != self._foot.crcs[block] or not data.startswith(self._foot.first_keys[block]):
+                raise CorruptLog(f"{self.name}: checksum of block {block} does not match")
+            step = PAGE * RECORD_BYTES
+            pages = self._pages[block] = [data[at : at + KEY_BYTES] for at in range(0, len(data), step)]
+        return pages
 
     def about_after(self, key: bytes) -> int:
         """The number of records with higher keys, up to a block too many. Reads no block."""
         return len(self) - max(bisect_left(self._foot.first_keys, behind(key)) - 1, 0) * BLOCK
 
     def living_after(self, key: bytes) -> int:
-        """How many records with higher keys live, less those of other files that this one's tombstones kill.
-        Raises CorruptLog."""
+        """How many records with higher keys live, less those of other files that this one's tombstones
+        kill."""
         row = self.row_at(behind(key))
         block = -(-row // BLOCK)
         return sum(self._foot.living[block:]) + living_count(self.rows(row, block * BLOCK - row))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -14,12 +14,15 @@ from escrowmq.replication.log import recovery, segment
 from escrowmq.replication.log.disk import File
 from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.log.syncjob import SyncJob
+from escrowmq.replication.replica import run_merging
 from escrowmq.replication.replica.checkpoints import Checkpoints
 from escrowmq.replication.replica.replica import Replica
+from escrowmq.replication.replica.run_merging import RunMergeJob
 from escrowmq.replication.state.index import PartitionIndex
 from escrowmq.replication.state.machine import StateMachine
 from tests.controls.planting import plant
 from tests.controls.raft_faults import LOST, VOTES
+from tests.sim import broker_app
 from tests.sim.disk import SimDisk, SimFile
 
 #: Reports of a replica whose state does not match its log.
@@ -228,3 +231,52 @@ def _begun(patch: pytest.MonkeyPatch, **changes: object) -> None:
 def _let(checkpoints: Checkpoints, **changes: object) -> None:
     assert checkpoints._capture is not None
     checkpoints._capture.snapshot = replace(checkpoints._capture.snapshot, **changes)
+
+
+#: Schedules in which run files are merged, and read again.
+MERGES: dict[str, int] = {"snapshot": 60, "roll": 60, "kill": 40}
+
+
+@plant("merged-away-too-early", REFUSED, *STATE, often=MERGES)
+def merged_away_too_early(patch: pytest.MonkeyPatch) -> None:
+    """Run files go as soon as they are merged, although only the next snapshot names the result."""
+    _merging(patch)
+    swap = Checkpoints._swap_merged
+
+    def early(self: Checkpoints, state: StateMachine, job: RunMergeJob) -> Iterator[None]:
+        yield from swap(self, state, job)
+        self._unneeded = [*(self._unneeded or ()), *(file.name for file in job.files)]
+
+    patch.setattr(Checkpoints, "_swap_merged", early)
+
+
+@plant("merged-without-the-first", "AssertionError", REFUSED, *STATE, often=MERGES)
+def merged_without_the_first(patch: pytest.MonkeyPatch) -> None:
+    """A merged run file lacks what the first of its inputs has."""
+    _merging(patch)
+    of = run_merging._Parts._of
+    patch.setattr(run_merging._Parts, "_of", lambda self, place: of(self, place)[-1:])
+
+
+@plant(
+    "merged-file-not-synced",
+    REFUSED,
+    *STATE,
+    start=104,
+    chaos_s=12.0,
+    often={**MERGES, "power-cut": 60},
+)
+def merged_file_not_synced(patch: pytest.MonkeyPatch) -> None:
+    """A merged run file gets its name before its content is on the disk."""
+    _merging(patch)
+    patch.setattr(run_merging._Output, "end", _end_without_sync)
+
+
+def _merging(patch: pytest.MonkeyPatch) -> None:
+    """Schedules are too short for merges of eight files."""
+    patch.setattr(broker_app, "FAN_IN", 2)
+
+
+def _end_without_sync(self: run_merging._Output) -> None:
+    self._flush()
+    self._file.write_at(0, run_merging.packed_head(self._crc, self._directory))

@@ -17,6 +17,7 @@ from escrowmq.replication.raft.node import RaftNode
 from escrowmq.replication.replica.checkpoints import STATE_PARTS, Checkpoints, Job, snapshot_name
 from escrowmq.replication.replica.fetching import FetchResult
 from escrowmq.replication.replica.replica import Limits, Replica
+from escrowmq.replication.replica.run_merging import FAN_IN
 from escrowmq.replication.state.machine import Result, StateMachine
 from tests.history.events import identify
 from tests.sim.contents import everything
@@ -76,7 +77,7 @@ class BrokerApplication:
         self.group_service: Any = None  # of recreated/members.py, made when a member first calls this process
         self._now_s = self._next_timer_s = 0.0
         self._wake_s = math.inf
-        self.checkpoints = Checkpoints(context.disk, delay_bytes=200 * number_of(context.name))
+        self.checkpoints = Checkpoints(context.disk, delay_bytes=200 * number_of(context.name), fan_in=FAN_IN)
         state, _ = self.checkpoints.recover(lambda: _empty_state(gid, groups), doubtful=context.doubtful)
         self.replica = Replica(
             state=state,

@@ -293,9 +293,6 @@ class SimDisk(Disk):
     def free_bytes(self) -> int:
         return 1 << 40 if self.capacity is None else max(0, self.capacity - self.used_bytes())
 
-    def mmap(self, name: str) -> memoryview:
-        return memoryview(self.read_all(name))
-
 
 class SimFile:
     """A file of :class:`SimDisk`; useless after the next power cut or kill."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from escrowmq.actors.broker.coordinator import MEMBERS_MAX
 from escrowmq.replication.format.membership import LEARNERS_MAX, VOTERS_MAX
 from escrowmq.replication.log.holes import HOLES_MAX
+from escrowmq.replication.log.stored_files import DESCRIPTORS
 from escrowmq.replication.raft.proposals import COMMAND_BYTES_MAX
 from escrowmq.replication.replica.dead_origins import LETTERS_MAX
 from escrowmq.replication.replica.share_desk import TURNS_MAX
@@ -21,6 +22,7 @@ from escrowmq.replication.replica.share_validation import NACKED_MAX
 from escrowmq.replication.state.attempts import ATTEMPTS_KEPT
 from escrowmq.replication.state.deleted_groups import DELETED_GROUPS_MAX
 from escrowmq.replication.state.lives import LIVES_KEPT
+from escrowmq.replication.state.stored_runs import KEPT_BYTES
 from escrowmq.replication.state.transactions import AUDIT_KEPT
 from tests.sim.containers import sizes
 from tests.sim.world import Violation
@@ -360,15 +362,22 @@ BOUNDS: dict[str, int | Most] = {
     "DueQueue._order": lambda found, replica, broker: 2 * found["DueQueue._buckets"] + 2_000,
     "DueQueue._untidied": _due,
     # Snapshots: while one is being written, it has a copy of the state.
-    "Checkpoints._ends": FILES,
-    "Checkpoints._ends[]": FILES,
+    "Checkpoints._runs": FILES,
+    "StoredFiles._clock": DESCRIPTORS,
+    "StoredFiles._known": FILES,
+    "KeptBlocks._blocks": KEPT_BYTES // 1_000,
+    "RunFile._blocks": FILES,
+    "SealedFile._pages": FILES,
+    "SealedFile._pages[]": FILES,
     "Checkpoints._named": FILES,
     "Checkpoints._named[]": FILES,
     "Checkpoints._run_files": FILES,
     "Checkpoints._unneeded": FILES,
-    "RemovalJob.mapped": FILES,
+    "RemovalJob.unread": FILES,
     "RemovalJob.names": FILES,
     "MergeJob.files": FILES,
+    "RunMergeJob._alive": FILES,
+    "RunMergeJob.files": FILES,
     "_Foot.crcs": FILES,
     "_Foot.first_keys": FILES,
     "_Foot.living": FILES,
@@ -378,8 +387,6 @@ BOUNDS: dict[str, int | Most] = {
         for name in (*("decided", "given", "groups", "open", "producers", "settled", "tables", "topics"),)
     },
     "Capture._tables": FILES,
-    "CheckpointJob.ends": FILES,
-    "CheckpointJob.mapped": FILES,
     "RetentionRound._frames": FILES,
     **{"Snapshot.meta" + "[]" * depth: FILES for depth in range(8)},
     # The log, and what waits for the disk.

@@ -12,6 +12,7 @@ from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.snapshot import Snapshot
 from escrowmq.replication.timers.record import KEY_BYTES, RECORD, TIME_MAX
 from escrowmq.replication.timers.sealed_file import SealedFile, encode
+from tests.support.stored_bytes import StoredBytes
 
 
 class FedState:
@@ -249,7 +250,7 @@ def waiting(state: StateMachine) -> list[bytes]:
 def timers_file(state: StateMachine, taken: Snapshot) -> list[SealedFile]:
     """What a checkpoint writes beside this snapshot of the state."""
     parts = [*state.timers.store.to_write(taken.timers)]
-    return [SealedFile("one.timers", memoryview(b"".join(encode(parts))))] if parts else []
+    return [SealedFile("one.timers", StoredBytes(b"".join(encode(parts))))] if parts else []
 
 
 def dump(state: StateMachine) -> dict[str, Any]:

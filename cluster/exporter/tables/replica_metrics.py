@@ -210,6 +210,20 @@ REPLICA_METRICS: tuple[Metric, ...] = (
         source=THE_BROKER,
     ),
     Metric(
+        name="escrowmq_replica_run_files",
+        kind=Kind.gauge,
+        labels=REPLICA,
+        help="Run files that the indexes of the replica's partitions are in.",
+        source=THE_BROKER,
+    ),
+    Metric(
+        name="escrowmq_replica_stored_descriptors",
+        kind=Kind.gauge,
+        labels=REPLICA,
+        help="How many of its run files and files of timers are open: at most 64.",
+        source=THE_BROKER,
+    ),
+    Metric(
         name="escrowmq_replica_disk_free_bytes",
         kind=Kind.gauge,
         labels=REPLICA,

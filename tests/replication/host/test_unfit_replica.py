@@ -16,11 +16,20 @@ import pytest
 
 from escrowmq.replication.errors import CorruptLog, DiskFailed, DiskFull, ReadFailed, Unavailable
 from escrowmq.replication.format import ops
+from escrowmq.replication.format.find_table import KEY
+from escrowmq.replication.host.running import RunningReplica
+from escrowmq.replication.host.watching import bounds
 from escrowmq.replication.log.marks import BEHIND, DAMAGED, LEARNER, PORT_FILE, WANTS_COPY, Marks
 from escrowmq.replication.log.vote import FILE_SIZE
 from escrowmq.replication.log.vote import NAME as VOTE_FILE
+from escrowmq.replication.model import NO_ID
+from escrowmq.replication.raft.node import RaftNode
+from escrowmq.replication.replica.replica import Replica
+from escrowmq.replication.state.stored_runs import StoredTable
+from escrowmq.replication.timers.store import TimerStore
 from tests.support.broker_group import BrokerGroup, texts
 from tests.support.requests import prepare
+from tests.support.waiting import wait_until
 
 
 def raft_threads(rid: int) -> int:
@@ -96,12 +105,14 @@ def test_one_that_is_behind_and_not_sound_comes_back_as_a_learner(
 
 
 # ------------------------------------------------------------------ reading
-def fail_reads(monkeypatch: pytest.MonkeyPatch, folder: Path, times: int = 1 << 30) -> list[int]:
+def fail_reads(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, times: int = 1 << 30, suffix: str = ""
+) -> list[int]:
     """Makes reads of the files that ``folder`` has now fail with EIO, ``times`` times; returns the reads that
     did."""
     pread, failed = os.pread, list[int]()
     held = [
-        path.open("rb") for path in (folder / "log").iterdir()
+        path.open("rb") for path in (folder / "log").iterdir() if path.name.endswith(suffix)
     ]  # so that no new file has an old one's inode
     bad_files = {os.fstat(file.fileno()).st_ino for file in held}
 
@@ -152,6 +163,90 @@ def test_one_bad_moment_of_the_disk_is_nobodys_business(
     failed = fail_reads(monkeypatch, trio.path / f"r{victim}", times=1)
     assert texts(trio.alive[victim], 100) == written
     assert len(failed) == 1 and victim not in trio.ended
+
+
+def has_stored_runs(trio: BrokerGroup) -> tuple[list[str], int]:
+    """What was written, and a follower that is away, with run files."""
+    written, victim = trio.stop_a_full_follower()
+    trio.start(victim)
+    wait_until(lambda: list((trio.path / f"r{victim}" / "log").glob("*.runs")), what="a run file")
+    trio.stop(victim)
+    return written, victim
+
+
+def test_a_replica_that_cannot_read_its_run_files_at_the_start_repairs_itself(
+    trio: BrokerGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mapped, one such sector was a signal, and ended each process that was started."""
+    written, victim = has_stored_runs(trio)
+    failed = fail_reads(monkeypatch, trio.path / f"r{victim}", suffix=".runs")
+    trio.start(victim)
+    assert failed and victim not in trio.ended
+    assert texts(trio.alive[victim], 100) == written
+
+
+def test_a_replica_whose_run_file_is_cut_off_under_its_reader_leaves_for_repair(trio: BrokerGroup) -> None:
+    """Mapped, a page beyond the end was a signal too."""
+    written, victim = has_stored_runs(trio)
+    trio.start(victim)
+    for path in (trio.path / f"r{victim}" / "log").glob("*.runs"):
+        os.truncate(path, 20)
+    with pytest.raises(Unavailable):
+        trio.alive[victim].parts.reads.fetch([("t", 0, 0)], 1 << 30, 0.0)
+    assert isinstance(trio.ended[victim], CorruptLog)
+    trio.stop(victim)
+    trio.start(victim)
+    assert texts(trio.alive[victim], 100) == written
+
+
+def test_whoever_cannot_read_run_files_or_timers_makes_the_replica_leave_for_repair(
+    trio: BrokerGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, victim = has_stored_runs(trio)
+    trio.start(victim)
+    failed = fail_reads(monkeypatch, trio.path / f"r{victim}", suffix=".runs")
+    parts = trio.alive[victim].parts
+    reads, running, state = parts.reads, parts.running, parts.running.replica.state
+    stored = state.topics.find("t", 0).index._sealed[0]  # type: ignore[union-attr]
+    assert isinstance(stored, StoredTable) and len(stored) > 1
+    leave, met = RunningReplica.leave, list[BaseException]()
+
+    def noted(self: RunningReplica, error: BaseException) -> Unavailable:
+        met.append(error)
+        return Unavailable("leaves", 1.0)
+
+    def unreadable(*_: object) -> None:
+        raise ReadFailed("cannot read 01.timers at byte 8: Input/output error")
+
+    monkeypatch.setattr(RunningReplica, "leave", noted)
+    monkeypatch.setattr(RaftNode, "ready", True)
+    monkeypatch.setattr(Replica, "confirm", lambda self, told: told(True))
+    monkeypatch.setattr(TimerStore, "listed", unreadable)
+    for read in (
+        lambda: reads.fetch([("t", 0, 0)], 1 << 30, 0.0),
+        lambda: reads.fetch_ends("t", 0, 0, 1 << 40, 1, 10),
+        lambda: reads.offsets([("t", 0, stored.last_time_ms)]),
+        lambda: parts.messages.shares.progress("t", 0, 0, ["g"]),
+        lambda: parts.scheduled.messages("t", None, 10),
+    ):
+        with pytest.raises(Unavailable, match="leaves"):
+            read()
+    state.topics.cuts.floor = stored.low + 1  # the start is looked for when it is next asked for
+    for read in (
+        lambda: reads.partition_bounds("t"),
+        lambda: parts.messages.find(("t", 0, NO_ID), (KEY, b"k", ""), 0, 1 << 40, 10, 1.0),
+        lambda: running.if_leading(lambda state: bounds(state, [("t", 0, 0)])),
+        lambda: running.led(lambda: bounds(state, [("t", 0, 0)])),
+        lambda: running.confirmed(lambda state: bounds(state, [("t", 0, 0)])),
+        lambda: running.confirmed(lambda state: bounds(state, [("t", 0, 0)]), in_loop=True),
+    ):
+        with pytest.raises(Unavailable, match="leaves"):
+            read()
+    assert failed and len(met) == 11 and all(isinstance(error, ReadFailed) for error in met)
+    with pytest.raises(Unavailable):
+        raise leave(running, met[0])
+    assert isinstance(trio.ended[victim], ReadFailed)
+    assert (trio.path / f"r{victim}" / WANTS_COPY).read_text() == DAMAGED
 
 
 def test_a_leader_that_cannot_read_what_a_peer_wants_to_copy_ends(

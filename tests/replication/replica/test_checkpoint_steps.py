@@ -14,7 +14,7 @@ from escrowmq.replication.host.checkpoint_thread import CheckpointThread
 from escrowmq.replication.replica import checkpoints as under_test
 from escrowmq.replication.replica.checkpoints import CheckpointJob, Checkpoints, snapshot_name
 from escrowmq.replication.state.machine import StateMachine
-from escrowmq.replication.state.run_table import RunTable
+from escrowmq.replication.state.stored_runs import StoredTable
 from tests.sim.disk import SimDisk
 from tests.support.storage import sim_disk, take, to_the_end
 
@@ -135,16 +135,16 @@ class Looks(dict[int, Any]):
         return super().__contains__(slot)
 
 
-def looked_at_ends(monkeypatch: pytest.MonkeyPatch) -> list[RunTable]:
-    seen: list[RunTable] = []
-    end = RunTable.end.fget  # type: ignore[attr-defined]
+def looked_at_ends(monkeypatch: pytest.MonkeyPatch) -> list[StoredTable]:
+    seen: list[StoredTable] = []
+    end = StoredTable.end.fget  # type: ignore[attr-defined]
 
-    def look(self: RunTable) -> int:
+    def look(self: StoredTable) -> int:
         seen.append(self)
         found: int = end(self)
         return found
 
-    monkeypatch.setattr(RunTable, "end", property(look))
+    monkeypatch.setattr(StoredTable, "end", property(look))
     return seen
 
 
@@ -286,7 +286,7 @@ def test_the_thread_that_writes_rests_so_often_that_others_get_the_interpreter(
     checkpoints.done(state, job)
     assert disk.exists(snapshot_name(7))
     assert max(pauses) < 100, "so many topics are packed without a rest"
-    assert pauses.count(0) > 3 * 4_000 / 64, "the run file is written, summed and mapped"
+    assert pauses.count(0) > 3 * 4_000 / 64, "the run file is written, summed and read"
 
 
 def test_a_replica_s_checkpoints_are_written_with_these_rests(monkeypatch: pytest.MonkeyPatch) -> None:

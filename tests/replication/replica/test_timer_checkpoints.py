@@ -168,7 +168,7 @@ def test_no_step_of_a_capture_reads_a_timer(monkeypatch: pytest.MonkeyPatch) -> 
 
     with monkeypatch.context() as here:
         here.setattr(young, "split", no_records)
-        here.setattr(SealedFile, "_check", no_records)
+        here.setattr(SealedFile, "_checked", no_records)
         kept.checkpoints.begin(kept.state, 1)
         while (job := kept.checkpoints.step(kept.state, VISITS)) is None:
             pass
@@ -177,7 +177,7 @@ def test_no_step_of_a_capture_reads_a_timer(monkeypatch: pytest.MonkeyPatch) -> 
     kept.checkpoints.done(kept.state, job)
     with monkeypatch.context() as here:
         here.setattr(young, "split", no_records)
-        here.setattr(SealedFile, "_check", no_records)
+        here.setattr(SealedFile, "_checked", no_records)
         kept.checkpoints.step(kept.state, VISITS)
         kept.release(NOW_MS + 1_500)
     assert waiting(kept.state) == kept.expected

@@ -13,9 +13,9 @@ from escrowmq.replication.state.capture import Capture, capture, release
 from escrowmq.replication.state.group_offsets import GroupOffsets
 from escrowmq.replication.state.index import PartitionIndex
 from escrowmq.replication.state.run_table import RunTable
-from escrowmq.replication.state.runs_file import encode_runs, map_tables
 from escrowmq.replication.state.snapshot import Snapshot, adopt, encode
 from tests.support.fed_state import FedState, dump
+from tests.support.stored_bytes import stored
 
 TOPICS = [f"t{n}" for n in range(6)]
 SEEDS = 12
@@ -45,9 +45,9 @@ def something(rng: random.Random, log: FedState) -> None:
 
 
 def settle(log: FedState, snapshot: Snapshot) -> None:
-    """Does what follows the job: mapped runs replace those on the heap."""
+    """Does what follows the job: stored runs replace those on the heap."""
     release(log.state, snapshot)
-    for slot, table in map_tables("x", memoryview(b"".join(encode_runs(snapshot.tables)))).items():
+    for slot, table in stored(snapshot.tables):
         adopt(log.state, slot, table)
 
 

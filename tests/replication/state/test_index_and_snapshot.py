@@ -13,9 +13,10 @@ from escrowmq.replication.errors import CorruptLog, UnknownVersion
 from escrowmq.replication.state.capture import capture
 from escrowmq.replication.state.index import PartitionIndex
 from escrowmq.replication.state.machine import StateMachine
-from escrowmq.replication.state.runs_file import encode_runs, map_runs
+from escrowmq.replication.state.runs_file import encode_runs
 from escrowmq.replication.state.snapshot import adopt_runs, encode, restore
 from tests.support.fed_state import FedState, busy_state, dump
+from tests.support.stored_bytes import run_file, stored
 
 appends = st.lists(
     st.tuples(st.integers(1, 5), st.integers(1, 4), st.booleans(), st.integers(0, 9)), min_size=1, max_size=60
@@ -25,7 +26,7 @@ appends = st.lists(
 @settings(max_examples=200, deadline=None)
 @given(appends, st.integers(0, 2**31))
 def test_every_offset_is_found_where_it_was_put(steps: list[tuple[int, int, bool, int]], seed: int) -> None:
-    """The model: a list with the position of every message. Sealing and mapping change nothing."""
+    """The model: a list with the position of every message. Sealing and storing change nothing."""
     rng, index, model = random.Random(seed), PartitionIndex(), []
     entry, pos = 10, 0
     for count, size, new_entry, action in steps:
@@ -36,8 +37,8 @@ def test_every_offset_is_found_where_it_was_put(steps: list[tuple[int, int, bool
         model.extend((entry, pos + i * size) for i in range(count))
         pos += size * count
         if action == 0 and (sealed := index.seal()) is not None:
-            data = bytearray(b"".join(encode_runs({1: sealed})))
-            index.adopt(map_runs("x", memoryview(data))[1])
+            (((_, table)),) = stored({1: sealed})
+            index.adopt(table)
         if action == 1 and (sealed := index.seal()) is not None:
             index.unseal(sealed)
     assert index.end == len(model)
@@ -77,7 +78,7 @@ def restored(log: FedState) -> StateMachine:
     other = StateMachine(0, 1)
     term, run_files = restore(other, "x.snap", b"".join(encode(snapshot)))
     assert (term, run_files) == (1, ["one.runs"])
-    adopt_runs(other, map_runs("x", memoryview(b"".join(encode_runs(snapshot.tables)))))
+    adopt_runs(other, stored(snapshot.tables))
     return other
 
 
@@ -118,4 +119,4 @@ def test_damage_anywhere_in_a_run_file_is_seen() -> None:
         bad = bytearray(data)
         bad[at] ^= 4
         with pytest.raises((CorruptLog, UnknownVersion)):
-            map_runs("x", memoryview(bytes(bad)))
+            run_file(bad)

@@ -7,14 +7,16 @@ from array import array
 
 import pytest
 
-from escrowmq.replication.state import run_table
+from escrowmq.replication.state import run_table, stored_runs
 from escrowmq.replication.state.index import PartitionIndex
 from escrowmq.replication.state.run_table import RunTable
+from tests.support.stored_bytes import stored
 
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_table, "BLOCK", 4)
+    monkeypatch.setattr(stored_runs, "BLOCK", 4)
 
 
 def test_what_a_table_answers_is_what_a_look_at_every_run_gives() -> None:
@@ -25,15 +27,26 @@ def test_what_a_table_answers_is_what_a_look_at_every_run_gives() -> None:
         sizes = [rng.randint(1, 9) for _ in range(rows)]
         one = array("Q", [1] * rows)
         columns = (array("Q", range(rows)), array("Q", indexes), one, array("Q", sizes), one, one)
-        table = RunTable(columns)
-        table.sum_up(rng.randrange(12))  # some of the blocks, or all
-        row, bound, limit = rng.randrange(rows), rng.randint(0, 52), rng.randint(0, 200)
-        assert table.lowest_from(row) == min(indexes[row:])
-        below = [at + 1 for at, index in enumerate(indexes) if index < bound]
-        assert table.end_of_below(bound) == (below[-1] if below else None)
-        first = min(at for at in range(rows + 1) if sum(sizes[at:]) <= limit)
-        assert table.fitting(limit) == (first, sum(sizes[first:]))
-        assert table.size() == sum(sizes) and table.unsummed() == 0
+        times = array("Q", sorted(rng.randint(1, 60) for _ in range(rows)))
+        columns = (*columns[:5], times)
+        on_the_heap = RunTable(columns)
+        on_the_heap.sum_up(rng.randrange(12))  # some of the blocks, or all
+        ((_, in_a_file),) = stored({7: columns})
+        row, bound, limit = rng.randrange(rows), rng.randint(0, 62), rng.randint(0, 200)
+        for table in (on_the_heap, in_a_file):
+            assert (len(table), table.base, table.end, table.low) == (rows, 0, rows, min(indexes))
+            assert table.lowest_from(row) == min(indexes[row:])
+            below = [at + 1 for at, index in enumerate(indexes) if index < bound]
+            assert table.end_of_below(bound) == (below[-1] if below else None)
+            first = min(at for at in range(rows + 1) if sum(sizes[at:]) <= limit)
+            assert table.fitting(limit) == (first, sum(sizes[first:]))
+            assert table.size() == sum(sizes)
+            assert table.row_of(row) == table.base_of(row) == row
+            assert table.offset_at(bound) == next((at for at in range(rows) if times[at] >= bound), None)
+            some = table.rows(row, 9)
+            assert 1 <= len(some[0]) <= 9
+            assert [[*c] for c in some] == [[*c[row : row + len(some[0])]] for c in columns]
+        assert on_the_heap.unsummed() == 0
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -46,7 +59,7 @@ def test_retention_of_a_partition_is_what_a_look_at_every_run_gives(seed: int) -
         kind = rng.randrange(12)
         if kind == 0 and (sealed := index.seal()) is not None:
             if rng.random() < 0.5:
-                index.adopt(tuple(array("Q", column) for column in sealed))
+                index.adopt(dict(stored({1: sealed}))[1])
             elif rng.random() < 0.5:
                 index.unseal(sealed)
         elif kind == 1:

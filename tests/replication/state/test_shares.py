@@ -20,6 +20,7 @@ from escrowmq.replication.state.index import PartitionIndex
 from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.shares import Pair
 from tests.support.fed_state import FedState, dump, state_with_shares, waiting
+from tests.support.stored_bytes import stored
 
 ROW = encode_row(None, b"v", None, None)
 GROUPS = ("mail", "sms")
@@ -48,7 +49,7 @@ def reread(state: StateMachine, data: bytes | None = None) -> StateMachine:
     again = StateMachine(0, 1)
     taken = capture(state, 1, [])
     snapshot.restore(again, "x", b"".join(snapshot.encode(taken)) if data is None else data)
-    snapshot.adopt_runs(again, taken.tables)
+    snapshot.adopt_runs(again, stored(taken.tables))
     release(state, taken)
     return again
 

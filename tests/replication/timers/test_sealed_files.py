@@ -30,6 +30,7 @@ from escrowmq.replication.timers.runs import behind, in_order
 from escrowmq.replication.timers.sealed_file import SealedFile, encode, verify_timers
 from escrowmq.replication.timers.store import TimerStore
 from tests.support.golden_files import TIMERS, mend_timers
+from tests.support.stored_bytes import StoredBytes
 
 NOW_MS = 1_700_000_000_000
 
@@ -47,12 +48,13 @@ def data_of(records: Iterable[bytes]) -> bytes:
 
 
 def file_of(records: Iterable[bytes], name: str = "a.timers") -> SealedFile:
-    return SealedFile(name, memoryview(data_of(records)))
+    return SealedFile(name, StoredBytes(data_of(records)))
 
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three records a block."""
+    """Three records a block, two a page."""
+    monkeypatch.setattr(sealed_file, "PAGE", 2)
     monkeypatch.setattr(sealed_file, "BLOCK", 3)
     monkeypatch.setattr(sealed_file, "_BLOCK_BYTES", 3 * RECORD_BYTES)
 
@@ -89,13 +91,13 @@ def test_damage_is_seen_when_its_block_is_first_read_and_when_the_file_is_checke
         data = bytearray(good)
         data[at] ^= 4
         with pytest.raises((CorruptLog, UnknownVersion)):
-            SealedFile("a", memoryview(bytes(data))).rows(0, 7)
+            SealedFile("a", StoredBytes(data)).rows(0, 7)
         with pytest.raises((CorruptLog, UnknownVersion)):
             checked(bytes(data))
     assert sum(checked(good)) == len(good)
     for size in range(len(good)):
         with pytest.raises(CorruptLog):
-            SealedFile("a", memoryview(good[:size]))
+            SealedFile("a", StoredBytes(good[:size]))
         with pytest.raises(CorruptLog):
             checked(good[:size])
 
@@ -107,7 +109,7 @@ def checked(data: bytes, piece_bytes: int = 50) -> list[int]:
 def test_other_blocks_of_a_damaged_file_can_be_read(small_blocks: None) -> None:
     data = bytearray(data_of(timer(n) for n in range(7)))
     data[8 + 4 * RECORD_BYTES] ^= 1
-    file = SealedFile("a.timers", memoryview(bytes(data)))
+    file = SealedFile("a.timers", StoredBytes(data))
     assert (
         file.rows(0, 3) == [timer(0), timer(1), timer(2)] and file.row_at(behind(timer(6)[:KEY_BYTES])) == 7
     )
@@ -121,7 +123,7 @@ def test_records_out_of_order_with_right_checksums_send_no_reader_round_in_circl
     drawn.shuffle(rows)
     data = data_of(timer(n) for n in range(300))
     data = data[: 8 + RECORD_BYTES] + b"".join(rows) + data[8 + 300 * RECORD_BYTES :]
-    file = SealedFile("a", memoryview(mend_timers(data)))
+    file = SealedFile("a", StoredBytes(mend_timers(data)))
     with pytest.raises(CorruptLog, match="not in order"):
         assert len([*islice(in_order([file], FIRST_KEY, 4), 500)]) == 500
 
@@ -130,7 +132,7 @@ def test_files_look_as_they_always_did() -> None:
     """After an intended change of format (raise the version first): write the file anew with ``to_hex``."""
     records = [timer(1), timer(2, index=5), cancel(2), timer(3_000)]
     assert data_of(records).hex() == TIMERS.hex()
-    file = SealedFile("golden", memoryview(TIMERS))
+    file = SealedFile("golden", StoredBytes(TIMERS))
     assert file.rows(0, 9) == records and file.living_after(FIRST_KEY) == 2 and file.size == len(TIMERS)
 
 

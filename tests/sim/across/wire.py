@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
 from escrowmq.actors.client.replica_calls import SUPERVISOR_RID, OnAnswer
@@ -58,6 +59,9 @@ class SimRunning:
 
     def later(self, work: Callable[[], None]) -> None:
         work()
+
+    def leaving(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def leave(self, error: EscrowMQError) -> EscrowMQError:
         return error  # whoever guards the replica ends it

@@ -1,0 +1,401 @@
+"""Sealed runs of partitions as they are read from their file: what must be known of each table is in memory,
+and a block of rows is read when it is needed.
+
+A group has a table for each partition and run file, so a table must cost little: nine numbers, which stand
+with those of the file's other tables in one array. Of a table of many rows, four numbers for each block of
+1,024 are kept too, so that a look-up reads one block, and retention hardly any. Blocks that were read last
+stay in memory: readers go through a table in small steps.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from itertools import accumulate, count
+from threading import Lock
+from typing import Final, NamedTuple, Protocol
+
+from google_crc32c import extend
+
+from escrowmq.replication.errors import CorruptLog
+from escrowmq.replication.state.run_table import (
+    BASE,
+    BLOCK,
+    COLUMNS,
+    COUNT,
+    INDEX,
+    SIZE,
+    TIME,
+    Columns,
+)
+from escrowmq.replication.state.runs_file import (
+    HEAD_BYTES,
+    RUN_BYTES,
+    TABLES_PER_REST,
+    padding,
+    parse_directory,
+    parse_head,
+    verify_runs,
+)
+
+#: Of the blocks that are kept, for each replica: 340 of them, or more small tables.
+KEPT_BYTES: Final = 16 << 20
+#: What a kept block costs beside its rows.
+_KEPT_COST: Final = 1_000
+#: Bytes that are read in one piece when a file is opened: a millisecond.
+PIECE_BYTES: Final = 1 << 20
+#: Blocks of a column that are summed between two rests: half a millisecond.
+BLOCKS_PER_REST: Final = 16
+#: What is known of a table.
+FACTS: Final = 9
+_SLOT, _AT, _ROWS, _BASE, _END, _LOW, _BYTES, _FIRST_MS, _LAST_MS = range(FACTS)
+
+
+class Stored(Protocol):
+    """A file that no longer changes. Thread-safe."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def size(self) -> int: ...
+    def read(self, pos: int, size: int) -> bytes:
+        """Exactly so many bytes. Raises CorruptLog and the disk's errors."""
+
+
+class _Blocks(NamedTuple):
+    """Of each block of a table with several: the first offset, the lowest log index, the bytes, the first
+    time."""
+
+    bases: array[int]
+    lows: array[int]
+    sizes: array[int]
+    times: array[int]
+
+
+class KeptBlocks:
+    """The blocks that were read last, of all run files of a replica. Thread-safe."""
+
+    def __init__(self, limit: int = KEPT_BYTES) -> None:
+        self._limit = limit
+        self._lock = Lock()
+        self._blocks: OrderedDict[tuple[int, int, int], Columns] = OrderedDict()
+        self._bytes = 0
+
+    def get(self, key: tuple[int, int, int]) -> Columns | None:
+        with self._lock:
+            found = self._blocks.get(key)
+            if found is not None:
+                self._blocks.move_to_end(key)
+            return found
+
+    def put(self, key: tuple[int, int, int], block: Columns) -> None:
+        with self._lock:
+            if key in self._blocks:  # another reader was faster
+                return
+            self._blocks[key] = block
+            self._bytes += _cost(block)
+            while self._bytes > self._limit:
+                _, oldest = self._blocks.popitem(last=False)
+                self._bytes -= _cost(oldest)
+
+
+def _cost(block: Columns) -> int:
+    return _KEPT_COST + RUN_BYTES * len(block[BASE])
+
+
+_serials = count()
+
+
+class RunFile:
+    """A run file of which ``loading`` has read every byte. Read-only from then on; thread-safe."""
+
+    __slots__ = ("_blocks", "_facts", "_file", "_kept", "_serial", "left")
+
+    def __init__(self, file: Stored, kept: KeptBlocks) -> None:
+        self._file, self._kept, self._serial = file, kept, next(_serials)
+        self._facts = array("Q")
+        self._blocks: dict[int, _Blocks] = {}
+        #: Tables that are not known to be unused: all from this one on are. For whoever removes files.
+        self.left = 0
+
+    @property
+    def name(self) -> str:
+        return self._file.name
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return self._file.size
+
+    def __len__(self) -> int:
+        """The number of tables."""
+        return len(self._facts) // FACTS
+
+    def table(self, number: int) -> StoredTable:
+        return StoredTable(self, number)
+
+    def tables(self) -> Iterator[tuple[int, StoredTable]]:
+        """Slots and tables, in the file's order."""
+        for number in range(len(self)):
+            yield self.slot_and_end(number)[0], StoredTable(self, number)
+
+    def slot_and_end(self, number: int) -> tuple[int, int]:
+        """The slot of a table, and the offset after its last one."""
+        at = FACTS * number
+        return self._facts[at + _SLOT], self._facts[at + _END]
+
+    def fact(self, number: int, which: int) -> int:
+        return self._facts[FACTS * number + which]
+
+    def blocks(self, number: int) -> _Blocks | None:
+        """None: the table is one block."""
+        return self._blocks.get(number)
+
+    def block(self, number: int, block: int) -> Columns:
+        """The rows of a block of a table. Raises CorruptLog and the disk's errors."""
+        key = self._serial, number, block
+        columns = self._kept.get(key)
+        if columns is None:
+            columns = self._read_block(number, block)
+            self._kept.put(key, columns)
+        return columns
+
+    def _read_block(self, number: int, block: int) -> Columns:
+        begin, rows = self.fact(number, _AT), self.fact(number, _ROWS)
+        if rows <= BLOCK:
+            return _columns_of(self._file.read(begin, RUN_BYTES * rows), rows)
+        first = block * BLOCK
+        size = 8 * min(BLOCK, rows - first)
+        return tuple(
+            array("Q", self._file.read(begin + 8 * (column * rows + first), size))
+            for column in range(COLUMNS)
+        )
+
+    def read_table(self, number: int) -> bytes:
+        """All its bytes, column by column. Raises CorruptLog and the disk's errors."""
+        return self.read_rows(number, 0, RUN_BYTES * self.fact(number, _ROWS))
+
+    def read_rows(self, number: int, pos: int, size: int) -> bytes:
+        """Part of a table's bytes. Raises CorruptLog and the disk's errors."""
+        return self._file.read(self.fact(number, _AT) + pos, size)
+
+    def verify(self, piece_bytes: int) -> Iterator[int]:
+        """See ``verify_runs``."""
+        yield from verify_runs(self.name, self._file.read, self.size, piece_bytes)
+
+    # -------------------------------------------------------------- opening
+
+    def loading(self) -> Iterator[int]:
+        """Read the whole file once, check it, and note what must be known of its tables; yields after every
+        half millisecond of work the bytes that were read. Raises CorruptLog, UnknownVersion and the disk's
+        errors."""
+        name, file = self.name, self._file
+        crc, directory_bytes = parse_head(name, file.read(0, min(HEAD_BYTES, file.size)))
+        reader = _Reader(file)
+        if directory_bytes > file.size - HEAD_BYTES:
+            raise CorruptLog(f"{name}: checksum does not match")
+        directory = bytearray()
+        while len(directory) < directory_bytes:
+            directory += reader.take(min(directory_bytes - len(directory), PIECE_BYTES))
+            yield reader.told()
+        entries = parse_directory(name, bytes(directory), file.size)
+        reader.take(padding(directory_bytes))
+        at = HEAD_BYTES + directory_bytes + padding(directory_bytes)
+        try:
+            for number, (slot, rows) in enumerate(entries, 1):
+                if rows <= BLOCK:
+                    self._note(slot, at, _columns_of(reader.take(RUN_BYTES * rows), rows))
+                else:
+                    yield from self._note_large(slot, at, rows, reader)
+                at += RUN_BYTES * rows
+                if not number % TABLES_PER_REST:
+                    yield reader.told()
+            yield reader.told()
+        except OverflowError:  # the checksum of what follows does not matter any more
+            raise CorruptLog(f"{name}: checksum does not match, or its runs make no sense") from None
+        if reader.crc != crc:
+            raise CorruptLog(f"{name}: checksum does not match")
+        self.left = len(self)
+
+    def _note(self, slot: int, at: int, columns: Columns) -> None:
+        bases, indexes, _, sizes, counts, times = columns
+        end = bases[-1] + counts[-1]
+        self._keep(slot, at, len(bases), bases[0], end, min(indexes), sum(sizes), times[0], times[-1])
+
+    def _keep(self, *facts: int) -> None:
+        if facts[_END] - facts[_BASE] < facts[_ROWS]:  # each run has a message at least
+            raise CorruptLog(f"{self.name}: its offsets are not in order")
+        self._facts.extend(facts)
+
+    def _note_large(self, slot: int, at: int, rows: int, reader: _Reader) -> Iterator[int]:
+        found = _Blocks(array("Q"), array("Q"), array("Q"), array("Q"))
+        last = [0] * COLUMNS
+        for column in range(COLUMNS):
+            for first in range(0, rows, BLOCK):
+                values = array("Q", reader.take(8 * min(BLOCK, rows - first)))
+                if column == BASE:
+                    found.bases.append(values[0])
+                elif column == INDEX:
+                    found.lows.append(min(values))
+                elif column == SIZE:
+                    found.sizes.append(sum(values))
+                elif column == TIME:
+                    found.times.append(values[0])
+                last[column] = values[-1]
+                if not first // BLOCK % BLOCKS_PER_REST:
+                    yield reader.told()
+        self._blocks[len(self)] = found
+        end, total = last[BASE] + last[COUNT], sum(found.sizes)
+        self._keep(slot, at, rows, found.bases[0], end, min(found.lows), total, found.times[0], last[TIME])
+
+
+class _Reader:
+    """Reads what follows the head from begin to end, and sums it up."""
+
+    def __init__(self, file: Stored) -> None:
+        self._file, self._at = file, HEAD_BYTES
+        self._piece, self._pos = b"", 0
+        self._told = 0
+        self.crc = 0
+
+    def take(self, size: int) -> bytes:
+        """The next bytes, at most a piece. Raises CorruptLog and the disk's errors."""
+        begin, end = self._pos, self._pos + size
+        if end <= len(self._piece):
+            self._pos = end
+            return self._piece[begin:end]
+        rest = self._piece[begin:]
+        self._piece = self._file.read(self._at, min(PIECE_BYTES, self._file.size - self._at))
+        self._at += len(self._piece)
+        self._told += len(self._piece)
+        self.crc = extend(self.crc, self._piece)
+        self._pos = size - len(rest)
+        if self._pos > len(self._piece):
+            raise CorruptLog(f"{self._file.name}: cut off at byte {self._at}")
+        return rest + self._piece[: self._pos]
+
+    def told(self) -> int:
+        """The bytes that were read since the last call."""
+        told, self._told = self._told, 0
+        return told
+
+
+def open_runs(file: Stored, kept: KeptBlocks, rest: Callable[[], None] = lambda: None) -> RunFile:
+    """A run file, checked. ``rest()`` is called after each piece. Raises CorruptLog, UnknownVersion and the
+    disk's errors."""
+    found = RunFile(file, kept)
+    for _ in found.loading():
+        rest()
+    return found
+
+
+def _columns_of(data: bytes, rows: int) -> Columns:
+    """Of a table that is one block."""
+    numbers = array("Q", data)
+    return tuple(numbers[at : at + rows] for at in range(0, COLUMNS * rows, rows))
+
+
+class StoredTable:
+    """A table of a run file; see ``RunTable``. Any thread. What reads rows raises CorruptLog and the disk's
+    errors."""
+
+    __slots__ = ("_number", "file")
+
+    def __init__(self, file: RunFile, number: int) -> None:
+        self.file, self._number = file, number
+
+    def __len__(self) -> int:
+        return self.file.fact(self._number, _ROWS)
+
+    @property
+    def base(self) -> int:
+        return self.file.fact(self._number, _BASE)
+
+    @property
+    def end(self) -> int:
+        return self.file.fact(self._number, _END)
+
+    @property
+    def last_time_ms(self) -> int:
+        return self.file.fact(self._number, _LAST_MS)
+
+    @property
+    def low(self) -> int:
+        return self.file.fact(self._number, _LOW)
+
+    def size(self) -> int:
+        return self.file.fact(self._number, _BYTES)
+
+    def sum_up(self, blocks: int) -> int:
+        """Nothing is left to be summed."""
+        return 0
+
+    # -------------------------------------------------------------- rows
+
+    def row_of(self, offset: int) -> int:
+        blocks = self.file.blocks(self._number)
+        block = max(bisect_right(blocks.bases, offset) - 1, 0) if blocks else 0
+        bases = self.file.block(self._number, block)[BASE]
+        return block * BLOCK + max(bisect_right(bases, offset) - 1, 0)
+
+    def base_of(self, row: int) -> int:
+        block, row = divmod(row, BLOCK)
+        if not row:
+            blocks = self.file.blocks(self._number)
+            return blocks.bases[block] if blocks else self.base
+        return self.file.block(self._number, block)[BASE][row]
+
+    def rows(self, row: int, limit: int) -> Columns:
+        """A copy of at most ``limit`` rows from this one on: those that are in its block."""
+        block, row = divmod(row, BLOCK)
+        return tuple(column[row : row + limit] for column in self.file.block(self._number, block))
+
+    def offset_at(self, time_ms: int) -> int | None:
+        if time_ms <= self.file.fact(self._number, _FIRST_MS):
+            return self.base
+        if time_ms > self.last_time_ms:
+            return None
+        blocks = self.file.blocks(self._number)
+        block = max(bisect_left(blocks.times, time_ms) - 1, 0) if blocks else 0
+        row = bisect_left(self.file.block(self._number, block)[TIME], time_ms)
+        return self.base_of(block * BLOCK + row)
+
+    # -------------------------------------------------------------- log indexes
+
+    def lowest_from(self, row: int) -> int:
+        first, row = divmod(row, BLOCK)
+        blocks = self.file.blocks(self._number)
+        lows = blocks.lows if blocks else array("Q", (self.low,))
+        if row:
+            lowest = min(self.file.block(self._number, first)[INDEX][row:])
+            first += 1
+            return min(lowest, min(lows[first:])) if first < len(lows) else lowest
+        return min(lows[first:])
+
+    def end_of_below(self, log_index: int) -> int | None:
+        blocks = self.file.blocks(self._number)
+        lows = blocks.lows if blocks else (self.low,)
+        block = next((at for at in range(len(lows) - 1, -1, -1) if lows[at] < log_index), None)
+        if block is None:
+            return None
+        columns = self.file.block(self._number, block)
+        indexes = columns[INDEX]
+        row = next(row for row in range(len(indexes) - 1, -1, -1) if indexes[row] < log_index)
+        return columns[BASE][row] + columns[COUNT][row]
+
+    # -------------------------------------------------------------- bytes
+
+    def fitting(self, limit: int) -> tuple[int, int]:
+        blocks = self.file.blocks(self._number)
+        sizes = blocks.sizes if blocks else (self.size(),)
+        row, total = len(self), 0
+        for block in range(len(sizes) - 1, -1, -1):
+            if total + sizes[block] > limit:
+                rows = self.file.block(self._number, block)[SIZE]
+                totals = list(accumulate(reversed(rows)))
+                fits = bisect_right(totals, limit - total)
+                return row - fits, total + (totals[fits - 1] if fits else 0)
+            row, total = block * BLOCK, total + sizes[block]
+        return row, total
