@@ -26,7 +26,7 @@ from escrowmq import (
     Unavailable,
     UnknownTopic,
 )
-from escrowmq.actors.consumer import group_work
+from escrowmq.actors.consumer import group_work, running
 from escrowmq.testing import InMemoryCluster
 
 GROUP = "billing"
@@ -713,12 +713,14 @@ def test_a_member_that_has_its_partition_back_cannot_nack_what_it_had_before(
 @pytest.mark.parametrize("aio", [False, True])
 @pytest.mark.parametrize("opened", [False, True])
 def test_run_handles_what_it_reads_again_behind_a_transaction(
-    cluster: InMemoryCluster, aio: bool, opened: bool
+    cluster: InMemoryCluster, monkeypatch: pytest.MonkeyPatch, aio: bool, opened: bool
 ) -> None:
     """``opened``: until the handler has failed for the second time. A nack is refused before that."""
     seen, failures = list[tuple[int, int]](), 2 if opened else 1
+    monkeypatch.setattr(running, "AGAIN_S", 0.1)  # with asyncio it is waited for
     stop: Any = asyncio.Event() if aio else threading.Event()
     with in_order(cluster) as consumer, cluster.producer("shop") as producer:
+        cluster.admin.set_group(GROUP, delays_s=[0])
         consumer.poll(max_records=100)
         tx = producer.transaction(local=False, transaction_timeout_s=3600)
         tx.send_offsets(consumer)
