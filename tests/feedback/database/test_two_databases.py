@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import sqlite3
@@ -29,6 +30,7 @@ from escrowmq.feedback.policy import Trouble
 from escrowmq.feedback.states import TxStatusQuerier
 from escrowmq.integrations import AsyncFence, Fence, WrongDatabase
 from escrowmq.replication.calling.answers import LevelReport, LockedRow
+from escrowmq.replication.errors import TransactionSettled
 from escrowmq.replication.format.codec import LEVEL_OF_FENCES
 from escrowmq.testing import InMemoryCluster
 
@@ -548,3 +550,40 @@ def test_a_producer_that_is_asked_about_another_table_says_unknown_and_logs_both
     assert A.hex() in caplog.text and B.hex() in caplog.text
     assert len(caplog.records) == 1
     pool.close()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_drawn_tenants(cluster: InMemoryCluster, tmp_path: Path, seed: int) -> None:
+    """One app, a database and a producer for each tenant: lost commits, deaths, repetitions in the right
+    database and in the wrong one. Rows and messages agree in each."""
+    rng = random.Random(seed)
+    names = ("a", "b")
+    paths = {name: tmp_path / f"{name}.db" for name in names}
+    fences = {name: fence_of(path) for name, path in paths.items()}
+    producers = {name: cluster.producer(app="shop", tx_status_querier=fences[name]) for name in names}
+    for _ in range(24):
+        tenant = rng.choice(names)
+        other = names[1 - names.index(tenant)]
+        tx_id = f"{tenant}-{rng.randrange(8)}"
+        fence = fences[other if rng.random() < 0.25 else tenant]
+        if rng.random() < 0.3:
+            cluster.fail_next("commit", OutcomeUnknown)
+        with contextlib.suppress(OutcomeUnknown, WrongDatabase, TransactionSettled, ZeroDivisionError):
+            message = Message("orders", tx_id.encode())
+            with fence.transaction(producers[tenant], message, tx_id=tx_id) as (_, db):
+                db.execute("insert into orders values (?)", (tx_id,))
+                if rng.random() < 0.2:
+                    raise ZeroDivisionError
+        if rng.random() < 0.2:
+            producers[tenant].close()
+            cluster.clock.advance(rng.choice((1.0, 30.0)))
+            producers[tenant] = cluster.producer(app="shop", tx_status_querier=fences[tenant])
+    cluster.clock.advance(300.0)
+    rows = list[str]()
+    for name, path in paths.items():
+        with sqlite3.connect(path) as db:
+            found = [str(row[0]) for row in db.execute("select id from orders")]
+        assert all(each.startswith(name) for each in found)
+        rows += found
+    assert sorted(rows) == sorted(value.decode() for value in readable(cluster))
+    assert rows
