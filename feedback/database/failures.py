@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import sqlite3
+import traceback
 
 from escrowmq.feedback.database.errors import NoDatabaseTransaction, NotPrimary, TableMissing
 
@@ -125,6 +126,12 @@ _AWAY_STATES = frozenset(("57P01", "57P02", "57P03", "57P05", "53300", "53100", 
 _AWAY_NUMBERS = frozenset(
     (1021, 1040, 1053, 1203, 1290, 1792, 1836, 1927, 2002, 2003, 2005, 2006, 2013, 2055, 4031)
 )
+#: Drivers of MariaDB and MySQL, by the first part of their modules' names.
+_MARIADB = frozenset(("pymysql", "asyncmy", "MySQLdb", "_mysql_exceptions", "mysql", "mariadb"))
+#: Who connects, if a driver lets out the system's own error: SQLAlchemy's pool, and asyncpg without it.
+_CONNECTING = ("sqlalchemy.pool.base", "asyncpg.connection", "asyncpg.connect_utils")
+#: Drivers through which a lost connection can come as the system's own error.
+_SOCKETS = frozenset(("asyncpg", "asyncmy", "aiomysql", "pymysql"))
 _AWAY_NAMES = ("SQLITE_CANTOPEN", "SQLITE_IOERR", "SQLITE_FULL", "SQLITE_READONLY")
 
 
@@ -133,22 +140,38 @@ def is_away(error: BaseException) -> bool:
 
     Not a lock, a deadlock or a time-out of one statement: those may be the statement's own doing, and come
     again with it. A driver of PostgreSQL has no code for a server that is not there: a connection that cannot
-    be opened, or was lost, is an operational error without one."""
+    be opened, or was lost, is an operational error without one. asyncpg lets out the system's error, which
+    says by its frames alone that a database was meant."""
     if isinstance(error, NotPrimary):
         return True
     if getattr(error, "connection_invalidated", False):
         return True
     error = _driver_error(error)
+    if isinstance(error, OSError):
+        return _of_a_connection(error)
     if isinstance(error, sqlite3.Error):
         return getattr(error, "sqlite_errorname", "").startswith(_AWAY_NAMES)
     kinds = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(error).__mro__}
-    if ("pymysql", "Error") in kinds:
-        number = error.args[0] if error.args else None
-        return number in _AWAY_NUMBERS or (("pymysql", "InterfaceError") in kinds and number == 0)
+    if not _MARIADB.isdisjoint(module for module, _ in kinds):
+        number = _number_of(error)
+        closed = type(error).__name__ == "InterfaceError" and error.args[:1] == (0,)
+        return number in _AWAY_NUMBERS or closed
     state = sqlstate_of(error)
     if state is not None:
         return state in _AWAY_STATES or state.startswith("08")
     return not kinds.isdisjoint({("psycopg", "OperationalError"), ("psycopg2", "OperationalError")})
+
+
+def _of_a_connection(error: OSError) -> bool:
+    """Whether the system's error (refused, unknown host, time-out, reset) is that of a connection to a
+    database: raised while a driver connects, or of a socket that a driver had open."""
+    modules = {
+        str(frame.f_globals.get("__name__", "")) for frame, _ in traceback.walk_tb(error.__traceback__)
+    }
+    if not modules.isdisjoint(_CONNECTING):
+        return True
+    drivers = {module.partition(".")[0] for module in modules}
+    return isinstance(error, ConnectionError) and not _SOCKETS.isdisjoint(drivers)
 
 
 def sqlstate_of(error: BaseException) -> str | None:
@@ -168,5 +191,8 @@ def _driver_error(error: BaseException) -> BaseException:
 
 
 def _number_of(error: BaseException) -> int:
-    number = error.args[0] if error.args else 0
-    return number if isinstance(number, int) else 0
+    """MariaDB's: the first argument, or ``errno`` where that is a text (MariaDB Connector/Python)."""
+    for number in (error.args[0] if error.args else 0, getattr(error, "errno", None)):
+        if isinstance(number, int):
+            return number
+    return 0

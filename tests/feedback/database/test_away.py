@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
 import sqlite3
 from pathlib import Path
+from types import FunctionType, SimpleNamespace
 
+import asyncmy.errors
+import django.db.utils
 import psycopg
 import pymysql
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import create_async_engine
 
-from escrowmq.integrations import NotPrimary, TableMissing, database_is_away
+from escrowmq.integrations import AsyncInbox, Inbox, NotPrimary, TableMissing, database_is_away
 from tests.support.database_servers import free_port
 
 
@@ -18,6 +24,32 @@ def of_sqlalchemy(error: Exception, *, invalidated: bool = False) -> Exception:
     return sa.exc.OperationalError("select 1", {}, error, connection_invalidated=invalidated)
 
 
+def of_django(error: Exception) -> Exception:
+    seen = django.db.utils.OperationalError(*error.args)
+    seen.__cause__ = error
+    return seen
+
+
+def of_driver(module: str, name: str, *args: object, **about: object) -> Exception:
+    """An error of a driver that is not installed here."""
+    kind: type[Exception] = type(name, (Exception,), {"__module__": module, **about})
+    return kind(*args)
+
+
+def through(module: str, error: OSError) -> OSError:
+    """What a driver's function lets out."""
+
+    def connect(error: OSError) -> None:
+        raise error
+
+    there = FunctionType(connect.__code__, {"__name__": module, "__builtins__": {}})
+    with pytest.raises(OSError) as out:
+        there(error)
+    assert out.value is error
+    return error
+
+
+MYSQLCLIENT = "MySQLdb._exceptions"
 AWAY = [
     psycopg.OperationalError("consuming input failed: server closed the connection unexpectedly"),
     psycopg.errors.AdminShutdown("terminating connection due to administrator command"),
@@ -30,6 +62,16 @@ AWAY = [
     pymysql.err.OperationalError(2013, "Lost connection to MySQL server during query"),
     pymysql.err.OperationalError(1040, "Too many connections"),
     pymysql.err.InterfaceError(0, ""),
+    asyncmy.errors.OperationalError(2003, "Can't connect to MySQL server on '127.0.0.1'"),
+    asyncmy.errors.InterfaceError(0, "Not connected"),
+    of_driver(MYSQLCLIENT, "OperationalError", 2002, "Can't connect to server on '127.0.0.1'"),
+    of_driver("mysql.connector.errors", "InterfaceError", 2003, "Can't connect to MySQL server", None),
+    of_driver("mariadb", "OperationalError", "Can't connect to server on '127.0.0.1'", errno=2002),
+    of_django(of_driver(MYSQLCLIENT, "OperationalError", 2006, "")),
+    of_django(psycopg.OperationalError("connection refused")),
+    through("asyncpg.connect_utils", ConnectionRefusedError(111, "Connect call failed")),
+    through("asyncpg.connection", TimeoutError()),
+    through("asyncpg.protocol.protocol", ConnectionResetError()),
     NotPrimary("a standby"),
     of_sqlalchemy(psycopg.errors.CannotConnectNow()),
     of_sqlalchemy(ValueError("of a driver that nobody knows"), invalidated=True),
@@ -45,6 +87,13 @@ NOT_AWAY = [
     pymysql.err.OperationalError(1054, "Unknown column"),
     pymysql.err.OperationalError(1213, "Deadlock found"),
     pymysql.err.IntegrityError(1062, "Duplicate entry"),
+    asyncmy.errors.OperationalError(1054, "Unknown column"),
+    of_driver(MYSQLCLIENT, "OperationalError", 1213, "Deadlock found"),
+    of_driver("mariadb", "OperationalError", "Unknown column", errno=1054),
+    of_django(of_driver(MYSQLCLIENT, "OperationalError", 1205, "Lock wait timeout exceeded")),
+    of_driver("shop.errors", "OperationalError", 2003, "of the application"),
+    through("asyncpg.protocol.protocol", TimeoutError()),  # of one statement
+    through("shop.partner", ConnectionResetError()),
     of_sqlalchemy(psycopg.errors.DeadlockDetected()),
     TableMissing("no table"),
     ConnectionRefusedError("of a partner"),
@@ -61,6 +110,61 @@ def test_it_is_away(error: Exception) -> None:
 def test_it_is_there(error: Exception) -> None:
     """What may be the statement's own doing would hold up its partition for good."""
     assert not database_is_away(error)
+
+
+RECORD = SimpleNamespace(topic="orders", partition=0, offset=0, timestamp=1000, origin=None)
+
+
+def raised_by(inbox: Inbox | AsyncInbox) -> Exception:
+    """What a handler over this inbox lets out."""
+
+    async def later(record: object, db: object) -> None:
+        raise AssertionError("there is no database")
+
+    def work(record: object, db: object) -> None:
+        raise AssertionError("there is no database")
+
+    async def handled() -> None:
+        assert isinstance(inbox, AsyncInbox)
+        await inbox.handler(later)(RECORD)
+
+    with pytest.raises(Exception) as refused:
+        if isinstance(inbox, AsyncInbox):
+            asyncio.run(handled())
+        else:
+            inbox.handler(work)(RECORD)
+    return refused.value
+
+
+@pytest.mark.parametrize("driver", ["postgresql+psycopg", "mysql+asyncmy"])
+def test_nobody_listens_to_a_coroutine(driver: str) -> None:
+    engine = create_async_engine(f"{driver}://nobody@127.0.0.1:{free_port()}/shop")
+    assert AsyncInbox.is_away(raised_by(AsyncInbox(engine, group="billing")))
+
+
+SYSTEMS = [ConnectionRefusedError(111), socket.gaierror(-2), TimeoutError()]
+
+
+@pytest.mark.parametrize("error", SYSTEMS, ids=repr)
+@pytest.mark.parametrize("blocking", [True, False])
+def test_a_driver_may_let_out_the_systems_error(error: OSError, blocking: bool) -> None:
+    """asyncpg does: only the first error of an outage is its own, every refused connection is not."""
+
+    def refused() -> None:
+        raise error
+
+    async def refused_later() -> None:
+        raise error
+
+    if blocking:
+        inbox: Inbox | AsyncInbox = Inbox(
+            sa.create_engine("postgresql+psycopg://", creator=refused), group="billing"
+        )
+    else:
+        engine = create_async_engine("postgresql+psycopg://", async_creator=refused_later)
+        inbox = AsyncInbox(engine, group="billing")
+    raised = raised_by(inbox)
+    assert raised is error and inbox.is_away(raised)
 
 
 @pytest.mark.parametrize("driver", ["postgresql+psycopg", "mysql+pymysql"])
