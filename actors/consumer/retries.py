@@ -33,7 +33,6 @@ from escrowmq.actors.consumer.subscribing import Subscribing
 from escrowmq.replication.errors import (
     ConfigError,
     DamagedValue,
-    EscrowMQError,
     NotDeserializable,
     OffsetOutOfRange,
     Unavailable,
@@ -167,7 +166,7 @@ class Retries:
             state.restart(error.offset + 1)
         try:
             self._failed(place, BY_TABLE, reason, BY_CLIENT)
-        except EscrowMQError:
+        except BaseException:
             with self._reader.condition:
                 self._reader.redelivery.discard(place)  # ``poll`` comes to the message itself again
                 state.restart(error.offset)
@@ -217,18 +216,18 @@ class ConcurrentRetries(Retries):
             reader.redelivery.add(record, float("inf"))  # no commit passes it
         try:
             self._send(state, record.offset, delay_ms, reason, by)
+            with reader.condition:
+                reader.redelivery.discard(record)
         except (UnknownTopic, OffsetOutOfRange):
             with reader.condition:
                 reader.redelivery.discard(record)
             raise
-        except EscrowMQError:
+        except BaseException:  # also of a signal's handler: nobody else would return the record
             with reader.condition:
                 if reader.redelivery.discard(record):
                     reader.redelivery.add(record, reader.clock() + AGAIN_S)
                     reader.condition.notify_all()
             raise
-        with reader.condition:
-            reader.redelivery.discard(record)
 
 
 def stream_record(record: ConsumerRecord, attempt: int) -> StreamRecord:

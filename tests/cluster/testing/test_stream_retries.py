@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,12 +17,15 @@ from escrowmq import (
     GroupKindMismatch,
     InvalidMessage,
     Message,
+    NotDeserializable,
     OutcomeUnknown,
     RetryPolicy,
     ShareConsumer,
     StreamRecord,
     Unavailable,
 )
+from escrowmq.actors.client.settling_calls import send_settling
+from escrowmq.actors.consumer import retries
 from escrowmq.testing import InMemoryCluster
 
 TOPIC, GROUP = "orders", "billing"
@@ -241,6 +245,52 @@ def test_concurrent_no_commit_passes_a_message_whose_failure_is_not_known_to_be_
     consumer.nack(again, delay_s=3600)
     consumer.commit()
     assert consumer.committed(TOPIC, 0) == 3
+
+
+@contextmanager
+def interrupted_nacks(monkeypatch: pytest.MonkeyPatch, *, carried_out: bool) -> Iterator[None]:
+    """The block is to be left by the exception of a signal's handler, which came while a nack was sent."""
+
+    def interrupted(*arguments: Any) -> None:
+        if carried_out:
+            send_settling(*arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(retries, "send_settling", interrupted)
+        yield
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("carried_out", [False, True])
+def test_a_nack_that_a_signal_interrupts_keeps_no_record_for_ever(
+    cluster: InMemoryCluster, order: str, carried_out: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its handler may raise anything in the middle of the call, and the service may go on."""
+    send(cluster, b"a", b"b", b"c")
+    consumer = consumer_of(cluster, order)
+    a, *_ = consumer.poll()
+    with interrupted_nacks(monkeypatch, carried_out=carried_out):
+        consumer.reject(a, "of an operator")
+    again = consumer.poll(timeout_s=10.0)
+    assert (again[0].offset, again[0].attempt) == (0, 1)
+    consumer.reject(again[0], "of an operator")
+    if order == "ordered":
+        consumer.poll(timeout_s=10.0)
+    consumer.commit()
+    assert consumer.committed(TOPIC, 0) == 3
+
+
+def test_what_cannot_be_read_comes_again_after_an_interrupted_nack(
+    cluster: InMemoryCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send(cluster, b"{", b"2")
+    consumer = consumer_of(cluster, "concurrent", value_deserializer="json")
+    with interrupted_nacks(monkeypatch, carried_out=False):
+        consumer.run(print)
+    for _ in range(2):
+        with pytest.raises(NotDeserializable):
+            consumer.poll(timeout_s=10.0)
 
 
 def test_concurrent_a_record_is_nacked_as_long_as_it_is_this_members(cluster: InMemoryCluster) -> None:
