@@ -35,7 +35,6 @@ class Links(Protocol):
         """Ignore what has arrived from this host and was not read."""
 
 
-
 class Host(Protocol):
     """A replica's process, as the network sees it."""
 

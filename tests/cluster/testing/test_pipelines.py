@@ -455,6 +455,20 @@ def bill(consumer: escrowmq.Consumer, tx: escrowmq.Transaction, records: list[An
             tx.send(Message("invoices", record.value))
 
 
+@pytest.mark.parametrize("retry", [True, False])
+def test_what_an_aborted_transaction_had_can_be_nacked(cluster: InMemoryCluster, retry: bool) -> None:
+    with in_order(cluster) if retry else member(cluster) as consumer, cluster.producer("shop") as producer:
+        consumer.poll(max_records=100)
+        with suppress(ZeroDivisionError), producer.transaction(local=False) as tx:
+            tx.send_offsets(consumer)
+            tx.prepare()
+            raise ZeroDivisionError
+        records = of_partition(polled(consumer, ORDERS))
+        consumer.nack(records[2], 1)
+        again = of_partition(polled(consumer, 1))
+        assert again[0].offset == 2
+
+
 @pytest.mark.parametrize("before", [True, False])
 def test_an_abort_takes_a_nack_back_with_everything_before_it(cluster: InMemoryCluster, before: bool) -> None:
     with in_order(cluster) as consumer, cluster.producer("shop") as producer:

@@ -111,6 +111,37 @@ def test_checks_know_the_table_from_the_first_one_on(shop: Shop) -> None:
     on(shop, story)
 
 
+def test_the_failure_of_a_repetition_rolls_back_only_if_the_row_says_so(shop: Shop) -> None:
+    """An id of the application's own: an earlier attempt may have committed, or may still run."""
+
+    def refused(*_: object) -> None:
+        raise ConnectionRefusedError
+
+    async def story(fence: AsyncFence, engine: AsyncEngine) -> None:
+        async def repeated(tx_id: str, reason: type[Exception]) -> None:
+            with pytest.raises(reason):
+                async with again.local(Tx(tx_id, given_id=True)):
+                    raise AssertionError("not reached")
+
+        url = engine.url
+        broken = create_async_engine(url)
+        sa.event.listen(broken.sync_engine, "do_connect", refused)
+        again = AsyncFence(
+            broken, app="shop", table=shop.table, lock_timeout_s=0.3, checks=lambda: create_async_engine(url)
+        )
+        async with fence.local(Tx("1")):
+            pass
+        await repeated("1", AlreadyDone)
+        async with fence.local(Tx("2")):
+            await repeated("2", OutcomeUnknown)
+        await repeated("3", ConnectionRefusedError)
+        with pytest.raises(FenceLost):
+            async with fence.local(Tx("3")):
+                raise AssertionError("not reached")
+
+    on(shop, story)
+
+
 def test_a_flush_that_fails_comes_out_as_it_is(shop: Shop) -> None:
     class Order:
         def __init__(self, name: str) -> None:
