@@ -506,6 +506,27 @@ def test_a_nack_counts_at_once_where_the_transaction_has_nothing_of_the_partitio
         assert place(cluster) == 1
 
 
+def test_an_abort_leaves_a_pause_alone_of_whose_partition_it_has_nothing(cluster: InMemoryCluster) -> None:
+    with in_order(cluster) as consumer, cluster.producer("shop") as producer:
+        records = polled(consumer, ORDERS)
+        with suppress(ZeroDivisionError), producer.transaction(local=False) as tx:
+            tx.send_offsets(consumer)
+            consumer.nack(of_partition(records)[0], 60)
+            tx.prepare()
+            raise ZeroDivisionError
+        again = consumer.poll(timeout_s=3) + consumer.poll(timeout_s=1)
+        assert of_partition(again) == [], "the message waits for its time"
+
+
+def test_a_rejection_that_waits_is_none_once_the_application_seeks(cluster: InMemoryCluster) -> None:
+    with in_order(cluster) as consumer:
+        consumer.reject(of_partition(polled(consumer, ORDERS))[3])
+        consumer.seek("orders", 0, 3)
+        consumer.commit()
+        assert [record.offset for record in consumer.poll(timeout_s=3)] == [3, 4, 5]
+        assert place(cluster) == 3 and not cluster.admin.dead_letters(GROUP)
+
+
 def test_an_attempt_of_a_committed_transaction_is_known_to_the_next_member(cluster: InMemoryCluster) -> None:
     with in_order(cluster) as consumer, cluster.producer("shop") as producer:
         records = consumer.poll(max_records=100)
