@@ -149,7 +149,8 @@ def test_a_replica_that_lost_its_marks_is_a_learner_until_it_has_them_again(grou
     member.open()
     assert any("counts again when all have answered" in text for text in said)
     wait_until(lambda: not member.parts.running.learner, what="everybody's answer")
-    assert not Marks(RealDisk(setup.data_dir)).read(LEARNER)
+    # The mark goes after the replica counts: whoever dies in between asks everybody again.
+    wait_until(lambda: not Marks(RealDisk(setup.data_dir)).read(LEARNER), what="the end of the mark")
     assert member.parts.running.node.marks.all() == before
 
 
