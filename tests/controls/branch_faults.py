@@ -24,7 +24,7 @@ APART = ("torn-across", "branch-against-home")
 OPEN = ("orphan-branch", "unresolved")
 
 
-@plant("done-when-told", *APART, "lost-write", groups=2, start=1, chaos_s=10.0, conditions=all_across)
+@plant("done-when-told", *APART, "lost-write", groups=2, start=9, chaos_s=10.0, conditions=all_across)
 def done_when_told(patch: pytest.MonkeyPatch) -> None:
     """TX_DONE is written when a branch is told what home has decided, and not when the branch has carried it
     out."""
@@ -131,7 +131,7 @@ def _when_equally_long(
     within=60,
     chaos_s=10.0,
     conditions=homes_of_one_index,
-    start=3,
+    start=4,
 )
 def home_group_not_in_identity(patch: pytest.MonkeyPatch) -> None:
     """A transaction is identified by its id and the index of home's record, without the group whose log has

@@ -51,7 +51,7 @@ def impatient(patch: pytest.MonkeyPatch) -> None:
 @plant(
     *("refused-number-used-again", "lost-write", "wrong-place"),
     groups=2,
-    start=8,
+    start=11,
     often={"disk-full": 60, "group-cut": 40, "hand-over": 40},
     conditions=impatient,
 )
@@ -177,7 +177,7 @@ def _is_lost(request: bytes) -> bool:
 @plant(
     *("refused-prepare-sent-again", "committed-twice", "duplicate", "both-decided"),
     groups=2,
-    start=5,
+    start=6,
     chaos_s=10.0,
     conditions=unanswered_prepares,
 )
@@ -207,7 +207,7 @@ def many_run_twice(patch: pytest.MonkeyPatch) -> None:
 @plant(
     *("refused-rolls-back-another", "invented-decision", "fence-split", "both-decided"),
     groups=2,
-    start=8,
+    start=24,
     conditions=many_run_twice,
 )
 def refused_rolls_back_another(patch: pytest.MonkeyPatch) -> None:

@@ -60,7 +60,7 @@ def fsync_of_the_log_off(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SimFile, "sync", lambda self: None if self._name.endswith(".log") else sync(self))
 
 
-@plant("directory-not-synced", *LOST, *VOTES, REFUSED)
+@plant("directory-not-synced", *LOST, *VOTES, REFUSED, start=1)
 def directory_not_synced(patch: pytest.MonkeyPatch) -> None:
     """Files are synced, but their names in the directory are not."""
     patch.setattr(SimDisk, "sync_dir", lambda self: self.step("sync_dir"))
@@ -202,7 +202,7 @@ def snapshot_of_several_moments(patch: pytest.MonkeyPatch) -> None:
     "UnknownVersion",
     chaos_s=10.0,
     within=40,
-    start=10,
+    start=11,
     often={"snapshot": 60, "roll": 60, "power-cut": 60},
 )
 def snapshot_in_place(patch: pytest.MonkeyPatch) -> None:
@@ -237,7 +237,7 @@ def _let(checkpoints: Checkpoints, **changes: object) -> None:
 MERGES: dict[str, int] = {"snapshot": 60, "roll": 60, "kill": 40}
 
 
-@plant("merged-away-too-early", REFUSED, *STATE, often=MERGES)
+@plant("merged-away-too-early", REFUSED, *STATE, often=MERGES, start=5)
 def merged_away_too_early(patch: pytest.MonkeyPatch) -> None:
     """Run files go as soon as they are merged, although only the next snapshot names the result."""
     _merging(patch)
@@ -250,7 +250,7 @@ def merged_away_too_early(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Checkpoints, "_swap_merged", early)
 
 
-@plant("merged-without-the-first", "AssertionError", REFUSED, *STATE, often=MERGES)
+@plant("merged-without-the-first", "AssertionError", REFUSED, *STATE, often=MERGES, start=1)
 def merged_without_the_first(patch: pytest.MonkeyPatch) -> None:
     """A merged run file lacks what the first of its inputs has."""
     _merging(patch)

@@ -32,13 +32,13 @@ def feedback_decides_by_itself(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ops, "checked", lambda app, tx_ids: ops.rollback(app, tx_ids, by="feedback"))
 
 
-@plant("feedback-commits-by-itself", *INVENTED, start=5)
+@plant("feedback-commits-by-itself", *INVENTED, start=7)
 def feedback_commits_by_itself(patch: pytest.MonkeyPatch) -> None:
     """A check without an answer, or with the answer UNKNOWN, is a commit instead of being counted."""
     patch.setattr(ops, "checked", lambda app, tx_ids: ops.commit(app, tx_ids, by="feedback"))
 
 
-@plant("unknown-is-rollback", *INVENTED, start=1)
+@plant("unknown-is-rollback", *INVENTED, start=3)
 def unknown_is_rollback(patch: pytest.MonkeyPatch) -> None:
     """A producer's UNKNOWN counts as ROLLBACK, even for a transaction that still runs."""
 
@@ -49,7 +49,7 @@ def unknown_is_rollback(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(checks, "judge", strict)
 
 
-@plant("answers-turned-round", *INVENTED, start=3)
+@plant("answers-turned-round", *INVENTED, start=7)
 def answers_turned_round(patch: pytest.MonkeyPatch) -> None:
     """The answer COMMITTED is carried out as a rollback, and ROLLBACK as a commit."""
     turned = {Verdict.COMMIT: Verdict.ROLLBACK, Verdict.ROLLBACK: Verdict.COMMIT}
@@ -61,7 +61,7 @@ def answers_turned_round(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(checks, "judge", wrong)
 
 
-@plant("owner-not-asked", *INVENTED, groups=2, start=2, chaos_s=10.0, conditions=world(UNFENCED))
+@plant("owner-not-asked", *INVENTED, groups=2, start=5, chaos_s=10.0, conditions=world(UNFENCED))
 def owner_not_asked(patch: pytest.MonkeyPatch) -> None:
     """A check may go to any producer of the app at once, although the transaction's owner is alive."""
     patch.setattr(checks.Check, "owner", property(lambda self: ""))

@@ -114,7 +114,7 @@ def unguarded(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(fenced, "LEAVES_GIVEN", False)
 
 
-@plant("lost-commit-is-rolled-back", *SPLIT, workload="fenced", start=4, chaos_s=4.0, conditions=unguarded)
+@plant("lost-commit-is-rolled-back", *SPLIT, workload="fenced", start=6, chaos_s=4.0, conditions=unguarded)
 def lost_commit_is_rolled_back(patch: pytest.MonkeyPatch) -> None:
     """A database commit without an answer is treated as refused, and the messages are rolled back."""
     patch.setattr(fences, "certainly_rolled_back", lambda error: True)
@@ -147,11 +147,11 @@ def done_is_lost(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Fence, "_lost_to", blamed)
 
 
-@plant("failed-try-rolls-back", *SPLIT, workload="fenced", start=10, chaos_s=4.0, conditions=run_twice)
+@plant("failed-try-rolls-back", *SPLIT, workload="fenced", start=16, chaos_s=4.0, conditions=run_twice)
 def failed_try_rolls_back(patch: pytest.MonkeyPatch) -> None:
     """An attempt that fails rolls the messages back, even where an earlier one with the same id has
     committed."""
-    patch.setattr(Fence, "raise_unless_rolled_back", lambda self, tx_id, error: None)
+    patch.setattr(Fence, "raise_unless_rolled_back", lambda self, tx_id, error, named: None)
 
 
 def purged_often(patch: pytest.MonkeyPatch) -> None:
@@ -161,7 +161,7 @@ def purged_often(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(purging, "CHECK_AFTER_MS", (12_000,))
 
 
-@plant("purged-while-open", *SPLIT, workload="fenced", chaos_s=10.0, conditions=purged_often, start=1)
+@plant("purged-while-open", *SPLIT, workload="fenced", chaos_s=10.0, conditions=purged_often, start=3)
 def purged_while_open(patch: pytest.MonkeyPatch) -> None:
     """A purge removes old rows without looking at which transactions are still open: a check then finds
     none."""
@@ -233,7 +233,7 @@ def taken_up_late(patch: pytest.MonkeyPatch) -> None:
     *("purged-when-prepared-again", *SPLIT),
     workload="fenced",
     within=40,
-    start=5,
+    start=10,
     chaos_s=14.0,
     conditions=taken_up_late,
 )

@@ -36,7 +36,7 @@ def block_kept_before_it_is_full(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Finder, "_keep", too_early)
 
 
-@plant("find-files-of-any-partition", "find-missed")
+@plant("find-files-of-any-partition", "find-missed", start=2)
 def find_files_of_any_partition(patch: pytest.MonkeyPatch) -> None:
     """A file of one partition, or of a topic that was deleted, answers for the same block of another."""
     put, candidates = FindFiles.put, FindFiles.candidates
@@ -125,7 +125,7 @@ def trace_overlooks_retries(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ShareTraces, "_readable", none)
 
 
-@plant("trace-overlooks-dead-letters", "trace-false", conditions=asked_of_shares, start=10)
+@plant("trace-overlooks-dead-letters", "trace-false", conditions=asked_of_shares, start=14)
 def trace_overlooks_dead_letters(patch: pytest.MonkeyPatch) -> None:
     """A trace does not look for dead letters: it says that their messages are done."""
     readable = ShareTraces._readable

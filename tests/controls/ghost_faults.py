@@ -94,7 +94,7 @@ def mark_after_the_link(patch: pytest.MonkeyPatch) -> None:
     *LOST,
     workload="raw",
     within=200,
-    start=161,
+    start=186,
     passing_over=(
         "stuck-learner",
     ),  # it waits for a process that never speaks to it: true, but not what this fault is about
@@ -137,7 +137,7 @@ def learner_taken_for_a_member(patch: pytest.MonkeyPatch) -> None:
     workload="raw",
     chaos_s=8.0,
     conditions=many_ghosts,
-    start=2,
+    start=7,
 )
 def successor_in_silence(patch: pytest.MonkeyPatch) -> None:
     """A successor does not announce itself, and waits forever for another leader than its predecessor."""
@@ -157,7 +157,7 @@ def ghosts_amid_changes(patch: pytest.MonkeyPatch) -> None:
     *LOST,
     workload="raw",
     within=30,
-    start=1102,
+    start=1230,
     passing_over=("stuck-learner", "not-converged", *STUCK),
     chaos_s=8.0,
     conditions=ghosts_amid_changes,
@@ -178,7 +178,7 @@ def promoted_without_marks(patch: pytest.MonkeyPatch) -> None:
     *STUCK,
     workload="raw",
     within=60,
-    start=48,
+    start=27,
     passing_over=("not-converged",),  # a change that does not end proves less than a group without a leader
     chaos_s=8.0,
     conditions=ghosts_amid_changes,

@@ -132,7 +132,7 @@ def inquire_from_state(patch: pytest.MonkeyPatch) -> None:
     *("home-forgets-too-early", *APART, "lost-write", "torn"),
     groups=3,
     chaos_s=10.0,
-    start=1,
+    start=2,
     often={"partition": 80},
     conditions=left_to_the_groups,
 )
@@ -183,7 +183,7 @@ def _prepares_a_branch(request: bytes) -> bool:
 @plant(
     *("followed-after-done", "committed-twice", "duplicate"),
     groups=2,
-    start=8,
+    start=10,
     conditions=late_branches_open,
 )
 def followed_after_done(patch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ REACH = KEPT | {"pipelines"}
 busy = world(ALL_ACROSS | {"act_every_s": 0.05, "level": LEVEL_MAX, "reach": REACH})
 
 
-@plant("places-not-compared", "processed-twice", groups=2, chaos_s=8.0, within=10, conditions=busy, start=2)
+@plant("places-not-compared", "processed-twice", groups=2, chaos_s=8.0, within=10, conditions=busy, start=6)
 def places_not_compared(patch: pytest.MonkeyPatch) -> None:
     """A transaction is opened although its group is no longer where its work began, or another holds it."""
     patch.setattr(HeldOffsets, "refusal", lambda self, attached: None)
@@ -66,7 +66,15 @@ def time_out_forgotten(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(DueQueue, "take_expired", lambda *given: {})
 
 
-@plant("places-not-moved", "output-without-offset", "processed-twice", groups=2, chaos_s=8.0, conditions=busy)
+@plant(
+    "places-not-moved",
+    "output-without-offset",
+    "processed-twice",
+    groups=2,
+    chaos_s=8.0,
+    conditions=busy,
+    start=2,
+)
 def places_not_moved(patch: pytest.MonkeyPatch) -> None:
     """A commit makes the messages readable, and leaves the group where it was."""
     settled = HeldOffsets.settled

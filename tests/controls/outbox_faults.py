@@ -114,7 +114,7 @@ def removed_before_the_commit(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Relay, "_send", first)
 
 
-@plant("lease-not-checked", STOPPED, LOST, DUPLICATE, workload=RELAYS, start=11)
+@plant("lease-not-checked", STOPPED, LOST, DUPLICATE, workload=RELAYS, start=14)
 def lease_not_checked(patch: pytest.MonkeyPatch) -> None:
     """A relay's database transactions do not look whether the shard is its own still."""
 

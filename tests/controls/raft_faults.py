@@ -241,6 +241,7 @@ def crashes_in_most_copies(patch: pytest.MonkeyPatch) -> None:
     chaos_s=10.0,
     often={"empty-disk": 60},
     conditions=crashes_in_most_copies,
+    start=1,
 )
 def learner_mark_after_the_copy(patch: pytest.MonkeyPatch) -> None:
     """The mark that makes a replica a learner is written when it has the leader's log. If the power fails in

@@ -27,7 +27,7 @@ def shared(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(broker_workload, "RISES_S", (0.0,))
 
 
-@plant("acks-not-in-the-snapshot", "acked-again", "state-differs", "CorruptLog", conditions=shared, start=9)
+@plant("acks-not-in-the-snapshot", "acked-again", "state-differs", "CorruptLog", conditions=shared, start=10)
 def acks_not_in_the_snapshot(patch: pytest.MonkeyPatch) -> None:
     """A replica that begins with a snapshot knows the starts of share groups, and not what is final above."""
     restore = Shares.restore
@@ -66,7 +66,7 @@ def attempt_not_carried_on(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(of_failures, "history", lambda headers: history(headers)._replace(attempt=1))
 
 
-@plant("dead-at-once", "dead-early", conditions=shared, start=5)
+@plant("dead-at-once", "dead-early", conditions=shared, start=7)
 def dead_at_once(patch: pytest.MonkeyPatch) -> None:
     """A message becomes a dead letter one attempt too early."""
     comes_back = Failures._comes_back
@@ -98,7 +98,7 @@ def back_at_half_time(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(of_failures, "_time_ms", half)
 
 
-@plant("failure-without-a-copy", "dead-letter-lost", conditions=shared, start=5)
+@plant("failure-without-a-copy", "dead-letter-lost", conditions=shared, start=6)
 def failure_without_a_copy(patch: pytest.MonkeyPatch) -> None:
     """The original of a message that has failed becomes final, and no copy of it is written."""
     patch.setattr(ShareAdmission, "_forward", lambda self, writer, targets: None)

@@ -256,7 +256,7 @@ def rollback_leaves_messages(patch: pytest.MonkeyPatch) -> None:
     rewire(patch, OpType.ROLLBACK, rollback)
 
 
-@plant("commit-drops-a-reference", "torn", "lost-write")
+@plant("commit-drops-a-reference", "torn", "lost-write", start=3)
 def commit_drops_a_reference(patch: pytest.MonkeyPatch) -> None:
     """The entry of a COMMIT lacks the references of the last partition."""
     whole = References.of
@@ -398,6 +398,7 @@ def retention_drops_what_is_live(patch: pytest.MonkeyPatch) -> None:
     groups=2,
     chaos_s=10.0,
     conditions=world(FORGETFUL),
+    start=1,
 )
 def late_copies_open(patch: pytest.MonkeyPatch) -> None:
     """A copy of a PREPARE that arrives after its transaction was forgotten opens it again."""
@@ -408,6 +409,7 @@ def late_copies_open(patch: pytest.MonkeyPatch) -> None:
     *("late-messages-stored", "duplicate", "nonmonotonic-send"),
     groups=2,
     conditions=world(FORGETFUL_OF_PRODUCERS),
+    start=2,
 )
 def late_messages_stored(patch: pytest.MonkeyPatch) -> None:
     """A copy of a producer's first batch that arrives after the producer was forgotten is stored again."""

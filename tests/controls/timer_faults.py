@@ -47,7 +47,7 @@ def created_again(patch: pytest.MonkeyPatch) -> None:
     patch.setitem(delayed.RECREATED, "share", 1.0)
 
 
-@plant("released-early", "early", "schedule-lost", "late", conditions=timed, start=9)
+@plant("released-early", "early", "schedule-lost", "late", conditions=timed, start=14)
 def released_early(patch: pytest.MonkeyPatch) -> None:
     """A leader releases messages 50 ms before their time."""
     due = Releases.due
@@ -70,7 +70,7 @@ def released_past_the_coming(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Releases, "coming", lambda self, timing, earliest_ms: None)
 
 
-@plant("released-again", "schedule-duplicate", "unbounded", *LOST, conditions=timed, start=13)
+@plant("released-again", "schedule-duplicate", "unbounded", *LOST, conditions=timed, start=16)
 def released_again(patch: pytest.MonkeyPatch) -> None:
     """A leader begins the next release before the one before it is applied."""
     due = Releases.due
@@ -148,7 +148,7 @@ def cancelled_in_secret(patch: pytest.MonkeyPatch) -> None:
     *LOST,
     conditions=timed,
     within=40,
-    start=5,
+    start=9,
 )
 def cursor_not_in_the_snapshot(patch: pytest.MonkeyPatch) -> None:
     """A replica that begins with a snapshot has the cursor of an empty one."""
@@ -156,7 +156,7 @@ def cursor_not_in_the_snapshot(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Timers, "restore", lambda self, released, counts: restore(self, FIRST_KEY, counts))
 
 
-@plant("schedules-repeated", "schedule-duplicate", "early", "unbounded", conditions=timed, start=11)
+@plant("schedules-repeated", "schedule-duplicate", "early", "unbounded", conditions=timed, start=13)
 def schedules_repeated(patch: pytest.MonkeyPatch) -> None:
     """A batch of scheduled messages that is sent again is stored again."""
     scheduled = TimerOperations.scheduled
@@ -201,7 +201,7 @@ def time_stands_still(patch: pytest.MonkeyPatch) -> None:
 
 
 @plant(
-    "release-remembered", "late", *LOST, conditions=timed, start=11, often={"hand-over": 20, "partition": 30}
+    "release-remembered", "late", *LOST, conditions=timed, start=16, often={"hand-over": 20, "partition": 30}
 )
 def release_remembered(patch: pytest.MonkeyPatch) -> None:
     """A leader that leads again still waits for the release that it had begun the time before."""
@@ -225,7 +225,7 @@ def waiting_for_a_deleted_topic(patch: pytest.MonkeyPatch) -> None:
     "scheduled-for-the-namesake",
     "namesake",
     conditions=created_again,
-    start=7,
+    start=13,
     passing_over=["unexpected-answer"],  # the topic does not know the batch before
 )
 def scheduled_for_the_namesake(patch: pytest.MonkeyPatch) -> None:

@@ -40,7 +40,7 @@ def changed_often(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(topic_changes, "COPIED", 0.7)
 
 
-@plant("alter-without-effect", *CHANGED, start=1, conditions=changed_often)
+@plant("alter-without-effect", *CHANGED, start=3, conditions=changed_often)
 def alter_without_effect(patch: pytest.MonkeyPatch) -> None:
     """New settings of a topic are acknowledged, but the old ones stay in force."""
     alter = TopicTable.alter
@@ -66,7 +66,7 @@ def late_alteration_counts(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TopicTable, "alter", again)
 
 
-@plant("trim-without-effect", "lost-change", conditions=changed_often, start=5)
+@plant("trim-without-effect", "lost-change", conditions=changed_often, start=9)
 def trim_without_effect(patch: pytest.MonkeyPatch) -> None:
     """A trim is acknowledged, but nothing is removed."""
     rewire(patch, OpType.TRIM, lambda self, index, op: OK)
@@ -98,6 +98,7 @@ def snapshot_of_first_settings(patch: pytest.MonkeyPatch) -> None:
     groups=2,
     often=SNAPSHOTS,
     conditions=world(FORGETFUL),
+    start=1,
 )
 def snapshot_without_what_is_forgotten(patch: pytest.MonkeyPatch) -> None:
     """A snapshot does not say up to when settled transactions are forgotten: late copies open them again."""
@@ -190,7 +191,7 @@ def late_deletion_counts(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TopicTable, "is_meant", lambda self, name, topic_id: name in self.topics)
 
 
-@plant("late-batch-in-a-namesake", "namesake", conditions=recreated_often, start=11)
+@plant("late-batch-in-a-namesake", "namesake", conditions=recreated_often, start=14)
 def late_batch_in_a_namesake(patch: pytest.MonkeyPatch) -> None:
     """A batch that arrives after its topic was deleted is stored in another topic of the same name."""
     inner = StateMachine._message
