@@ -24,7 +24,9 @@ APART = ("torn-across", "branch-against-home")
 OPEN = ("orphan-branch", "unresolved")
 
 
-@plant("done-when-told", *APART, "lost-write", groups=2, start=9, chaos_s=10.0, conditions=all_across)
+@plant(
+    "done-when-told", *APART, "lost-write", groups=2, start=9, chaos_s=10.0, conditions=all_across, long=True
+)
 def done_when_told(patch: pytest.MonkeyPatch) -> None:
     """TX_DONE is written when a branch is told what home has decided, and not when the branch has carried it
     out."""
@@ -38,7 +40,7 @@ def done_when_told(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Branches, "_push", early)
 
 
-@plant("home-prepared-last", *OPEN, *APART, groups=2, chaos_s=10.0, conditions=all_across, start=1)
+@plant("home-prepared-last", *OPEN, *APART, groups=2, chaos_s=10.0, conditions=all_across, start=1, long=True)
 def home_prepared_last(patch: pytest.MonkeyPatch) -> None:
     """Branches are prepared before home, so a branch may be open that home does not know."""
     made = StagedPrepare.__init__
@@ -61,6 +63,7 @@ def home_prepared_last(patch: pytest.MonkeyPatch) -> None:
     groups=2,
     conditions=all_across,
     start=3,
+    long=True,
 )
 def decided_before_all_prepared(patch: pytest.MonkeyPatch) -> None:
     """A producer treats a transaction as prepared once home is prepared, while its branches are under way."""
@@ -132,6 +135,7 @@ def _when_equally_long(
     chaos_s=10.0,
     conditions=homes_of_one_index,
     start=4,
+    long=True,
 )
 def home_group_not_in_identity(patch: pytest.MonkeyPatch) -> None:
     """A transaction is identified by its id and the index of home's record, without the group whose log has

@@ -40,7 +40,7 @@ def all_named(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(scene, "draw_level", lambda rng, lowest: (LEVEL_MAX, None))
 
 
-@plant("claim-in-one-group", WROTE, "fenced-alive", groups=2, chaos_s=8.0, conditions=all_named)
+@plant("claim-in-one-group", WROTE, "fenced-alive", groups=2, chaos_s=8.0, conditions=all_named, long=True)
 def claim_in_one_group(patch: pytest.MonkeyPatch) -> None:
     """A producer that replaces another one claims the name in its own group, and in no other one."""
     steps = named_instance.steps
@@ -62,13 +62,13 @@ def claim_in_one_group(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(named_instance, "steps", lonely)
 
 
-@plant("older-epoch-writes", WROTE, groups=2, chaos_s=8.0, conditions=all_named)
+@plant("older-epoch-writes", WROTE, groups=2, chaos_s=8.0, conditions=all_named, long=True)
 def older_epoch_writes(patch: pytest.MonkeyPatch) -> None:
     """Plain messages under an earlier claim are stored."""
     patch.setattr(Claims, "fenced", lambda self, producer, epoch, now_ms: None)
 
 
-@plant("older-epoch-prepares", WROTE, *NUMBERS, groups=2, chaos_s=8.0, conditions=all_named)
+@plant("older-epoch-prepares", WROTE, *NUMBERS, groups=2, chaos_s=8.0, conditions=all_named, long=True)
 def older_epoch_prepares(patch: pytest.MonkeyPatch) -> None:
     """Transactions under an earlier claim are opened."""
     refusal = Claims.refusal
@@ -96,7 +96,7 @@ def epoch_of_two(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Claims, "claim", anybody)
 
 
-@plant("number-forgotten", *NUMBERS, groups=2, start=17, chaos_s=8.0, conditions=all_named)
+@plant("number-forgotten", *NUMBERS, groups=2, start=17, chaos_s=8.0, conditions=all_named, long=True)
 def number_forgotten(patch: pytest.MonkeyPatch) -> None:
     """A claim does not note which number was committed last."""
     settled = Claims.settled
@@ -107,7 +107,7 @@ def number_forgotten(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Claims, "settled", rolled_back)
 
 
-@plant("rolled-back-is-in", "number-lost", groups=2, start=53, chaos_s=8.0, conditions=all_named)
+@plant("rolled-back-is-in", "number-lost", groups=2, start=53, chaos_s=8.0, conditions=all_named, long=True)
 def rolled_back_is_in(patch: pytest.MonkeyPatch) -> None:
     """A number whose PREPARE was sent twice, and rolled back between the two, is taken for committed."""
     after = Numbered._after_prepare
@@ -141,7 +141,7 @@ def as_time_runs_out(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(named_instance, "TAKES_S", (0.45,))
 
 
-@plant("claim-ends-nothing", "overtaken-open", groups=2, chaos_s=8.0, conditions=all_alone)
+@plant("claim-ends-nothing", "overtaken-open", groups=2, chaos_s=8.0, conditions=all_alone, long=True)
 def claim_ends_nothing(patch: pytest.MonkeyPatch) -> None:
     """What a claim has overtaken, and nobody is asked about, stays open until its time-out."""
     patch.setattr(Overtaken, "take", lambda *given: {})
@@ -175,7 +175,7 @@ def claim_ends_local_ones(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Claims, "opened", all_of_them)
 
 
-@plant("claim-ends-a-branch", TORN, groups=2, chaos_s=8.0, conditions=all_alone, start=4)
+@plant("claim-ends-a-branch", TORN, groups=2, chaos_s=8.0, conditions=all_alone, start=4, long=True)
 def claim_ends_a_branch(patch: pytest.MonkeyPatch) -> None:
     """A group rolls back a branch that a claim has overtaken there, while its home may commit it."""
     _branches_know(patch)
@@ -194,7 +194,9 @@ def claim_ends_a_branch(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(StateMachine, "_prepare", noting)
 
 
-@plant("time-out-ends-a-branch", TORN, groups=2, start=20, chaos_s=8.0, conditions=as_time_runs_out)
+@plant(
+    "time-out-ends-a-branch", TORN, groups=2, start=20, chaos_s=8.0, conditions=as_time_runs_out, long=True
+)
 def time_out_ends_a_branch(patch: pytest.MonkeyPatch) -> None:
     """A group rolls back a branch whose time has passed there, while its home may commit it."""
     _branches_know(patch)

@@ -54,6 +54,7 @@ def impatient(patch: pytest.MonkeyPatch) -> None:
     start=11,
     often={"disk-full": 60, "group-cut": 40, "hand-over": 40},
     conditions=impatient,
+    long=True,
 )
 def refused_number_used_again(patch: pytest.MonkeyPatch) -> None:
     """The next batch of a stream takes the number of a refused batch, although a copy of that one may still
@@ -180,6 +181,7 @@ def _is_lost(request: bytes) -> bool:
     start=6,
     chaos_s=10.0,
     conditions=unanswered_prepares,
+    long=True,
 )
 def refused_prepare_sent_again(patch: pytest.MonkeyPatch) -> None:
     """A PREPARE that is refused as stale is sent anew, although an earlier attempt without an answer may have
@@ -209,6 +211,7 @@ def many_run_twice(patch: pytest.MonkeyPatch) -> None:
     groups=2,
     start=24,
     conditions=many_run_twice,
+    long=True,
 )
 def refused_rolls_back_another(patch: pytest.MonkeyPatch) -> None:
     """A producer whose PREPARE home refuses rolls the transaction back by its id, although another process
@@ -252,6 +255,7 @@ def run_twice(patch: pytest.MonkeyPatch) -> None:
     within=60,
     conditions=run_twice,
     start=2,
+    long=True,
 )
 def repetition_rolls_back(patch: pytest.MonkeyPatch) -> None:
     """An exception of a later run of an id rolls back what an earlier run has committed in its database."""

@@ -61,13 +61,13 @@ def answers_turned_round(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(checks, "judge", wrong)
 
 
-@plant("owner-not-asked", *INVENTED, groups=2, start=5, chaos_s=10.0, conditions=world(UNFENCED))
+@plant("owner-not-asked", *INVENTED, groups=2, start=5, chaos_s=10.0, conditions=world(UNFENCED), long=True)
 def owner_not_asked(patch: pytest.MonkeyPatch) -> None:
     """A check may go to any producer of the app at once, although the transaction's owner is alive."""
     patch.setattr(checks.Check, "owner", property(lambda self: ""))
 
 
-@plant("checks-never-due", "unresolved", "never-checked", start=3)
+@plant("checks-never-due", "unresolved", "never-checked", start=3, long=True)
 def checks_never_due(patch: pytest.MonkeyPatch) -> None:
     """No check comes due, so no one is asked about a transaction whose producer died."""
     patch.setattr(DueQueue, "advance", lambda self, now_ms, budget=0: False)
@@ -117,7 +117,14 @@ def taken_up_while_asked(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(checkers, "DELAYS_S", (0.5, 1.0, 1.1))
 
 
-@plant("rollback-under-any-prepare", *INVENTED, start=35, chaos_s=12.0, conditions=taken_up_while_asked)
+@plant(
+    "rollback-under-any-prepare",
+    *INVENTED,
+    start=35,
+    chaos_s=12.0,
+    conditions=taken_up_while_asked,
+    long=True,
+)
 def rollback_under_any_prepare(patch: pytest.MonkeyPatch) -> None:
     """A check's ROLLBACK names no PREPARE, and rolls back a transaction that another producer has taken up
     since."""

@@ -161,7 +161,9 @@ def purged_often(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(purging, "CHECK_AFTER_MS", (12_000,))
 
 
-@plant("purged-while-open", *SPLIT, workload="fenced", chaos_s=10.0, conditions=purged_often, start=3)
+@plant(
+    "purged-while-open", *SPLIT, workload="fenced", chaos_s=10.0, conditions=purged_often, start=3, long=True
+)
 def purged_while_open(patch: pytest.MonkeyPatch) -> None:
     """A purge removes old rows without looking at which transactions are still open: a check then finds
     none."""
@@ -236,6 +238,7 @@ def taken_up_late(patch: pytest.MonkeyPatch) -> None:
     start=10,
     chaos_s=14.0,
     conditions=taken_up_late,
+    long=True,
 )
 def purged_when_prepared_again(patch: pytest.MonkeyPatch) -> None:
     """A purge looks at the time of the oldest PREPARE, and removes the row of an open transaction that was

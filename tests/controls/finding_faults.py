@@ -84,7 +84,7 @@ def search_in_whatever_has_the_name(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Finder, "find", anywhere)
 
 
-@plant("header-found-in-any-part-of-a-row", "find-false", conditions=asked_of_shares, start=9)
+@plant("header-found-in-any-part-of-a-row", "find-false", conditions=asked_of_shares, start=9, long=True)
 def header_found_in_any_part_of_a_row(patch: pytest.MonkeyPatch) -> None:
     """A search for a header finds each row that has these bytes anywhere."""
     is_sought = find_search.is_sought

@@ -72,7 +72,7 @@ def topics_outlive_their_group(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(deletions, "delete_topics", lambda *asked: True)
 
 
-@plant("deleted-while-members-hold", "double-lease", conditions=deleted_often, start=44)
+@plant("deleted-while-members-hold", "double-lease", conditions=deleted_often, start=44, long=True)
 def deleted_while_members_hold(patch: pytest.MonkeyPatch) -> None:
     """A leader deletes a share group although members hold messages of it."""
     patch.setattr(ShareDesk, "members", lambda self, group: [])
@@ -101,6 +101,7 @@ def woken_by_the_deletion(patch: pytest.MonkeyPatch) -> None:
     often={"slow-fsync": 60, "storm": 60},
     start=51,
     within=60,
+    long=True,
 )
 def handed_out_while_deleted(patch: pytest.MonkeyPatch) -> None:
     """A leader goes on handing out messages of a share group whose deletion is in its log."""
@@ -114,7 +115,7 @@ def narrowed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(layout, "FOR_GOOD", 0.7)
 
 
-@plant("others-not-asked", "stuck", groups=2, conditions=narrowed, start=12)
+@plant("others-not-asked", "stuck", groups=2, conditions=narrowed, start=12, long=True)
 def others_not_asked(patch: pytest.MonkeyPatch) -> None:
     """A share consumer asks only broker groups that had partitions of its topics when it began."""
 

@@ -112,6 +112,7 @@ def _deposed(part: Part) -> int | None:
     start=77,
     often={"partition": 80},
     conditions=left_to_the_groups,
+    long=True,
 )
 def inquire_from_state(patch: pytest.MonkeyPatch) -> None:
     """A leader answers a branch's INQUIRE from its current state, and not through its log, so that a deposed
@@ -135,6 +136,7 @@ def inquire_from_state(patch: pytest.MonkeyPatch) -> None:
     start=2,
     often={"partition": 80},
     conditions=left_to_the_groups,
+    long=True,
 )
 def home_forgets_too_early(patch: pytest.MonkeyPatch) -> None:
     """Home treats a decision as done as soon as one branch of several has carried it out."""
@@ -185,6 +187,7 @@ def _prepares_a_branch(request: bytes) -> bool:
     groups=2,
     start=10,
     conditions=late_branches_open,
+    long=True,
 )
 def followed_after_done(patch: pytest.MonkeyPatch) -> None:
     """A branch follows home's decision although home has it as done in that group, so the branch is a late

@@ -111,7 +111,9 @@ def scrubbing_passes_over_damage(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SegmentJournal, "verify", shrug)
 
 
-@plant("damage-is-left-as-it-is", "unmended", *STUCK, within=40, workload="raw", often=DAMAGE, start=6)
+@plant(
+    "damage-is-left-as-it-is", "unmended", *STUCK, within=40, workload="raw", often=DAMAGE, start=6, long=True
+)
 def damage_is_left_as_it_is(patch: pytest.MonkeyPatch) -> None:
     """A replica keeps its damaged entries and never mends them."""
     patch.setattr(Mender, "round", lambda self: None)

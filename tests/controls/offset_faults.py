@@ -17,7 +17,16 @@ REACH = KEPT | {"pipelines"}
 busy = world(ALL_ACROSS | {"act_every_s": 0.05, "level": LEVEL_MAX, "reach": REACH})
 
 
-@plant("places-not-compared", "processed-twice", groups=2, chaos_s=8.0, within=10, conditions=busy, start=6)
+@plant(
+    "places-not-compared",
+    "processed-twice",
+    groups=2,
+    chaos_s=8.0,
+    within=10,
+    conditions=busy,
+    start=6,
+    long=True,
+)
 def places_not_compared(patch: pytest.MonkeyPatch) -> None:
     """A transaction is opened although its group is no longer where its work began, or another holds it."""
     patch.setattr(HeldOffsets, "refusal", lambda self, attached: None)
@@ -45,7 +54,16 @@ def hold_not_rebuilt(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(HeldOffsets, "hold", forgetful)
 
 
-@plant("hold-after-rollback", "held-for-ever", groups=2, chaos_s=8.0, within=10, conditions=busy, start=2)
+@plant(
+    "hold-after-rollback",
+    "held-for-ever",
+    groups=2,
+    chaos_s=8.0,
+    within=10,
+    conditions=busy,
+    start=2,
+    long=True,
+)
 def hold_after_rollback(patch: pytest.MonkeyPatch) -> None:
     """What a transaction held stays held after it was rolled back."""
     settled = HeldOffsets.settled
@@ -60,7 +78,7 @@ def hold_after_rollback(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(HeldOffsets, "settled", commits_only)
 
 
-@plant("time-out-forgotten", "held-for-ever", groups=2, chaos_s=8.0, within=10, conditions=busy)
+@plant("time-out-forgotten", "held-for-ever", groups=2, chaos_s=8.0, within=10, conditions=busy, long=True)
 def time_out_forgotten(patch: pytest.MonkeyPatch) -> None:
     """The leader does not roll back what nobody is asked about."""
     patch.setattr(DueQueue, "take_expired", lambda *given: {})

@@ -62,7 +62,7 @@ def _statement(patch: pytest.MonkeyPatch, change: Callable[[OutboxStatements], N
     patch.setattr(OutboxStatements, "__init__", init)
 
 
-@plant("relay-by-cursor", LOST, workload=RELAYS)
+@plant("relay-by-cursor", LOST, workload=RELAYS, long=True)
 def relay_by_cursor(patch: pytest.MonkeyPatch) -> None:
     """Relays remember the id up to which rows are sent, and never look before it."""
     mark, pick = OutboxShards.mark, OutboxShards.pick
@@ -82,7 +82,7 @@ def relay_by_cursor(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(OutboxShards, "pick", behind)
 
 
-@plant("batch-made-anew", STOPPED, LOST, DUPLICATE, REORDERED, workload=RELAYS, start=3)
+@plant("batch-made-anew", STOPPED, LOST, DUPLICATE, REORDERED, workload=RELAYS, start=3, long=True)
 def batch_made_anew(patch: pytest.MonkeyPatch) -> None:
     """A relay that takes a shard over dissolves the marked batch, and sends under its number what is there by
     then."""
@@ -126,7 +126,7 @@ def lease_not_checked(patch: pytest.MonkeyPatch) -> None:
     _statement(patch, any_relay)
 
 
-@plant("zombie-writes-last", STOPPED, LOST, DUPLICATE, workload=RELAYS, start=4)
+@plant("zombie-writes-last", STOPPED, LOST, DUPLICATE, workload=RELAYS, start=4, long=True)
 def zombie_writes_last(patch: pytest.MonkeyPatch) -> None:
     """A relay does not look how many rows its statements have changed, neither of its lease nor of its batch:
     one that was paused writes its number over its successor's."""

@@ -52,8 +52,7 @@ class Planted:
     kind: str | None  # the kind of network; None: drawn by the seed
     size: int | None
     chaos_s: float
-    slow: bool
-    rare: bool  # found once in hundreds of schedules: it runs in make test-long
+    long: bool  # it takes seconds, or hundreds of schedules: it runs in make test-long
     passing_over: frozenset[str]  # kinds of violation that prove nothing here: the next seed is tried
     blind: frozenset[str]  # invariants that are not checked, because they would always fail first
     often: dict[str, int]  # weights, in place of the usual ones, of the kinds of faults that bring it out
@@ -79,8 +78,7 @@ def plant(
     kind: str | None = None,
     size: int | None = None,
     chaos_s: float = 6.0,
-    slow: bool = False,
-    rare: bool = False,
+    long: bool = False,
     passing_over: Iterable[str] = (),
     blind: Iterable[str] = (),
     often: dict[str, int] | None = None,
@@ -102,8 +100,7 @@ def plant(
             kind,
             size,
             chaos_s,
-            slow,
-            rare,
+            long,
             frozenset(passing_over),
             frozenset(blind),
             often or {},

@@ -62,7 +62,7 @@ def redrive_of_final_letters(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(HeldLetters, "refusal", overlooking)
 
 
-@plant("final-by-a-rollback", "redrive-lost", conditions=redirected, chaos_s=5.0, start=9, slow=True)
+@plant("final-by-a-rollback", "redrive-lost", conditions=redirected, chaos_s=5.0, start=9, long=True)
 def final_by_a_rollback(patch: pytest.MonkeyPatch) -> None:
     """The dead letters of a transaction are final also when it was rolled back."""
     settled = HeldLetters.settled

@@ -104,7 +104,7 @@ def two_decisions_in_flight(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(StateMachine, "_settle", settle)
 
 
-@plant("commits-what-grows", "lost-write", groups=3, start=2700087, rare=True)
+@plant("commits-what-grows", "lost-write", groups=3, start=2700087, long=True)
 def commits_what_grows(patch: pytest.MonkeyPatch) -> None:
     """An operator commits a transaction while a further part of it is written and not applied yet."""
     patch.setattr(Admission, "_growing_of", lambda self, app, tx_ids: set())
@@ -368,6 +368,7 @@ def requests_without_bound(patch: pytest.MonkeyPatch) -> None:
     chaos_s=10.0,
     start=5,
     often={"snapshot": 60, "roll": 60, "retention": 60},
+    long=True,
 )
 def retention_drops_a_prepare(patch: pytest.MonkeyPatch) -> None:
     """Retention keeps what can be read, but not what open transactions refer to."""
@@ -383,7 +384,7 @@ def retention_drops_a_prepare(patch: pytest.MonkeyPatch) -> None:
     "OffsetGone",
     chaos_s=10.0,
     start=8,
-    slow=True,
+    long=True,
     often={"snapshot": 60, "roll": 60, "retention": 60},
 )
 def retention_drops_what_is_live(patch: pytest.MonkeyPatch) -> None:

@@ -206,6 +206,7 @@ def test_status_shows_the_feedback_processes(cluster: Cluster, unique: Unique) -
 
     with cluster.producer(unique("app"), tx_status_querier=Undecided()):
         wait_until(lambda: sum(report.polls_parked for report in told()) > 0, 30.0, "a parked producer")
+        wait_until(lambda: len(told()) == told()[0].shards, 30.0, "each process's report")
         assert [report.shard for report in told()] == list(range(told()[0].shards))
         assert as_json("status")["feedback"][0]["report"]["pid"] == told()[0].pid
         assert "feedback process" in good("status")
