@@ -194,16 +194,14 @@ class _Parts:
         """The bytes of a table of the result, in pieces."""
         tables = [(file, number, len(file.table(number))) for file, number in self._of(place)]
         if RUN_BYTES * sum(rows for _, _, rows in tables) <= PIECE_BYTES:
-            whole = [(file.read_rows(number, 0, RUN_BYTES * rows), 8 * rows) for file, number, rows in tables]
+            whole = [(file.read_table(number), 8 * rows) for file, number, rows in tables]
             yield b"".join(
                 data[column * size : (column + 1) * size] for column in range(COLUMNS) for data, size in whole
             )
             return
         for column in range(COLUMNS):
-            for file, number, rows in tables:
-                begin, end = 8 * column * rows, 8 * (column + 1) * rows
-                for at in range(begin, end, PIECE_BYTES):
-                    yield file.read_rows(number, at, min(PIECE_BYTES, end - at))
+            for file, number, _ in tables:
+                yield from file.read_column(number, column, PIECE_BYTES)
 
     def compare(self, merged: RunFile) -> Iterator[int]:
         """Raise CorruptLog unless the result has what its inputs had, without a gap."""

@@ -1,10 +1,13 @@
 """Sealed runs of partitions as they are read from their file: what must be known of each table is in memory,
 and a block of rows is read when it is needed.
 
-A group has a table for each partition and run file, so a table must cost little: nine numbers, which stand
-with those of the file's other tables in one array. Of a table of many rows, four numbers for each block of
+A group has a table for each partition and run file, so a table must cost little: ten numbers, which stand
+with those of the file's other tables in one array. Of a table of many rows, ten numbers for each block of
 1,024 are kept too, so that a look-up reads one block, and retention hardly any. Blocks that were read last
 stay in memory: readers go through a table in small steps.
+
+The file is checked when it is opened, and what is read later is checked against checksums from then: a disk
+may lose in between what it had, and say nothing.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from threading import Lock
 from typing import Final, NamedTuple, Protocol
 
 from google_crc32c import extend
+from google_crc32c import value as crc32c
 
 from escrowmq.replication.errors import CorruptLog
 from escrowmq.replication.state.run_table import (
@@ -49,8 +53,8 @@ PIECE_BYTES: Final = 1 << 20
 #: Blocks of a column that are summed between two rests: half a millisecond.
 BLOCKS_PER_REST: Final = 16
 #: What is known of a table.
-FACTS: Final = 9
-_SLOT, _AT, _ROWS, _BASE, _END, _LOW, _BYTES, _FIRST_MS, _LAST_MS = range(FACTS)
+FACTS: Final = 10
+_SLOT, _AT, _ROWS, _BASE, _END, _LOW, _BYTES, _FIRST_MS, _LAST_MS, _CRC = range(FACTS)
 
 
 class Stored(Protocol):
@@ -66,12 +70,13 @@ class Stored(Protocol):
 
 class _Blocks(NamedTuple):
     """Of each block of a table with several: the first offset, the lowest log index, the bytes, the first
-    time."""
+    time; and of each block of each column, one column after the other, the checksum."""
 
     bases: array[int]
     lows: array[int]
     sizes: array[int]
     times: array[int]
+    crcs: array[int]
 
 
 class KeptBlocks:
@@ -163,23 +168,56 @@ class RunFile:
         return columns
 
     def _read_block(self, number: int, block: int) -> Columns:
-        begin, rows = self.fact(number, _AT), self.fact(number, _ROWS)
+        rows = self.fact(number, _ROWS)
         if rows <= BLOCK:
-            return _columns_of(self._file.read(begin, RUN_BYTES * rows), rows)
+            return _columns_of(self.read_table(number), rows)
         first = block * BLOCK
         size = 8 * min(BLOCK, rows - first)
         return tuple(
-            array("Q", self._file.read(begin + 8 * (column * rows + first), size))
-            for column in range(COLUMNS)
+            array("Q", self.read_rows(number, 8 * (column * rows + first), size)) for column in range(COLUMNS)
         )
 
     def read_table(self, number: int) -> bytes:
         """All its bytes, column by column. Raises CorruptLog and the disk's errors."""
         return self.read_rows(number, 0, RUN_BYTES * self.fact(number, _ROWS))
 
+    def read_column(self, number: int, column: int, piece_bytes: int) -> Iterator[bytes]:
+        """The bytes of a column of a table, in pieces of about this size. Raises CorruptLog and the disk's
+        errors."""
+        rows = self.fact(number, _ROWS)
+        begin, end = 8 * column * rows, 8 * (column + 1) * rows
+        if number not in self._blocks:
+            yield self.read_table(number)[begin:end]
+            return
+        step = max(piece_bytes // (8 * BLOCK), 1) * 8 * BLOCK
+        for at in range(begin, end, step):
+            yield self.read_rows(number, at, min(step, end - at))
+
     def read_rows(self, number: int, pos: int, size: int) -> bytes:
-        """Part of a table's bytes. Raises CorruptLog and the disk's errors."""
-        return self._file.read(self.fact(number, _AT) + pos, size)
+        """Part of a table's bytes: whole blocks of columns, or the whole table if it is one block. Raises
+        CorruptLog if they are not those that were there when the file was opened, and the disk's errors."""
+        data = self._file.read(self.fact(number, _AT) + pos, size)
+        blocks = self._blocks.get(number)
+        if blocks is None:
+            right = crc32c(data) == self.fact(number, _CRC)
+        else:
+            right = self._is_right(data, pos, 8 * self.fact(number, _ROWS), blocks.crcs)
+        if not right:
+            raise CorruptLog(f"{self.name}: table {number} is not what it was when the file was opened")
+        return data
+
+    @staticmethod
+    def _is_right(data: bytes, pos: int, column_bytes: int, crcs: array[int]) -> bool:
+        block_bytes = 8 * BLOCK
+        per_column = -(-column_bytes // block_bytes)
+        at = 0
+        while at < len(data):
+            column, within = divmod(pos + at, column_bytes)
+            end = at + min(block_bytes, column_bytes - within)
+            if crc32c(data[at:end]) != crcs[column * per_column + within // block_bytes]:
+                return False
+            at = end
+        return True
 
     def verify(self, piece_bytes: int) -> Iterator[int]:
         """See ``verify_runs``."""
@@ -206,7 +244,7 @@ class RunFile:
         try:
             for number, (slot, rows) in enumerate(entries, 1):
                 if rows <= BLOCK:
-                    self._note(slot, at, _columns_of(reader.take(RUN_BYTES * rows), rows))
+                    self._note(slot, at, rows, reader.take(RUN_BYTES * rows))
                 else:
                     yield from self._note_large(slot, at, rows, reader)
                 at += RUN_BYTES * rows
@@ -219,10 +257,10 @@ class RunFile:
             raise CorruptLog(f"{name}: checksum does not match")
         self.left = len(self)
 
-    def _note(self, slot: int, at: int, columns: Columns) -> None:
-        bases, indexes, _, sizes, counts, times = columns
-        end = bases[-1] + counts[-1]
-        self._keep(slot, at, len(bases), bases[0], end, min(indexes), sum(sizes), times[0], times[-1])
+    def _note(self, slot: int, at: int, rows: int, data: bytes) -> None:
+        bases, indexes, _, sizes, counts, times = _columns_of(data, rows)
+        end, crc = bases[-1] + counts[-1], crc32c(data)
+        self._keep(slot, at, rows, bases[0], end, min(indexes), sum(sizes), times[0], times[-1], crc)
 
     def _keep(self, *facts: int) -> None:
         if facts[_END] - facts[_BASE] < facts[_ROWS]:  # each run has a message at least
@@ -230,11 +268,13 @@ class RunFile:
         self._facts.extend(facts)
 
     def _note_large(self, slot: int, at: int, rows: int, reader: _Reader) -> Iterator[int]:
-        found = _Blocks(array("Q"), array("Q"), array("Q"), array("Q"))
+        found = _Blocks(array("Q"), array("Q"), array("Q"), array("Q"), array("I"))
         last = [0] * COLUMNS
         for column in range(COLUMNS):
             for first in range(0, rows, BLOCK):
-                values = array("Q", reader.take(8 * min(BLOCK, rows - first)))
+                data = reader.take(8 * min(BLOCK, rows - first))
+                found.crcs.append(crc32c(data))
+                values = array("Q", data)
                 if column == BASE:
                     found.bases.append(values[0])
                 elif column == INDEX:
@@ -248,7 +288,7 @@ class RunFile:
                     yield reader.told()
         self._blocks[len(self)] = found
         end, total = last[BASE] + last[COUNT], sum(found.sizes)
-        self._keep(slot, at, rows, found.bases[0], end, min(found.lows), total, found.times[0], last[TIME])
+        self._keep(slot, at, rows, found.bases[0], end, min(found.lows), total, found.times[0], last[TIME], 0)
 
 
 class _Reader:

@@ -7,10 +7,13 @@ from array import array
 
 import pytest
 
+from escrowmq.replication.errors import CorruptLog
 from escrowmq.replication.state import run_table, stored_runs
 from escrowmq.replication.state.index import PartitionIndex
-from escrowmq.replication.state.run_table import RunTable
-from tests.support.stored_bytes import stored
+from escrowmq.replication.state.run_table import COLUMNS, RunTable
+from escrowmq.replication.state.runs_file import RUN_BYTES, encode_runs
+from escrowmq.replication.state.stored_runs import KeptBlocks, open_runs
+from tests.support.stored_bytes import StoredBytes, stored
 
 
 @pytest.fixture(autouse=True)
@@ -83,3 +86,26 @@ def test_retention_of_a_partition_is_what_a_look_at_every_run_gives(seed: int) -
     expected = max(index.start, max(gone, default=0))
     index.forget_before(bound)
     assert index.start == expected
+
+
+@pytest.mark.parametrize("rows", [1, 3, 4, 5, 11])
+def test_what_a_disk_has_lost_since_the_file_was_opened_is_not_taken_for_runs(rows: int) -> None:
+    columns = tuple(array("Q", range(1, rows + 1)) for _ in range(COLUMNS))
+    data = b"".join(encode_runs({7: columns}))
+    begin = len(data) - RUN_BYTES * rows
+    for damaged in range(begin, len(data), 8):
+        file = StoredBytes(data)
+        table = open_runs(file, KeptBlocks(0)).table(0)
+        assert joined(table) == list(zip(*columns, strict=True))
+        file.data = file.data[:damaged] + bytes(8) + file.data[damaged + 8 :]
+        with pytest.raises(CorruptLog, match="not what it was when the file was opened"):
+            joined(table)
+        with pytest.raises(CorruptLog, match="not what it was when the file was opened"):
+            table.file.read_table(0)
+
+
+def joined(table: stored_runs.StoredTable) -> list[tuple[int, ...]]:
+    found: list[tuple[int, ...]] = []
+    while len(found) < len(table):
+        found += zip(*table.rows(len(found), len(table)), strict=True)
+    return found
