@@ -19,12 +19,11 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3 /usr/bin/python3.11 /us
 	&& echo "$$p" && break; done)
 
 SEEDS ?= 200
+# Tests with real Ray and Spark at three workers took as long and ran into time-outs, and both kinds at the same
+# time too: processes of Ray that wait for longer burn more.
 JOBS ?= 2
 # The fast tests spend a third of their time waiting for fdatasync, so three workers keep two cores busy.
 FAST_JOBS ?= 3
-# Those with real Ray and Spark wait for even longer. Both kinds at the same time gained nothing: processes of
-# Ray that wait longer burn more, and the fast tests ran into their time-outs.
-REAL_JOBS ?= 3
 SEED ?= 1
 EXAMPLES ?= 20000
 TRIALS ?= 50
@@ -49,7 +48,7 @@ test: $(STAMP) ## everything: lint, types, layers, then the fast tests, then rea
 	@$(BIN)/python -m pytest --collect-only -qq > /dev/null & collecting=$$!; \
 	$(MAKE) --no-print-directory lint; result=$$?; wait $$collecting || true; exit $$result
 	$(BIN)/python -m pytest -m "not ray and not spark and not slow and not long" -n $(FAST_JOBS) $(IN_ORDER) --durations=30
-	$(BIN)/python -m pytest -m "(ray or spark or slow) and not long" -n $(REAL_JOBS) $(IN_ORDER) --durations=60
+	$(BIN)/python -m pytest -m "(ray or spark or slow) and not long" -n $(JOBS) $(IN_ORDER) --durations=60
 
 test-long: $(STAMP) ## the long tests, which make test leaves out: other kinds of Spark session, Spark's examples, killed sessions, chaos on machines, member changes, a replaced replica's node, overload, a lost head (50 minutes)
 	$(BIN)/python -m pytest -m long --durations=20
