@@ -44,7 +44,7 @@ demo-pictures: $(STAMP) ## run the demo and save the README's two pictures of it
 
 # Collecting the tests compiles them once for all workers, on the core that the linters leave free. An error
 # while collecting is ignored here: the test run below reports it.
-test: $(STAMP) ## everything: lint, types, layers, then the fast tests, then real Ray and Spark (less than 25 minutes on two cores)
+test: $(STAMP) ## everything: lint, types, layers, then the fast tests, then real Ray and Spark (about 35 minutes on two cores)
 	@$(BIN)/python -m pytest --collect-only -qq > /dev/null & collecting=$$!; \
 	$(MAKE) --no-print-directory lint; result=$$?; wait $$collecting || true; exit $$result
 	$(BIN)/python -m pytest -m "not ray and not spark and not slow and not long" -n $(FAST_JOBS) $(IN_ORDER) --durations=30
