@@ -2,7 +2,8 @@
 
 Layout: magic, u32 version; the records, in blocks of ``BLOCK`` (1 MiB, the last one shorter); for each block
 its first key, u32 CRC32C, i64 living records; then the last key, u64 records, and u32 CRC32C of all that
-follows the blocks. So a look-up reads one block, and a block is checked when it is first read.
+follows the blocks. So a look-up reads one block, and a block is checked when it is first read. From then on
+each page that is read again is checked: a disk may lose in between what it had, and say nothing.
 
 What is kept of each block stands behind the blocks: a merge does not know it before it has written them.
 All numbers are little-endian, except in records and keys, whose bytes are in order.
@@ -32,7 +33,7 @@ _ABOUT_BLOCK: Final = struct.Struct(f"<{KEY_BYTES}sIq")
 _END: Final = struct.Struct(f"<{KEY_BYTES}sQI")
 _END_SUMMED: Final = _END.size - 4
 #: Records of a page: a look-up within a block reads one. The first key of each is kept, a
-#: third of a percent of what is read.
+#: third of a percent of what is read, and its checksum.
 PAGE: Final = 512
 
 
@@ -130,8 +131,8 @@ class SealedFile:
         head, end = min(_HEAD.size, size), min(_END.size, size)
         begin = _foot_begin(name, file.read(0, head), file.read(size - end, end), size)
         self._foot = _Foot(name, file.read(begin, size - begin))
-        #: Of each block that has been checked: the first key of each page.
-        self._pages: list[list[bytes] | None] = [None] * len(self._foot.crcs)
+        #: Of each block that has been checked: the first key of each page, and its checksum.
+        self._pages: list[tuple[list[bytes], list[int]] | None] = [None] * len(self._foot.crcs)
         self._page = (-1, b"")  # the one that was read last, by its first row
 
     def __len__(self) -> int:
@@ -153,8 +154,8 @@ class SealedFile:
             return 0
         if bound > behind(self._foot.last_key):
             return len(self)
-        pages = self._checked(block)
-        begin = block * BLOCK + max(bisect_left(pages, bound) - 1, 0) * PAGE
+        first_keys, _ = self._checked(block)
+        begin = block * BLOCK + max(bisect_left(first_keys, bound) - 1, 0) * PAGE
         data = self._read_page(begin)
         size = RECORD_BYTES
         low, high = 0, len(data) // size
@@ -171,12 +172,32 @@ class SealedFile:
         end = min(begin + count, len(self))
         if begin >= end:
             return []
-        for block in range(begin // BLOCK, (end - 1) // BLOCK + 1):
-            self._checked(block)
         first, data = self._page
         if first <= begin and end <= first + len(data) // RECORD_BYTES:
             return split(data[(begin - first) * RECORD_BYTES : (end - first) * RECORD_BYTES])
-        return split(self._read_rows(begin, end))
+        return [
+            row
+            for block in range(begin // BLOCK, (end - 1) // BLOCK + 1)
+            for row in self._of(block, begin, end)
+        ]
+
+    def _of(self, block: int, begin: int, end: int) -> list[bytes]:
+        """Those of a block between two rows."""
+        first, last = block * BLOCK, min((block + 1) * BLOCK, len(self))
+        begin, end = max(begin, first), min(end, last)
+        from_page = first + (begin - first) // PAGE * PAGE
+        data = self._read_pages(block, from_page, min(first - (first - end) // PAGE * PAGE, last))
+        return split(data[(begin - from_page) * RECORD_BYTES : (end - from_page) * RECORD_BYTES])
+
+    def _read_pages(self, block: int, begin: int, end: int) -> bytes:
+        """Whole pages of a block, checked."""
+        _, crcs = self._checked(block)
+        data = self._read_rows(begin, end)
+        step, page = PAGE * RECORD_BYTES, (begin - block * BLOCK) // PAGE
+        for number, at in enumerate(range(0, len(data), step), page):
+            if crc32c(data[at : at + step]) != crcs[number]:
+                raise CorruptLog(f"{self.name}: page {number} of block {block} is not what it was at first")
+        return data
 
     def _read_rows(self, begin: int, end: int) -> bytes:
         return self._file.read(_HEAD.size + begin * RECORD_BYTES, (end - begin) * RECORD_BYTES)
@@ -186,19 +207,25 @@ class SealedFile:
         first, data = self._page
         if first != begin:
             end = min(begin + PAGE, (begin // BLOCK + 1) * BLOCK, len(self))
-            data = self._read_rows(begin, end)
+            data = self._read_pages(begin // BLOCK, begin, end)
             self._page = begin, data
         return data
 
-    def _checked(self, block: int) -> list[bytes]:
-        """Check a block when it is first read. Returns the first key of each of its pages."""
+    def _checked(self, block: int) -> tuple[list[bytes], list[int]]:
+        """Check a block when it is first read. Returns the first key of each of its pages, and its
+        checksum."""
         pages = self._pages[block]
         if pages is None:
             data = self._read_rows(block * BLOCK, min((block + 1) * BLOCK, len(self)))
             if crc32c(data) != self._foot.crcs[block] or not data.startswith(self._foot.first_keys[block]):
                 raise CorruptLog(f"{self.name}: checksum of block {block} does not match")
             step = PAGE * RECORD_BYTES
-            pages = self._pages[block] = [data[at : at + KEY_BYTES] for at in range(0, len(data), step)]
+            begins = range(0, len(data), step)
+            pages = (
+                [data[at : at + KEY_BYTES] for at in begins],
+                [crc32c(data[at : at + step]) for at in begins],
+            )
+            self._pages[block] = pages
         return pages
 
     def about_after(self, key: bytes) -> int:

@@ -252,3 +252,15 @@ def test_what_is_being_written_is_still_read_from_memory() -> None:
     store.sealed(frozen, file_of(written))
     assert store.due(FIRST_KEY, NOW_MS + 5, 9)[0] == [timer(1), timer(3)]
     assert store.young == 0 and store.freeze().young == []
+
+
+def test_what_a_disk_has_lost_since_a_block_was_checked_is_not_taken_for_records(small_blocks: None) -> None:
+    data = data_of(timer(n) for n in range(10))
+    for record in range(10):
+        stored = StoredBytes(data)
+        file = SealedFile("a.timers", stored)
+        assert len(file.rows(0, 10)) == 10
+        at = data.index(timer(record))
+        stored.data = data[:at] + bytes(8) + data[at + 8 :]
+        with pytest.raises(CorruptLog, match="is not what it was at first"):
+            file.rows(record, 1)
