@@ -370,12 +370,13 @@ class Fence(TxStatusQuerier):
     def _find_schema(self, link: Link) -> None:
         """Name the table with its schema from now on: a local transaction may have another search path than
         checks have, and lead to a table of the same name."""
-        found = link.rows(*self.statements.schema_of) if self.statements.schema_of else []
+        plain = self.statements  # another thread may find the schema at the same time
+        found = link.rows(*plain.schema_of) if plain.schema_of else []
         if not found:
             return
         self._elsewhere = not quotable(schema := str(found[0][0]))
         if not self._elsewhere:
-            self.statements = Statements(self.statements.dialect, self.statements.table, schema)
+            self.statements = Statements(plain.dialect, plain.table, schema)
             self._checking = Checking(self.statements, self.app, self._lock_timeout_s, self._clock)
 
     def _identity_for(self, local: Link) -> bytes:

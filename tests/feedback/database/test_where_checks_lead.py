@@ -220,3 +220,34 @@ def waits_for_a_standby(server: Server) -> int:
         found = db.execute("select count(*) from pg_stat_activity where wait_event = 'SyncRep'").fetchone()
         count: int = found[0]
         return count
+
+
+@pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
+def test_many_who_learn_the_tables_name_at_once_all_learn_it(server_of: Servers, kind: str) -> None:
+    """As the first requests of a service do, whose table a migration has made."""
+    server = server_of(kind)
+    assert server is not None
+    with one_connection(server, [], "") as engine:
+        Fence(engine, app="shop").create_table()
+    many = sa.create_engine(server.url(), pool_size=4)
+    try:
+        for _ in range(5):
+            fence, begin = Fence(many, app="shop"), threading.Barrier(4)
+            learned: list[bytes | Exception] = []
+
+            def learn(fence: Fence = fence, begin: threading.Barrier = begin) -> None:
+                begin.wait()
+                try:
+                    learned.append(fence.learn_identity())  # noqa: B023
+                except Exception as error:
+                    learned.append(error)  # noqa: B023
+
+            threads = [threading.Thread(target=learn) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert len(learned) == 4 and len(set(map(repr, learned))) == 1, learned
+            assert isinstance(learned[0], bytes)
+    finally:
+        many.dispose()
