@@ -41,7 +41,7 @@ from escrowmq.replication.format.forwarded import (
 )
 from escrowmq.replication.format.internal_topics import dead_topic
 from escrowmq.replication.format.packing import PackedRows, UnsoundValue
-from escrowmq.replication.format.share_ops import BY_TABLE, DROPPED, nack, share_ack
+from escrowmq.replication.format.share_ops import BY_TABLE, DROPPED, LETTER_RANGES_MAX, nack, share_ack
 from escrowmq.replication.message_headers import REPLY_TO, TAG
 from escrowmq.replication.model import NO_ID, ResultCode
 
@@ -244,13 +244,14 @@ class DeadLetters:
         self, group: str, partition: int, offsets: Sequence[int], topic_id: int
     ) -> tuple[list[tuple[int, DeadLetter]], int]:
         """The first of these that can be read, and up to which one of ``offsets`` they go."""
-        letters, size = list[tuple[int, DeadLetter]](), 0
+        letters, size, ranges = list[tuple[int, DeadLetter]](), 0, 0
         flat = ranges_of(offsets)
         spans = [(flat[at], flat[at + 1] + 1) for at in range(0, len(flat), 2)]
         for letter in self._read(group, partition, spans, topic_id):
             offset = _place(group, letter.id).offset
             size += len(letter.value)
-            if letters and size > PORTION_BYTES:
+            ranges += not letters or letters[-1][0] != offset - 1
+            if letters and (size > PORTION_BYTES or ranges > LETTER_RANGES_MAX):
                 return letters, bisect_left(offsets, offset)
             if letter.problem is None:
                 letters.append((offset, letter))

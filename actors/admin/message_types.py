@@ -43,13 +43,15 @@ class GroupProgress:
     not come to it, or has not committed since); ``place``: the next offset that it reads from this partition.
     ``kind`` "share": "waiting" (not finished, and no consumer has it), "leased" (consumer ``member`` has it,
     until ``due_ms`` unless it extends its lease), "done" (also of a message from before the place at which
-    the group began), or "finished" (done, retrying or dead; there was not enough time to see which: ask
-    again).
+    the group began, and of one that failed in a group with ``dead_letters="drop"``), or "finished" (done,
+    retrying or dead; there was not enough time to see which: ask again).
 
     Both kinds: "retrying" (it failed, and is to be delivered as ``attempt``, from ``due_ms`` on; None: its
     partition waits for it, and only the consumer knows how long), "dead" (the
-    group gave up after ``attempt`` deliveries; its dead letter is kept), "dropped" (it is not kept, or was
-    dropped). ``reason``: of the last failure.
+    group gave up after ``attempt`` deliveries; its dead letter is kept), "dropped" (an operator dropped the
+    dead letter), "redriven" (an operator sent it into the topic ``to``, with transaction ``tx_id``, which
+    copies there have as theirs; both "": it is not known any more), "settled" (dropped or redriven, which of
+    them is not known any more). ``reason``: of the last failure.
     """
 
     group: str
@@ -60,6 +62,8 @@ class GroupProgress:
     due_ms: int | None = None
     reason: str = ""
     member: str = ""
+    to: str = ""
+    tx_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -227,9 +227,8 @@ class MessageAdmin:
         for told in shared:
             stream = found.get(told.group)
             kind, place = ("share", None) if stream is None else ("stream", stream.place)
-            found[told.group] = GroupProgress(
-                told.group, kind, told.state, place, told.attempt, told.due_ms, told.reason, told.member
-            )
+            about = told.attempt, told.due_ms, told.reason, told.member, told.to, told.tx_id
+            found[told.group] = GroupProgress(told.group, kind, told.state, place, *about)
         return tuple(progress for _, progress in sorted(found.items()))
 
     def _share_states(

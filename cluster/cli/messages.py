@@ -114,7 +114,9 @@ def trace(
         show_json(traced)
         return
     show_pairs(shown, traced, _life(traced))
-    columns = ("group", "kind", "state", "place", "attempt", "due", "member", "reason")
+    columns: tuple[str, ...] = ("group", "kind", "state", "place", "attempt", "due", "member", "reason")
+    if any(one.to for one in traced.groups):
+        columns += ("to", "tx_id")
     rows = [{**plain(one), "due": one.due_ms and when(one.due_ms)} for one in traced.groups]
     show_rows(shown, rows, columns, title="Consumer groups", empty="no consumer group has a place there")
 

@@ -315,7 +315,8 @@ class AuditEntry(Carried, frozen=True):
     """A decision made by an operator or a policy, not by a producer. ``outcome``: COMMITTED or ROLLBACK.
 
     Or what an operator has done with dead letters: ``app`` is their group, ``tx_id`` their place
-    (``topic/partition@first-last``), and ``outcome`` REDRIVEN or DROPPED. Or with a group: ``app`` is the
+    (``topic/partition@first-last``; of a redrive into a topic all ranges, with commas in between, and
+    `` -> topic (transaction)`` behind), and ``outcome`` REDRIVEN or DROPPED. Or with a group: ``app`` is the
     group, ``tx_id`` the settings that were changed, and ``outcome`` ALTERED or DELETED.
     """
 

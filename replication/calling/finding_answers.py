@@ -45,8 +45,9 @@ class ShareProgress(Carried, frozen=True):
     ``state``: "waiting" (not finished, and no consumer has it), "leased" (``member`` has it until ``due_ms``,
     unless it extends its lease; as ``attempt``, if that is a later one than the first), "retrying" (a copy is
     to be delivered again, as ``attempt``, from ``due_ms`` on), "done", "dead" (given up; the dead letter is
-    kept), "dropped" (so was that, or none is kept), "finished" (done, retrying or dead: the group's copies
-    could not all be looked through in time).
+    kept), "dropped" (an operator dropped that), "redriven" (into the topic ``to``, by transaction ``tx_id``;
+    both "": not known), "settled" (dropped or redriven, and it is not known which), "finished" (done,
+    retrying or dead: the group's copies could not all be looked through in time).
     """
 
     group: str
@@ -55,6 +56,8 @@ class ShareProgress(Carried, frozen=True):
     due_ms: int | None = None
     reason: str = ""
     member: str = ""
+    to: str = ""
+    tx_id: str = ""
 
 
 class MessageAt(Carried, frozen=True, kw_only=True):

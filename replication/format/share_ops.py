@@ -35,6 +35,8 @@ REASON_BYTES_MAX: Final = 1_024
 DROPPED, REDRIVEN = "DROPPED", "REDRIVEN"
 #: And with a group.
 ALTERED, DELETED = "ALTERED", "DELETED"
+#: Ranges of dead letters in one transaction: the audit trail keeps all of them, of 1,000 transactions.
+LETTER_RANGES_MAX: Final = 64
 #: In place of the number of an alteration: whichever is in force.
 ANY_NUMBER: Final = -1
 

@@ -2,8 +2,9 @@
 
 That a message is final says only that its group is done with the original: when it failed, a copy went to the
 group's retry topic, perhaps by a timer, or to its dead letters. The copies name the original in a header, by
-which they are found, in the partitions of these topics that this broker group has. Who has a message now is
-in no log, but in the memory of the leader that hands it out, which is the one that is asked.
+which they are found, in the partitions of these topics that this broker group has. What operators have done
+with a dead letter is in the audit trail. Who has a message now is in no log, but in the memory of the leader
+that hands it out, which is the one that is asked.
 """
 
 from __future__ import annotations
@@ -27,10 +28,12 @@ from escrowmq.replication.format.internal_topics import (
     owner_of,
     retry_topic,
 )
+from escrowmq.replication.format.share_ops import DROPPED, REDRIVEN
 from escrowmq.replication.host.find_search import Sought
 from escrowmq.replication.host.finding import ROWS_MAX, Finder
 from escrowmq.replication.host.running import RunningReplica
 from escrowmq.replication.model import ResultCode
+from escrowmq.replication.state.held_letters import Settlement, settlement_of
 from escrowmq.replication.state.topics import Partition
 from escrowmq.replication.timers.record import RECORD, TIME_MAX, deliver_ms_of
 
@@ -38,6 +41,7 @@ from escrowmq.replication.timers.record import RECORD, TIME_MAX, deliver_ms_of
 SEARCH_S, TIMERS_MAX, READ_AT_ONCE = 2.0, 200_000, 4_096
 #: Groups of one answer.
 GROUPS_MAX = 1_000
+_SETTLED = {DROPPED: "dropped", REDRIVEN: "redriven"}
 
 
 class _Copy(NamedTuple):
@@ -215,10 +219,18 @@ class ShareTraces:
         last = copies.retries[-1] if copies.retries else None
         after = (last.time_ms, last.history.first_failed_ms < 0) if last is not None else (-1, False)
         if copies.dead and (copies.dead[-1].time_ms, False) >= after:
-            return ShareProgress(
-                group, "dropped", copies.dead[-1].history.attempt, None, copies.dead[-1].reason
-            )
+            return self._settled(group, copies.dead[-1])
         return ShareProgress(group, "done", None if last is None else last.history.attempt)
+
+    def _settled(self, group: str, letter: _Copy) -> ShareProgress:
+        """What became of a dead letter that is final, and did not come back to its group."""
+        own, how = self._own(dead_topic(group)), Settlement("")
+        if own is not None:
+            trail = self._state.transactions.audit
+            how = settlement_of(trail, group, own, letter.offset, letter.time_ms)
+        state = _SETTLED.get(how.outcome, "settled")
+        about = letter.history.attempt, None, letter.reason
+        return ShareProgress(group, state, *about, to=how.to, tx_id=how.tx_id)
 
     def _leased(
         self, group: str, partition: Partition, offset: int, attempt: int | None = None, reason: str = ""

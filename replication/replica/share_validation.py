@@ -15,6 +15,7 @@ from escrowmq.replication.format.share_ops import (
     DROPPED,
     EARLIEST,
     LATEST,
+    LETTER_RANGES_MAX,
     REDRIVEN,
     REJECT,
 )
@@ -98,8 +99,9 @@ def letters_problem(prepare: Op, attached: Sequence[Op]) -> str | None:
     group, partition, ranges, topic_id, to, by = attached[-1].meta
     if attached[-1].body_size or partition < 0 or not NO_ID <= topic_id <= NUMBER_MAX:
         return f"a partition is 0 or more, and a topic's id {NO_ID} to {NUMBER_MAX}"
-    if len(ranges) > 2 * NACKED_MAX or max(len(to), len(by)) > NAME_CHARS_MAX:
-        return f"PRE_LETTERS has up to {NACKED_MAX} ranges, and names of up to {NAME_CHARS_MAX} characters"
+    if len(ranges) > 2 * LETTER_RANGES_MAX or max(len(to), len(by)) > NAME_CHARS_MAX:
+        most = LETTER_RANGES_MAX
+        return f"PRE_LETTERS has up to {most} ranges, and names of up to {NAME_CHARS_MAX} characters"
     return _ranges_problem(OpType.PRE_LETTERS, ranges) or owner_problem("group", group)
 
 

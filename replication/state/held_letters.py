@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from escrowmq.replication.format.codec import Op, OpType
 from escrowmq.replication.format.internal_topics import dead_topic
-from escrowmq.replication.format.share_ops import REDRIVEN
+from escrowmq.replication.format.share_ops import DROPPED, REDRIVEN
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.state.held_offsets import TxKey
 from escrowmq.replication.state.shares import Key, Shares
@@ -102,8 +102,7 @@ class HeldLetters:
             self._let_go((app, tx_id), partition)
             if committed and partition is not None:
                 self._shares.add(letters.group, partition, letters.ranges)
-                first, last = letters.ranges[0], letters.ranges[-1]
-                what = f"{partition.topic}/{partition.number}@{first}-{last} -> {letters.to}"
+                what = _told(partition, letters.ranges, letters.to, tx_id)
                 self._audit(letters.by, letters.group, what, REDRIVEN)
 
     def drop_slots(self, slots: Iterable[int]) -> None:
@@ -133,6 +132,50 @@ def letters_of(attached: Sequence[Op]) -> Letters | None:
         return None
     group, partition, ranges, topic_id, to, by = attached[-1].meta
     return Letters(group, partition, tuple(ranges), topic_id, to, by)
+
+
+def _told(partition: Partition, ranges: Sequence[int], to: str, tx_id: str) -> str:
+    """For the audit trail: which letters, all of them and no others, into which topic, by which transaction.
+    Nobody else remembers that of a single letter."""
+    spans = ",".join(f"{first}-{last}" for first, last in _pairs(ranges))
+    return f"{partition.topic}/{partition.number}@{spans} -> {to} ({tx_id})"
+
+
+class Settlement(NamedTuple):
+    """What an operator has done with a letter. ``outcome``: DROPPED; REDRIVEN (into the topic ``to``, by this
+    transaction; both "": not known); "": one of these."""
+
+    outcome: str
+    to: str = ""
+    tx_id: str = ""
+
+
+def settlement_of(
+    trail: Iterable[tuple[int, str, str, str, str]],
+    group: str,
+    partition: Partition,
+    offset: int,
+    died_ms: int,
+) -> Settlement:
+    """Of a final dead letter, by what is left of the audit trail."""
+    begin, outcomes = f"{partition.topic}/{partition.number}@", set[str]()
+    for at_ms, _, of, what, outcome in trail:
+        if of != group or outcome not in (DROPPED, REDRIVEN) or not what.startswith(begin):
+            continue
+        if at_ms < died_ms:  # of an earlier group of the name
+            continue
+        spans, _, rest = what.removeprefix(begin).partition(" -> ")
+        if any(first <= offset <= last for first, last in map(_span, spans.split(","))):
+            if rest:
+                to, _, tx_id = rest.partition(" (")
+                return Settlement(REDRIVEN, to, tx_id.removesuffix(")"))
+            outcomes.add(outcome)  # these name only the first and the last letter
+    return Settlement(outcomes.pop() if len(outcomes) == 1 else "")
+
+
+def _span(text: str) -> tuple[int, int]:
+    first, _, last = text.partition("-")
+    return int(first), int(last)
 
 
 def overlap(some: Sequence[int], others: Sequence[int]) -> bool:

@@ -12,17 +12,20 @@ import pytest
 from escrowmq.replication.calling.finding_answers import FoundRows
 from escrowmq.replication.format.find_rows import IN_HEADER
 from escrowmq.replication.format.internal_topics import RETRY
-from escrowmq.replication.host import find_search, tracing
+from escrowmq.replication.format.share_ops import DROPPED
+from escrowmq.replication.host import find_search, share_tracing, tracing
 from escrowmq.replication.host.find_files import FindFiles, Place
 from escrowmq.replication.host.find_search import Sought
 from escrowmq.replication.host.finding import Finder, _Young
 from escrowmq.replication.host.share_tracing import ShareTraces
 from escrowmq.replication.model import NO_ID
+from escrowmq.replication.state.held_letters import Settlement
 from tests.controls.planting import plant
 from tests.controls.share_faults import shared
 from tests.sim import broker_workload
 from tests.sim.questions import operators
 from tests.sim.recreated import topic as recreated_topic
+from tests.sim.sharing import redirects
 
 
 @plant("block-kept-before-it-is-full", "find-missed", start=2)
@@ -59,6 +62,13 @@ def asked_of_shares(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(operators, "PAUSE_S", 0.05)
     patch.setattr(operators, "SEARCHES", 0.3)
     shared(patch)
+
+
+def asked_of_redirects(patch: pytest.MonkeyPatch) -> None:
+    """And some redrive dead letters into topics all the time."""
+    patch.setattr(redirects, "SHARE", 1.0)
+    patch.setattr(redirects, "EVERY_S", 0.1)
+    asked_of_shares(patch)
 
 
 @plant("last-place-of-a-block-is-not-looked-at", "find-missed", conditions=asked, start=1)
@@ -123,6 +133,12 @@ def trace_overlooks_retries(patch: pytest.MonkeyPatch) -> None:
         return ([], True) if topic.startswith(RETRY) else readable(self, topic, *args)
 
     patch.setattr(ShareTraces, "_readable", none)
+
+
+@plant("trace-takes-redriven-for-dropped", "trace-false", conditions=asked_of_redirects, start=10)
+def trace_takes_redriven_for_dropped(patch: pytest.MonkeyPatch) -> None:
+    """A trace says of each final dead letter that it was dropped."""
+    patch.setattr(share_tracing, "settlement_of", lambda *args: Settlement(DROPPED))
 
 
 @plant("trace-overlooks-dead-letters", "trace-false", conditions=asked_of_shares, start=14)

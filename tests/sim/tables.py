@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from escrowmq.actors.broker.coordinator import MEMBERS_MAX
 from escrowmq.replication.format.membership import LEARNERS_MAX, VOTERS_MAX
+from escrowmq.replication.format.share_ops import LETTER_RANGES_MAX
 from escrowmq.replication.log.holes import HOLES_MAX
 from escrowmq.replication.log.stored_files import DESCRIPTORS
 from escrowmq.replication.raft.proposals import COMMAND_BYTES_MAX
 from escrowmq.replication.replica.dead_origins import LETTERS_MAX
 from escrowmq.replication.replica.share_desk import TURNS_MAX
-from escrowmq.replication.replica.share_validation import NACKED_MAX
 from escrowmq.replication.state.attempts import ATTEMPTS_KEPT
 from escrowmq.replication.state.deleted_groups import DELETED_GROUPS_MAX
 from escrowmq.replication.state.lives import LIVES_KEPT
@@ -291,7 +291,7 @@ BOUNDS: dict[str, int | Most] = {
     "HeldLetters._holders[][]": _of("HeldLetters._holders[]"),
     "HeldLetters.by_tx": _opened,
     "HeldLetters.by_tx[]": GROUPS,
-    "HeldLetters.by_tx[][]": 2 * NACKED_MAX,
+    "HeldLetters.by_tx[][]": 2 * LETTER_RANGES_MAX,
     "HeldOffsets._offsets": _groups,
     "HeldOffsets._offsets[]": _positions,
     "HeldOffsets._offsets[][]": _positions,

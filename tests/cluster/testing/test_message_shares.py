@@ -155,9 +155,40 @@ def test_a_dead_letter_is_dead_until_it_is_dropped(world: World) -> None:
     assert world.told(3) == ("share", "dead", 2, "no answer")
     world.nack(4, delay_ms=REJECT)
     assert world.told(4) == ("share", "dead", 1, "no answer")
-    world.ack(0, 1, topic=DEAD)
+    assert world.admin.drop_dead_letters("mail", None) == 2
     assert world.told(3) == ("share", "dropped", 2, "no answer")
     assert world.told(4) == ("share", "dropped", 1, "no answer")
+
+
+def test_a_letter_that_went_into_a_topic_is_redriven_and_the_topic_and_transaction_are_told(
+    world: World,
+) -> None:
+    """Its neighbours were not, though a portion of a redrive can lie around them."""
+    world.admin.create_topic("lost")
+    for offset in range(6):
+        world.nack(offset, delay_ms=REJECT)
+    assert world.admin.redrive("mail", ["0-0", "0-2", "0-5"], to="lost").redriven == 3
+    assert world.admin.drop_dead_letters("mail", ["0-1", "0-4"]) == 2
+    assert [world.told(n)[1] for n in range(6)] == [  # type: ignore[index]
+        *("redriven", "dropped", "redriven", "dead", "dropped", "redriven")
+    ]
+    (group,) = world.admin.trace("orders", 0, 2).groups
+    copies = [world.admin.message("lost", 0, n) for n in range(3)]
+    assert (group.to, group.tx_id) == ("lost", copies[1].tx_id) and copies[1].value == b"v2"
+    assert world.told(2, DEAD) == ("share", "redriven", 1, "no answer")
+
+
+def test_of_a_letter_that_left_the_audit_trail_only_that_it_is_settled_is_told(world: World) -> None:
+    for offset in range(3):
+        world.nack(offset, delay_ms=REJECT)
+    world.admin.create_topic("lost")
+    world.admin.redrive("mail", ["0-0"], to="lost")
+    world.submit(share_ops.share_ack("mail", DEAD, 0, [1, 1], world.id_of(DEAD), "REDRIVEN operator:old"))
+    assert world.told(1) == ("share", "redriven", 1, "no answer"), "where to, an earlier version did not tell"
+    broker: Any = world.cluster._network._brokers[0]
+    broker._parts.running.replica.state.transactions.audit.clear()
+    world.ack(2, 2, topic=DEAD)
+    assert [world.told(n) for n in range(3)] == [("share", "settled", 1, "no answer")] * 3
 
 
 def test_a_redriven_letter_is_retrying_again(world: World) -> None:

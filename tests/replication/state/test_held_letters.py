@@ -82,7 +82,7 @@ def test_the_commit_makes_them_final_and_a_rollback_frees_them(log: FedState, fr
     log.add(ops.rollback("app", ["c"]))
     assert final(log) == [1, 2, 5] and not log.state.letters.by_tx
     assert log.state.transactions.audit[-1][1:] == (
-        "operator:kim", GROUP, f"{DEAD}/0@1-5 -> lost", "REDRIVEN",
+        "operator:kim", GROUP, f"{DEAD}/0@1-2,5-5 -> lost (a)", "REDRIVEN",
     )  # fmt: skip
     assert prepare(log, "d", 3, 4) == OPENED
 

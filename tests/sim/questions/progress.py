@@ -21,6 +21,8 @@ from tests.sim.questions.searches import Row, rows_between
 from tests.sim.questions.traces import SimMessages
 from tests.sim.replica import SimReplica
 from tests.sim.searching import small_blocks
+from tests.sim.sharing.records import named
+from tests.sim.sharing.redirects import TARGETS
 from tests.sim.world import Violation
 
 if TYPE_CHECKING:
@@ -64,13 +66,18 @@ def ask_progress(
 
 
 class _Model:
-    """What the rows say of a message: whether it is final, and offsets of its copies that are not."""
+    """What the rows say of a message: whether it is final, offsets of its copies that are not, and where the
+    last of its dead letters (as redirects.py names it) was redriven to."""
 
-    def __init__(self, final: bool, retries: list[int], dead: list[int]) -> None:
+    def __init__(
+        self, final: bool, retries: list[int], dead: list[int], settled: bytes, landed: list[str]
+    ) -> None:
         self.final, self.retries, self.dead = final, retries, dead
+        self.settled, self.landed = settled, landed
 
     def __repr__(self) -> str:
-        return f"final: {self.final}, retries: {self.retries}, dead: {self.dead}"
+        left = f"final: {self.final}, retries: {self.retries}, dead: {self.dead}"
+        return f"{left}; the last letter, {self.settled!r}, is in {self.landed}"
 
     @staticmethod
     def of(
@@ -79,7 +86,7 @@ class _Model:
         """None: some rows cannot be read now."""
         state = app.replica.state
         pair = state.shares.get(group, partition)
-        found = list[list[int]]()
+        found, letter = list[list[int]](), b""
         for name in (retry_topic(group), dead_topic(group)):
             topic = state.topics.topics.get(name)
             left = list[int]()
@@ -90,8 +97,18 @@ class _Model:
                 done = state.shares.get(group, internal)
                 copies = [row.offset for row in rows if row.headers.get(ORIGIN) == origin]
                 left += [at for at in copies if done is None or not done.has(at)]
+                if name == dead_topic(group) and copies:
+                    letter = f"{group} {named(name, internal.topic_id)} {max(copies)}".encode()
             found.append(left)
-        return _Model(pair is not None and pair.has(offset), *found)
+        landed = list[str]()
+        for to in TARGETS:
+            topic = state.topics.topics.get(to)
+            for target in topic.partitions.values() if topic is not None else ():
+                rows = rows_between(app, target, target.index.start, target.index.end)
+                if rows is None:
+                    return None
+                landed += [to for row in rows if row.key == letter]
+        return _Model(pair is not None and pair.has(offset), *found, letter, landed)
 
     def allows(self, told: ShareProgress) -> bool:
         """Whether this is what the rows say. A copy that waits for its time is in none of them; and who has a
@@ -104,7 +121,11 @@ class _Model:
             return told.state in ("retrying", "leased")
         if told.state == "retrying":
             return True
-        return told.state in ("dead",) if self.dead else told.state in ("done", "dropped")
+        if self.dead:
+            return told.state == "dead"
+        if told.state == "redriven":
+            return [told.to] == self.landed
+        return told.state == "done" or (told.state == "dropped" and not self.landed)
 
 
 def _by_history(told: ShareProgress, known: Known) -> bool:
