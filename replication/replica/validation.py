@@ -130,10 +130,10 @@ def brings_new_work(ops: Sequence[Op]) -> bool:
 def level_needed(ops: Sequence[Op]) -> int:
     """The lowest format level of a group whose log may have these operations."""
     needed = 1
-    if any(op.type == OpType.PRE_LETTERS for op in ops):
-        return LEVEL_OF_LETTERS
     for op in ops:
         kind, columns = op.type, len(op.meta)
+        if kind == OpType.PRE_LETTERS:
+            return LEVEL_OF_LETTERS
         if kind == OpType.PREPARE and columns > 9 and op.meta[9].fence:
             return LEVEL_OF_FENCES
         if needed >= LEVEL_OF_SHARES:
