@@ -164,7 +164,8 @@ class Restoring(Generic[F]):
     def _has_lost_its_log(self) -> bool:
         # A log of nothing but its first entry, with a vote beside it, lies where this replica began, and is
         # all that it ever had. Were it a learner, a group that stops right after its first election would
-        # have no leader again. A disk that was lost has no such files, and one that takes a copy the mark.
+        # have no leader again. A disk that was lost has no such files, and one that takes a copy the mark. No
+        # power cut leaves a vote without a log: the log is durable before the first vote is (journal.py).
         if has_history(self._disk) or self._has_forgotten_nothing():
             return False
         founded = self._asked(self._setup.founded, lambda answer: answer is not None)

@@ -432,7 +432,11 @@ class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
     # ---------------------------------------------------------------- term, vote, commit index
 
     def setCurrentTerm(self, term: int, votedForNodeId: str | None) -> None:
-        """Durable at return."""
+        """Durable at return, and what the log holds since its beginning before it: after a power cut a vote
+        without a log is taken for a log that was lost (host/restoring.py). On a full disk the vote is
+        stored all the same."""
+        if self.durable_index == 0:
+            self.sync()
         self._vote.set(term, votedForNodeId)
 
     def getCurrentTerm(self) -> int:

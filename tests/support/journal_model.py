@@ -60,6 +60,8 @@ class JournalModel:
     def new_term(self, a: int, b: int) -> None:
         self.term += 1
         self.vote = (self.term, (None, "r1", "r2")[a % 3])
+        if not self.journal.durable_index:
+            self.job = None  # a first vote waits for it
         self.journal.setCurrentTerm(*self.vote)
 
     def sync(self, a: int, b: int) -> None:
