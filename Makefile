@@ -58,6 +58,7 @@ docs: $(STAMP) ## build the documents and the API reference as a searchable site
 
 lint: $(STAMP) ## ruff, mypy --strict, and the direction of imports
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy
 	$(BIN)/mypy docs/site
 	$(BIN)/lint-imports
@@ -135,5 +136,6 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "No Python 3.11 or 3.12 with venv found: install one, or run make PYTHON=/path/to/python"; exit 1; }
 	test -x $(BIN)/python || "$(PYTHON)" -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt pip setuptools wheel
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation -c constraints.txt -e '.[dev]'
+	@# Each editable install warns that it is one.
+	PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation -c constraints.txt -e '.[dev]'
 	touch $(STAMP)
