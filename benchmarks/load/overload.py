@@ -106,10 +106,15 @@ def whole(times: Times) -> Counter[int]:
     return times.get(PLAIN, Counter()) + times.get(TRANSACTION, Counter())
 
 
+def shown(classes: Counter[int], q: float) -> str:
+    """A quantile as text; nothing was measured: a dash."""
+    return f"{quantile_ms(classes, q):,.0f} ms" if classes.total() else "-"
+
+
 def calls_of(times: Times, seconds: float) -> str:
     """As text: the rate and the median latency of each kind of call."""
     return "".join(
-        f"; {what} {sum(classes.values()) / seconds:,.0f}/s p50 {quantile_ms(classes, 0.5):,.0f} ms"
+        f"; {what} {sum(classes.values()) / seconds:,.0f}/s p50 {shown(classes, 0.5)}"
         for what, classes in sorted(times.items())
         if what.startswith(CALL)
     )
@@ -134,7 +139,7 @@ def sustainable_rate(clients: Clients, plan: OverloadPlan, say: Callable[[str], 
         offered, accepted = counts["offered"] / elapsed, counts["accepted"] / elapsed
         say(
             f"{rate:,.0f}/s wanted: offered {offered:,.0f}/s, accepted {accepted:,.0f}/s, refused "
-            f"{counts['refused']:,}, p99 {quantile_ms(whole(times), 0.99):,.0f} ms" + calls_of(times, elapsed)
+            f"{counts['refused']:,}, p99 {shown(whole(times), 0.99)}" + calls_of(times, elapsed)
         )
         in_vain = 0 if accepted > best * 1.05 else in_vain + 1
         best, rate = max(best, accepted), rate * GROWTH

@@ -34,7 +34,7 @@ from benchmarks.peers.kafka import Kafka, KafkaFsync
 from benchmarks.peers.nats import Nats
 from benchmarks.peers.ours import Ours
 from benchmarks.peers.packages import NotAvailable, versions
-from benchmarks.peers.page import figures, write_pages
+from benchmarks.peers.page import figures, parts_of_pages, write_pages
 from benchmarks.peers.results import Results
 from benchmarks.peers.rocketmq import RocketMq
 from benchmarks.peers.system import ROOT, Peer
@@ -60,6 +60,11 @@ def main(
     for name in only or ():
         if name not in {peer.name for peer in PEERS}:
             raise typer.BadParameter(f"{name!r} is not one of {NAMES}")
+    if docs is not None:
+        try:  # now, and not after an hour of measuring
+            parts_of_pages(docs)
+        except ValueError as error:
+            raise typer.BadParameter(str(error), param_hint="--docs") from None
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers are stopped, too
     console = Console(width=140)
     results = Results(output)

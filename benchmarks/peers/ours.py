@@ -97,5 +97,6 @@ def _reading(group: GroupUnderTest, seconds: float, *, tables: bool = False) -> 
 def figure(measured: workload.Timed | Traffic) -> Figure:
     """What the peers' load programs report, too."""
     traffic = measured if isinstance(measured, Traffic) else measured.traffic
-    p50 = None if isinstance(measured, Traffic) else measured.latency.get("p50_ms")
+    latency = {} if isinstance(measured, Traffic) else measured.latency
+    p50 = latency["p50_ms"] if latency.get("samples") else None
     return Figure(traffic.items, traffic.seconds, p50)

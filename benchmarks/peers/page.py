@@ -30,15 +30,26 @@ QUOTED_AS = (
 )
 
 
-def write_pages(results: Results, peers: Sequence[type[Peer]], docs: Path) -> None:
-    """Replace the text between the marks of all pages. Raises ValueError if one lacks them."""
-    texts = (ratios(results, peers), figures(results, peers), quote(results, peers))
-    for name, text in zip(PAGES, texts, strict=True):
+def parts_of_pages(docs: Path) -> list[tuple[Path, str, str]]:
+    """Each page with what stands before and behind the marks. Raises ValueError: one or its marks are
+    missing."""
+    parts = []
+    for name in PAGES:
         page = docs / name
+        if not page.is_file():
+            raise ValueError(f"{page} is missing; the pages are {', '.join(PAGES)}, below {docs}")
         before, mark, rest = page.read_text().partition(BEGIN)
         _, end, after = rest.partition(END)
         if not mark or not end:
             raise ValueError(f"{page} lacks the marks {BEGIN!r} and {END!r}")
+        parts.append((page, before, after))
+    return parts
+
+
+def write_pages(results: Results, peers: Sequence[type[Peer]], docs: Path) -> None:
+    """Replace the text between the marks of all pages. Raises ValueError as ``parts_of_pages``."""
+    texts = (ratios(results, peers), figures(results, peers), quote(results, peers))
+    for (page, before, after), text in zip(parts_of_pages(docs), texts, strict=True):
         page.write_text(f"{before}{BEGIN}\n\n{text}\n{END}{after}")
 
 

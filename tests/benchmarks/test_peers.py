@@ -274,6 +274,8 @@ def test_the_pages_are_written_between_their_marks(tmp_path: Path) -> None:
     (docs / page.PAGES[0]).write_text("no marks")
     with pytest.raises(ValueError, match="lacks the marks"):
         page.write_pages(results, PEERS, docs)
+    with pytest.raises(ValueError, match=r"performance\.md is missing; the pages are"):
+        page.parts_of_pages(tmp_path)
 
 
 def test_figures_beside_much_other_work_or_of_a_cold_peer_are_left_out_and_said(tmp_path: Path) -> None:
