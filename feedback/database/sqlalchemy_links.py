@@ -111,17 +111,23 @@ class SqlAlchemyLink:
             self._given.flush()  # a failure here is certain, and is raised unchanged
         self.refuse_failed()
         last()
-        self._commit()
+        unseen = self._commit()
         if self.connection.in_transaction():
             raise RuntimeError(
                 "the session's commit has committed nothing: it has joined a transaction that was begun on "
                 "its connection before, which decides. Pass that connection, or a session of an engine"
             )
+        if unseen:
+            raise RuntimeError(
+                "the driver has not been seen to commit: the session's commit has rolled back, or this "
+                "version of SQLAlchemy commits in a way that is not known"
+            )
 
-    def _commit(self) -> None:
+    def _commit(self) -> bool:
         """A session calls hooks, may commit other connections too, and may have a ``commit`` of the
         application's own, which rolls back or begins anew. So neither the error nor what is left of the
-        transaction says what became of ours: what the driver answered does."""
+        transaction says what became of ours: what the driver answered does. True: nothing was raised, and yet
+        a session has committed nothing that we know of."""
         connection = self.connection
         ending = _Ending(connection)
         _note_answers(connection.dialect)
@@ -134,6 +140,7 @@ class SqlAlchemyLink:
         finally:
             for key in ending.keys:
                 del _ENDING[key]
+        return isinstance(self._given, Session) and ending.began and not ending.committed()
 
     def has_committed(self) -> bool | None:
         return self._committed
@@ -147,6 +154,7 @@ class _Ending:
 
     def __init__(self, connection: Connection) -> None:
         self.connection, self._mine = connection, connection.get_transaction()
+        self.began = self._mine is not None
         self._driver: Any = connection.connection  # kept, so that nothing else gets its identity
         self.keys = {id(connection), id(self._driver)}
         self._answers: dict[str, bool] = {}  # what was called -> whether it has returned

@@ -111,6 +111,16 @@ def test_a_user_without_a_name_is_told_to_give_one(mail: Mail, monkeypatch: pyte
     assert run("dead", "drop", "mail", "0-0", "-y", "--by", "kim").exit_code == 0
 
 
+def test_trace_tells_into_which_topic_a_letter_went(mail: Mail) -> None:
+    run("dead", "redrive", "mail", "0-1", "--to-topic", "by-hand")
+    (told,) = json.loads(run("message", "trace", "orders", "0", "1", "--format", "json").stdout)["groups"]
+    copy = json.loads(run("message", "show", "by-hand", "0", "0", "--format", "json").stdout)
+    assert (told["state"], told["to"], told["tx_id"]) == ("redriven", "by-hand", copy["tx_id"])
+    table = run("message", "trace", "orders", "0", "1").stdout
+    assert "┃ to" in table, table
+    assert "┃ to" not in run("message", "trace", "orders", "0", "0").stdout
+
+
 def test_drop_asks_first(mail: Mail) -> None:
     assert run("dead", "drop", "mail", "0-0", input="n\n").exit_code == FAILED
     assert len(ids()) == 3

@@ -22,6 +22,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from escrowmq import Message, OutcomeUnknown, TransactionState
 from escrowmq.actors.producer.local_transaction import comes_of_open
 from escrowmq.actors.producer.transaction_base import TransactionBase
+from escrowmq.feedback.database import sqlalchemy_links
 from escrowmq.integrations import AlreadyDone, AsyncFence, DatabaseMisused, Fence, NoDatabaseTransaction
 from escrowmq.replication.errors import TransactionSettled
 from escrowmq.testing import InMemoryCluster
@@ -505,6 +506,43 @@ def test_a_listener_that_raises_before_the_driver_s_commit(
         sa.event.listen(shop.engine, "commit", refuse)
     sa.event.remove(shop.engine, "commit", refuse)
     agree(cluster, shop, set() if first else {"0"})
+
+
+class Quiet(Session):
+    """It commits nothing, and says nothing."""
+
+    def commit(self) -> None:
+        self.rollback()
+
+
+def test_a_session_s_commit_that_rolls_back_in_silence(cluster: InMemoryCluster, shop: Shop) -> None:
+    fence = Fence(sessionmaker(shop.engine, class_=Quiet), app="shop", table=shop.table)
+    producer = cluster.producer(app="shop", tx_status_querier=fence)
+    with (
+        pytest.raises(OutcomeUnknown) as unknown,
+        fence.transaction(producer, Message("orders", b"1")) as (_, db),
+    ):
+        db.execute(sa.text(f"insert into {shop.orders} values ('1')"))
+    assert "the driver has not been seen to commit" in str(unknown.value.__cause__)
+    agree(cluster, shop, set())
+
+
+def test_a_session_of_a_sqlalchemy_that_commits_in_another_way_is_not_believed(
+    cluster: InMemoryCluster, shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What its dialect is called for tells of the commit: a version that does not call it. Checks, which use
+    no sessions, go on."""
+    monkeypatch.setattr(sqlalchemy_links, "_note_answers", lambda dialect: None)
+    engine = sa.create_engine(shop.url())
+    fence = Fence(sessionmaker(engine), app="shop", table=shop.table)
+    producer = cluster.producer(app="shop", tx_status_querier=fence)
+    with (
+        pytest.raises(OutcomeUnknown),
+        fence.transaction(producer, Message("orders", b"1")) as (_, db),
+    ):
+        db.execute(sa.text(f"insert into {shop.orders} values ('1')"))
+    agree(cluster, shop, {"1"})
+    engine.dispose()
 
 
 @pytest.mark.parametrize("session", [Session, Tidy])
