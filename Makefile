@@ -79,7 +79,7 @@ spark-trials: $(STAMP) ## kill at every step of Spark's sink and count every row
 pipeline: ORDERS = 100000
 pipeline: KILLS = 20
 fence-trials: TRIALS = 100
-fence-trials: $(STAMP) ## kill and stop services, handlers with an inbox, relays of an outbox, leader and database, on PostgreSQL, MariaDB and SQLite, and a whole shop (alone: ARGS="--kind shop"): TRIALS=<how many> SEED=<n> (100: 20 minutes; ARGS=--help)
+fence-trials: $(STAMP) ## kill and stop services, handlers with an inbox, relays of an outbox, leader and database, on PostgreSQL, MariaDB and SQLite, a whole shop, a standby that takes over, dead letters that two operators redrive, and two tenants (alone: ARGS="--kind shop", standby, redrives, tenants): TRIALS=<how many> SEED=<n> (100: 20 minutes; ARGS=--help)
 	$(BIN)/python -m tests.fence_trials --trials $(TRIALS) --seed $(SEED) $(ARGS)
 
 timers-million: $(STAMP) ## a million delayed messages; kill everything while they are sent, wait and come: SEED=<n> (4 minutes; ARGS=--help)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import escrowmq
-from tests.fence_trials.running import DECK, Run, plan
+from tests.fence_trials.running import DECK, DECKS, Run, plan
 from tests.fence_trials.shopping import ORDERS_OF_A_TRIAL
 from tests.support.faults.absence import lines, not_drawn, unseen
 from tests.support.faults.replaying import command
@@ -18,7 +18,12 @@ def main(
     trials: Annotated[int, typer.Option(help="How many.")] = 100,
     seed: Annotated[int, typer.Option(help="Of everything that is drawn.")] = 1,
     only: Annotated[int, typer.Option(help="Only the trial of this number.")] = -1,
-    kind: Annotated[str, typer.Option(help="Only those on postgresql, mariadb or sqlite, or: shop.")] = "",
+    kind: Annotated[
+        str,
+        typer.Option(
+            help="Only those on postgresql, mariadb or sqlite, or: shop, standby, redrives, tenants."
+        ),
+    ] = "",
     strike: Annotated[str, typer.Option(help="Only those that strike this, e.g. relay.")] = "",
     orders: Annotated[
         int, typer.Option(help="That a shop takes; kills are in proportion.")
@@ -33,19 +38,21 @@ def main(
     with escrowmq.start_local(groups=1, replicas=3, namespace="fence-trials") as cluster:
         run = Run(cluster, planned, lambda line: print(line, flush=True), orders)
         outcome = run.run()
-    strikes, steps, relays = (
+    strikes, steps, relays, shapes = (
         ", ".join(f"{name} {count}" for name, count in sorted(counted.items()))
-        for counted in (outcome.strikes, outcome.died_before, outcome.relays_died)
+        for counted in (outcome.strikes, outcome.died_before, outcome.relays_died, outcome.of_shapes)
     )
     print(
         f"{outcome.trials} trials, kills: {strikes}; handlers died before: {steps or 'none'}; "
         f"relays: {relays or 'none'}; {outcome.orders} orders, {outcome.parcels} parcels, "
         f"{outcome.checks_first} kept out by a check, {outcome.purged} rows purged; "
+        f"{shapes or 'nothing'} in shapes of their own; "
         f"{len(outcome.problems)} problems, "
         f"{outcome.seconds:.0f} s"
     )
     drawn = {"+".join(trial.victims) for trial in planned}
-    for line in lines(unseen(["+".join(v) for v in DECK], drawn, lambda _: not_drawn(len(planned)))):
+    every = ["+".join(victims) for deck in (DECK, *DECKS.values()) for victims in deck]
+    for line in lines(unseen(every, drawn, lambda _: not_drawn(len(planned)))):
         print(line)
     for problem in outcome.problems:
         print(problem)

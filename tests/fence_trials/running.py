@@ -20,25 +20,47 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
+from typing import Protocol
 
 import sqlalchemy as sa
 
-from escrowmq import Cluster, Consumer
+from escrowmq import Cluster
 from escrowmq.integrations import Fence
 from tests.fence_trials.billing import Billing
+from tests.fence_trials.failing_over import DECK as OF_STANDBYS
+from tests.fence_trials.failing_over import MODULES, STANDBY, failing_over
+from tests.fence_trials.orders import Orders
 from tests.fence_trials.parcels import Parcels
 from tests.fence_trials.purging import CLOCKS_DIFFER_S, Purging
+from tests.fence_trials.redriving import DECK as OF_REDRIVES
+from tests.fence_trials.redriving import REDRIVES, redriving
 from tests.fence_trials.relaying import STEPS
 from tests.fence_trials.service import SETTINGS, Service
 from tests.fence_trials.shopping import ORDERS_OF_A_TRIAL, SHOP, Shopping, shop_plan
+from tests.fence_trials.staff import kill_leader
+from tests.fence_trials.tenants import DECK as OF_TENANTS
+from tests.fence_trials.tenants import TENANTS, tenants
 from tests.support.database_servers import Server, running
 from tests.support.faults.dealing import deal
 from tests.support.waiting import wait_until
+
+
+class Shape(Protocol):
+    """Trials that share services and servers of their own. ``counted``: what is said of them in the end."""
+
+    counted: Counter[str]
+
+    def strike(self, victims: tuple[str, ...], rng: random.Random) -> list[str]:
+        """One trial; returns its problems."""
+
+    def said(self) -> str:
+        """By its processes, at last."""
+
 
 #: Killed; ``SLOW``: the database is killed and takes long to come back; ``STOPPED``: a service stands still.
 SERVICE, LEADER, DATABASE, SLOW, STOPPED = "service", "leader", "database", "slow database", "stopped service"
@@ -80,10 +102,29 @@ DECK = {
     (STOPPED_RELAY, LEADER, DATABASE): 1,
     (SENDER, RELAY, STOPPED_RELAY, LEADER): 1,
     (RELAY, BILLER, SERVICE, LEADER, DATABASE): 1,
-    (SHOP,): 1,
 }
-#: Of the trials, by kind of database; "shop": a whole shop with a PostgreSQL of its own, see ``shopping``.
-SHARES = {"postgresql": 0.39, "mariadb": 0.39, "sqlite": 0.2, SHOP: 0.02}
+#: Shapes that are no place with everything: how one begins, and what is struck in it.
+SHAPES: dict[str, Callable[[Cluster, int], AbstractContextManager[Shape]]] = {
+    STANDBY: failing_over,
+    REDRIVES: redriving,
+    TENANTS: tenants,
+}
+DECKS: dict[str, dict[tuple[str, ...], int]] = {
+    SHOP: {(SHOP,): 1},
+    STANDBY: OF_STANDBYS,
+    REDRIVES: OF_REDRIVES,
+    TENANTS: OF_TENANTS,
+}
+#: Of the trials, by kind of database, or shape; "shop": a whole shop with a PostgreSQL of its own.
+SHARES = {
+    "postgresql": 0.31,
+    "mariadb": 0.31,
+    "sqlite": 0.15,
+    STANDBY: 0.07,
+    REDRIVES: 0.07,
+    TENANTS: 0.07,
+    SHOP: 0.02,
+}
 SERVICES = 2
 PATIENCE_S = 120.0
 BEFORE_S, BETWEEN_S = 0.5, 0.2
@@ -99,7 +140,7 @@ AHEAD_S = (0.0, 7200.0, -CLOCKS_DIFFER_S / 2)
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One of a run. ``kind``: of the database."""
+    """One of a run. ``kind``: of the database, or the shape."""
 
     seed: int
     number: int
@@ -119,16 +160,16 @@ class Outcome:
     died_before: Counter[str] = field(default_factory=Counter)  # handlers, by step
     relays_died: Counter[str] = field(default_factory=Counter)  # by step
     parcels: int = 0
+    of_shapes: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
 
-def possible(kind: str, victims: tuple[str, ...]) -> bool:
-    """Whether a trial on this kind of database can strike these: SQLite has no server to be killed, and of a
-    shop everybody is struck."""
-    if SHOP in (kind, *victims):
-        return victims == (SHOP,) == (kind,)
-    return kind != "sqlite" or not AWAY_S.keys() & {*victims}
+def deck_of(kind: str) -> dict[tuple[str, ...], int]:
+    """What trials of a kind strike. SQLite has no server to be killed."""
+    if kind in DECKS:
+        return DECKS[kind]
+    return {v: n for v, n in DECK.items() if kind != "sqlite" or not AWAY_S.keys() & {*v}}
 
 
 def plan(seed: int, count: int) -> list[Trial]:
@@ -136,7 +177,7 @@ def plan(seed: int, count: int) -> list[Trial]:
     trials: list[Trial] = []
     for kind, share in SHARES.items():
         rng = random.Random(f"fence-{seed}-{kind}")
-        deck = deal(rng, {victims: n for victims, n in DECK.items() if possible(kind, victims)})
+        deck = deal(rng, deck_of(kind))
         for _ in range(max(round(share * count), 1)):
             trials.append(Trial(seed, len(trials), kind, next(deck)))
     return trials
@@ -148,7 +189,7 @@ class Place:
     def __init__(self, cluster: Cluster, kind: str, server: Server | None, folder: Path, name: str) -> None:
         self.cluster, self.kind, self.server = cluster, kind, server
         url = f"sqlite:///{folder / 'shop.db'}" if server is None else server.url()
-        self.app, self.topic, self._url = f"{name}-shop", f"{name}-orders", url
+        self.app, self._url = f"{name}-shop", url
         self.engine = sa.create_engine(url, poolclass=sa.NullPool)
         with self.engine.begin() as db:
             key = "varchar(100)" if kind != "sqlite" else "text"
@@ -157,24 +198,25 @@ class Place:
             )
         self.fence = Fence(self.engine, app=self.app)
         self.fence.create_table()
-        cluster.admin.create_topic(self.topic, partitions=2)
+        self.orders = Orders(cluster, f"{name}-orders")
         self.services: list[subprocess.Popen[bytes]] = []
         self._log_file = folder / "services.log"
-        self.billing = Billing(cluster, self.engine, url, self.topic, self._log_file)
+        self.billing = Billing(cluster, self.engine, url, self.orders.topic, self._log_file)
         self.parcels = Parcels(cluster, self.engine, url, f"{name}-shop", self._log_file)
         self._log = self._log_file.open("ab")
         self._started = 0
         self._checks_first: set[bytes] = set()
-        self._read: dict[tuple[int, int], str] = {}
-        self._next: Counter[int] = Counter()
 
     def hire(self) -> None:
         """A service more."""
         self._started += 1
         address, namespace = self.cluster.address, self.cluster.info.namespace
         ahead_s = AHEAD_S[self._started % len(AHEAD_S)]
-        told = Service(address, namespace, self._url, self.app, self.topic, f"s{self._started}", ahead_s)
-        command = [sys.executable, "-m", "tests.fence_trials.service", told.encode()]
+        told = Service(
+            address, namespace, self._url, self.app, self.orders.topic, f"s{self._started}", ahead_s
+        )
+        module = MODULES[self._started % len(MODULES)]
+        command = [sys.executable, "-m", f"tests.fence_trials.{module}", told.encode()]
         self.services.append(
             subprocess.Popen(
                 command, env=os.environ | SETTINGS, stdin=subprocess.PIPE, stdout=self._log, stderr=self._log
@@ -187,6 +229,7 @@ class Place:
             service.communicate()
         self.billing.end()
         self.parcels.end()
+        self.orders.close()
         self._log.close()
         self.engine.dispose()
 
@@ -206,27 +249,6 @@ class Place:
             found = db.execute(sa.text(f"select tx_key from {self.fence.statements.table} where outcome = 2"))
             self._checks_first |= {bytes(key) for (key,) in found}
         return len(self._checks_first)
-
-    def oldest_open_ms(self) -> int:
-        opened = self.cluster.admin.list_transactions(topic=self.topic)
-        return min((tx.prepared_ms for tx in opened), default=1 << 62)
-
-    @property
-    def ends(self) -> dict[int, int]:
-        """Up to where each partition has been read."""
-        return dict(self._next)
-
-    def read(self, consumer: Consumer) -> list[str]:
-        """All that is readable now: up to the ends of this moment, as services go on meanwhile."""
-        ends = {p.partition: p.end for p in self.cluster.admin.describe_topic(self.topic).partitions}
-        until = time.monotonic() + PATIENCE_S
-        while any(self._next[partition] < end for partition, end in ends.items()):
-            if time.monotonic() > until:
-                raise TimeoutError(f"read up to {dict(self._next)} of {ends} in {PATIENCE_S:g} s")
-            for record in consumer.poll(timeout_s=0.3):
-                self._read[record.partition, record.offset] = record.value.decode()
-                self._next[record.partition] = max(self._next[record.partition], record.offset + 1)
-        return list(self._read.values())
 
 
 class Run:
@@ -249,7 +271,10 @@ class Run:
             if trial.kind == SHOP:
                 self._open_a_shop(trial)
         for kind in SHARES:
-            if mine := [trial for trial in self._trials if trial.kind == kind != SHOP]:
+            mine = [trial for trial in self._trials if trial.kind == kind]
+            if mine and kind in SHAPES:
+                self._in_shape(kind, mine)
+            elif mine and kind != SHOP:
                 with self._place(kind, f"{kind}-{mine[0].seed}-{os.getpid()}") as place:
                     purging = Purging(self._cluster, place.engine, place.app, place.billing.group)
                     with purging.running():
@@ -272,6 +297,27 @@ class Run:
         wrong = len(found.problems) + len(found.lost)
         self._say(f"{where}: {wrong or 'no'} problems, {time.monotonic() - at:.1f} s")
 
+    def _in_shape(self, kind: str, trials: Sequence[Trial]) -> None:
+        with SHAPES[kind](self._cluster, trials[0].seed) as shape:
+            for trial in trials:
+                rng = random.Random(f"fence-trial-{trial.seed}-{trial.number}")
+                self._one(trial, partial(shape.strike, trial.victims, rng), shape.said)
+            self.outcome.of_shapes += shape.counted
+
+    def _one(self, trial: Trial, strike: Callable[[], list[str]], said: Callable[[], str]) -> None:
+        at = time.monotonic()
+        where = f"trial {trial.number} (seed {trial.seed}, {trial.kind}, {'+'.join(trial.victims)})"
+        wait_until(lambda: self._cluster.status().healthy, PATIENCE_S, "the brokers", 0.2)
+        try:
+            found = strike()
+        except Exception as error:
+            error.add_note(f"{where}; the processes said last:\n{said()}")
+            raise
+        self.outcome.trials += 1
+        self.outcome.strikes.update(trial.victims)
+        self.outcome.problems += [f"{where}: {text}" for text in found]
+        self._say(f"{where}: {len(found) or 'no'} problems, {time.monotonic() - at:.1f} s")
+
     @contextmanager
     def _place(self, kind: str, name: str) -> Iterator[Place]:
         with ExitStack() as stack:
@@ -285,32 +331,22 @@ class Run:
             yield place
 
     def _on(self, place: Place, trials: Sequence[Trial]) -> None:
-        with self._cluster.consumer(
-            group=f"{place.app}-audit", topics=[place.topic], auto_offset_reset="earliest"
-        ) as consumer:
-            for trial in trials:
-                at = time.monotonic()
-                where = f"trial {trial.number} (seed {trial.seed}, {trial.kind}, {'+'.join(trial.victims)})"
-                try:
-                    self._strike(place, trial)
-                    found = self._compare(place, consumer)
-                    place.checks_first()
-                except Exception as error:
-                    error.add_note(f"{where}; the services said last:\n{place.said()}")
-                    raise
-                self.outcome.trials += 1
-                self.outcome.strikes.update(trial.victims)
-                self.outcome.problems += [f"{where}: {text}" for text in found]
-                self._say(f"{where}: {len(found) or 'no'} problems, {time.monotonic() - at:.1f} s")
+        for trial in trials:
+            self._one(trial, partial(self._strike_and_compare, place, trial), place.said)
         self.outcome.orders += len(place.stored())
         self.outcome.checks_first += place.checks_first()
         self.outcome.died_before += place.billing.died
         self.outcome.relays_died += place.parcels.died
         self.outcome.parcels += len(place.parcels.stored())
 
+    def _strike_and_compare(self, place: Place, trial: Trial) -> list[str]:
+        self._strike(place, trial)
+        found = self._compare(place)
+        place.checks_first()
+        return found
+
     def _strike(self, place: Place, trial: Trial) -> None:
         rng = random.Random(f"fence-trial-{trial.seed}-{trial.number}")
-        wait_until(lambda: self._cluster.status().healthy, PATIENCE_S, "the brokers", 0.2)
         time.sleep(BEFORE_S * rng.random())
         victims = list(trial.victims)
         rng.shuffle(victims)
@@ -331,7 +367,7 @@ class Run:
             elif victim == SENDER:
                 place.parcels.replace_sender()
             elif victim == LEADER:
-                self._kill_leader()
+                kill_leader(self._cluster)
             else:
                 assert place.server is not None
                 place.server.kill()
@@ -358,23 +394,12 @@ class Run:
         seconds = rng.uniform(*(STOPPED_RELAY_S if victim == STOPPED_RELAY else STOPPED_S))
         return time.monotonic() + seconds, partial(stopped.send_signal, signal.SIGCONT)
 
-    def _kill_leader(self) -> None:
-        group = self._cluster.status().groups[0]
-        leader = next((replica for replica in group.replicas if replica.role == "leader"), None)
-        if leader is not None:
-            os.kill(leader.details["pid"], signal.SIGKILL)
-
     @staticmethod
-    def _compare(place: Place, consumer: Consumer) -> list[str]:
-        readable = place.read(consumer)
-        stored, now_ms = place.stored(), int(time.time() * 1000)
-        problems = [
-            f"fence-split: {order} is readable, and not in the database" for order in {*readable} - stored
+    def _compare(place: Place) -> list[str]:
+        codes = [service.poll() for service in place.services]
+        return [
+            *(f"a service has ended by itself, with {code}" for code in codes if code is not None),
+            *place.orders.compare(place.stored),
+            *place.billing.problems(place.orders.readable, place.orders.ends),
+            *place.parcels.problems(),
         ]
-        wait_until(lambda: place.oldest_open_ms() > now_ms, PATIENCE_S, "decisions of what was open", 0.1)
-        readable = place.read(consumer)
-        problems += [
-            f"fence-split: {order} is in the database, and not readable" for order in stored - {*readable}
-        ]
-        problems += [f"{order} is there {n} times" for order, n in Counter(readable).items() if n > 1]
-        return problems + place.billing.problems(readable, place.ends) + place.parcels.problems()

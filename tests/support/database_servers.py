@@ -208,6 +208,15 @@ class Server:
         if made.wait(timeout=START_S) != 0:
             raise NoServer(f"pg_basebackup fails: {self._said()}")
 
+    def commits_waiting(self) -> int:
+        """Those of PostgreSQL that wait for a synchronous standby."""
+        with self.connect() as db:
+            found = db.execute(
+                "select count(*) from pg_stat_activity where wait_event = 'SyncRep'"
+            ).fetchone()
+        count: int = found[0]
+        return count
+
     def kill(self) -> None:
         """As a machine that loses its power, except that the page cache stays."""
         if self._process is not None:

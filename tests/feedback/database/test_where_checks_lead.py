@@ -188,7 +188,7 @@ def test_what_no_standby_has_is_neither_answered_nor_acknowledged(tmp_path: Path
                 assert first
 
         local = Waiting(work)
-        wait_until(lambda: waits_for_a_standby(primary), 10.0, "the commit waits")
+        wait_until(primary.commits_waiting, 10.0, "the commit waits")
         primary.kill()
         local.join(10.0)
         assert len(local.said) == 1 and isinstance(local.said[0], Exception)
@@ -199,7 +199,7 @@ def test_what_no_standby_has_is_neither_answered_nor_acknowledged(tmp_path: Path
         checks = Waiting(lambda: fence.query_statuses([("x", "x"), ("z", "z")]))
         again = Waiting(lambda: inbox.handler(lambda record, db: None)(record))
         entered = Waiting(lambda: fence._lost_to(rows.key_of("shop", "x"), "x", ValueError()))
-        wait_until(lambda: waits_for_a_standby(primary) == 4, 10.0, "all four wait")
+        wait_until(lambda: primary.commits_waiting() == 4, 10.0, "all four wait")
         assert not (check.said or checks.said or again.said), "nobody may act on it"
         primary.kill()
         for waiting in (check, checks, again, entered):
@@ -213,13 +213,6 @@ def test_what_no_standby_has_is_neither_answered_nor_acknowledged(tmp_path: Path
     finally:
         primary.close()
         standby.close()
-
-
-def waits_for_a_standby(server: Server) -> int:
-    with server.connect() as db:
-        found = db.execute("select count(*) from pg_stat_activity where wait_event = 'SyncRep'").fetchone()
-        count: int = found[0]
-        return count
 
 
 @pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
