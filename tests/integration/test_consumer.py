@@ -18,6 +18,7 @@ from escrowmq.actors.consumer.reader import PartitionReader
 from escrowmq.replication.errors import OffsetOutOfRange, UnknownTopic
 from escrowmq.replication.format.codec import decode_rows
 from escrowmq.replication.model import ConsumerRecord, Message
+from tests.support.leaders import led_group
 from tests.support.polling import read, settle, values
 
 if TYPE_CHECKING:
@@ -157,7 +158,7 @@ def test_reading_and_committing_through_the_death_of_every_kind_of_replica(
         read(consumer, 300)
         consumer.commit()
         before = consumer.assignment()
-        (group,) = cluster.admin.status().groups
+        group = led_group(cluster)
         leader = group.leader
         assert leader is not None
         seen = 300

@@ -13,6 +13,7 @@ import pytest
 from escrowmq import Message, Producer
 from escrowmq.actors.client.linked_calls import LinkedCalls
 from escrowmq.actors.client.ray_calls import RayCalls
+from tests.support.leaders import leader_of
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -85,9 +86,7 @@ def test_what_waits_survives_the_death_of_the_leader(cluster: Cluster, unique: U
     cluster.admin.create_topic(topic)
     with cluster.producer(unique("shop")) as producer:
         late = [producer.send(Message(topic, b"%d" % n, delay_s=6)).result(20) for n in range(20)]
-        (group,) = cluster.status().groups
-        leader = next(r for r in group.replicas if r.replica == group.leader)
-        os.kill(leader.details["pid"], signal.SIGKILL)
+        os.kill(leader_of(cluster).details["pid"], signal.SIGKILL)
         assert late[3].schedule_id is not None and producer.cancel(late[3].schedule_id)
     found = read(cluster, topic, 19)
     assert [record.value for record in found] == [b"%d" % n for n in range(20) if n != 3]

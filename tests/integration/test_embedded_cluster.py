@@ -25,6 +25,7 @@ from escrowmq import Cluster, ClusterNotFound, ConfigError, DataDirLocked, DataD
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.cluster.temporary_dir import TemporaryDir
 from escrowmq.feedback.edges.shard_actor import start_shard
+from tests.support.leaders import leader_of
 
 pytestmark = pytest.mark.ray
 
@@ -63,7 +64,7 @@ def test_every_replica_listens_on_the_loopback_only(cluster: Cluster) -> None:
 
 def test_a_killed_broker_is_restarted_by_itself(cluster: Cluster, unique: Unique) -> None:
     cluster.admin.create_topic(topic := unique("survivor"))
-    victim = next(r for r in cluster.status().groups[0].replicas if r.role == "leader")
+    victim = leader_of(cluster)
     psutil.Process(victim.details["pid"]).kill()
     with cluster.producer(app=unique("app")) as producer:
         assert producer.send(Message(topic, b"after")).result(30).offset == 0

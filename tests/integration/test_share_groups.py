@@ -19,6 +19,7 @@ import pytest
 
 from escrowmq import GroupNotEmpty, Message, OutcomeUnknown, ShareRecord, Unavailable, UnknownGroup
 from escrowmq.actors.admin import group_deletion
+from tests.support.leaders import leader_of
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -165,9 +166,7 @@ def test_the_leader_is_killed_when_a_group_is_deleted_and_its_topics_are_not(
     delete_topics = group_deletion.delete_topics
 
     def leader_dies(*about: Any) -> bool:
-        (led,) = cluster.admin.status().groups
-        assert led.leader is not None
-        os.kill(led.replicas[led.leader].details["pid"], signal.SIGKILL)
+        os.kill(leader_of(cluster).details["pid"], signal.SIGKILL)
         return delete_topics(*about)
 
     def deleted() -> bool:

@@ -28,6 +28,7 @@ from tests.integration.spark_sinking import (
     start,
 )
 from tests.spark_trials.target import Target, problems_of
+from tests.support.leaders import leader_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -265,8 +266,7 @@ def test_a_leader_killed_in_the_middle_delays_and_changes_nothing(
         deadline = time.monotonic() + 60
         while not sum(target.ends()) and time.monotonic() < deadline:
             time.sleep(0.01)
-        leader = next(r for r in cluster.status().groups[0].replicas if r.role == "leader")
-        os.kill(leader.details["pid"], signal.SIGKILL)
+        os.kill(leader_of(cluster).details["pid"], signal.SIGKILL)
 
     killer = threading.Thread(target=kill)
     killer.start()

@@ -16,6 +16,7 @@ from escrowmq.replication.model import Message
 from escrowmq.spark_integration import lag
 from escrowmq.spark_integration.data_source import register
 from tests.integration.spark_modes import MODES, shared
+from tests.support.leaders import leader_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -249,9 +250,7 @@ def test_a_broker_that_dies_in_the_middle_costs_nothing_but_time(
         with cluster.producer(app="app") as producer:
             sent = [producer.send(Message("t", b"%d" % i)) for i in range(1000)]
             seen.wait_for(300, query)
-            (group,) = cluster.admin.status().groups
-            assert group.leader is not None
-            os.kill(group.replicas[group.leader].details["pid"], signal.SIGKILL)
+            os.kill(leader_of(cluster).details["pid"], signal.SIGKILL)
             sent += [producer.send(Message("t", b"%d" % i)) for i in range(1000, 2000)]
             for future in sent:
                 future.result(60)
