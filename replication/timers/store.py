@@ -190,13 +190,19 @@ class TimerStore:
         while True:
             with self._lock:
                 buckets = self._buckets(deliver_ms_of(after), until_ms)
-                unsorted = next((bucket for bucket in buckets if bucket.parts), None)
-                if unsorted is None:
+                unsorted = [bucket for bucket in buckets if bucket.parts]
+                if not unsorted:
                     return [*self._files, *(run for bucket in buckets for run in bucket.chunks)]
-                if records <= 0:
-                    return None
-                unsorted.sort_one()
-            records -= CHUNK
+            # Listed once for all of them: thousands of buckets may begin and end in these times.
+            for bucket in unsorted:
+                while True:
+                    with self._lock:
+                        if not bucket.parts:
+                            break
+                        if records <= 0:
+                            return None
+                        bucket.sort_one()
+                    records -= CHUNK
 
     def _set_files(self, files: list[SealedFile]) -> None:
         self.retired += [file for file in files if file.last_key <= self.cursor]

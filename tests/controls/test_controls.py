@@ -25,18 +25,14 @@ def _world_of(fault: Planted) -> object:
 
 def _sound_schedules() -> Iterator[Any]:
     """For each world that has conditions: one of its faults, and the schedules to run, counted from its
-    start: one here, if that is quick, and three more in ``make test-long``."""
-    quick_last = sorted(PLANTED.values(), key=lambda fault: fault.long, reverse=True)
-    for fault in {_world_of(p): p for p in quick_last if p.conditions is not None}.values():
-        yield pytest.param(fault, range(1), id=fault.name, marks=_marks(fault))
-        yield pytest.param(fault, range(1, 4), id=f"{fault.name}-further", marks=pytest.mark.long)
+    start. They check this check, so they run in ``make test-long``."""
+    for fault in {_world_of(p): p for p in PLANTED.values() if p.conditions is not None}.values():
+        yield pytest.param(fault, range(4), id=fault.name, marks=pytest.mark.long)
 
 
-def _marks(fault: Planted) -> list[pytest.MarkDecorator]:
-    return [pytest.mark.long] if fault.long else []
-
-
-FAULTS = [pytest.param(p, id=p.name, marks=_marks(p)) for p in PLANTED.values()]
+FAULTS = [
+    pytest.param(p, id=p.name, marks=[pytest.mark.long] if p.long else []) for p in PLANTED.values()
+]
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -24,7 +24,7 @@ from hypothesis.strategies import SearchStrategy
 
 from escrowmq.replication.errors import EscrowMQError
 
-EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "200"))
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "100"))
 #: FUZZ_SEED=<n> draws others than the usual ones; the failure prints how to see it again.
 SEED = os.environ.get("FUZZ_SEED")
 SECONDS_MAX = 2.0

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import escrowmq
 from escrowmq.actors.consumer.reader import PartitionReader
 from escrowmq.replication.errors import OffsetOutOfRange, UnknownTopic
 from escrowmq.replication.format.codec import decode_rows
@@ -148,36 +147,36 @@ def test_bad_input(face: Cluster, unique: Unique) -> None:
 @pytest.mark.ray
 @pytest.mark.slow
 def test_reading_and_committing_through_the_death_of_every_kind_of_replica(
-    ray_local: str, unique: Unique
+    cluster: Cluster, unique: Unique, healthy_again: None
 ) -> None:
-    """A follower and the leader of a separate cluster are killed while a group reads."""
-    with escrowmq.start_local(namespace=unique("deaths")) as cluster:
-        cluster.admin.create_topic("orders", partitions=3)
-        consumer = member(cluster, "g", "orders", heartbeat_interval_s=0.2)
-        send(cluster, "orders", [b"%d" % i for i in range(300)])
+    """A follower and the leader are killed while a group reads."""
+    topic, name = unique("orders"), unique("g")
+    cluster.admin.create_topic(topic, partitions=3)
+    consumer = member(cluster, name, topic, heartbeat_interval_s=0.2)
+    send(cluster, topic, [b"%d" % i for i in range(300)])
+    read(consumer, 300)
+    consumer.commit()
+    before = consumer.assignment()
+    group = led_group(cluster)
+    leader = group.leader
+    assert leader is not None
+    seen = 300
+    for rid in ((leader + 1) % 3, leader):
+        killed = time.monotonic()
+        os.kill(group.replicas[rid].details["pid"], signal.SIGKILL)
+        (shown,) = cluster.admin.status(wait_s=0.5).groups
+        assert time.monotonic() - killed < 1.5, "status waits for nobody"
+        assert not shown.replicas[rid].reachable
+        send(cluster, topic, [b"%d" % i for i in range(seen, seen + 300)])
         read(consumer, 300)
         consumer.commit()
-        before = consumer.assignment()
-        group = led_group(cluster)
-        leader = group.leader
-        assert leader is not None
-        seen = 300
-        for rid in ((leader + 1) % 3, leader):
-            killed = time.monotonic()
-            os.kill(group.replicas[rid].details["pid"], signal.SIGKILL)
-            (shown,) = cluster.admin.status(wait_s=0.5).groups
-            assert time.monotonic() - killed < 1.5, "status waits for nobody"
-            assert not shown.replicas[rid].reachable
-            send(cluster, "orders", [b"%d" % i for i in range(seen, seen + 300)])
-            read(consumer, 300)
-            consumer.commit()
-            seen += 300
-            # Both replicas must be back before the next one dies, or there is no majority.
-            deadline = time.monotonic() + 30
-            while not cluster.admin.status().healthy:
-                assert time.monotonic() < deadline
-                time.sleep(0.2)
-        assert consumer.assignment() == before
-        described = cluster.admin.describe_group("g")
-        assert described.lag == 0
-        assert sum(place.committed or 0 for place in described.partitions) == seen
+        seen += 300
+        # Both replicas must be back before the next one dies, or there is no majority.
+        deadline = time.monotonic() + 30
+        while not cluster.admin.status().healthy:
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+    assert consumer.assignment() == before
+    described = cluster.admin.describe_group(name)
+    assert described.lag == 0
+    assert sum(place.committed or 0 for place in described.partitions) == seen

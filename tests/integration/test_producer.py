@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import escrowmq
 from escrowmq import (
     Message,
     OutcomeUnknown,
@@ -109,60 +108,60 @@ def test_errors_name_what_is_wrong(face: Cluster, unique: Unique) -> None:
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_the_leader_is_killed_under_load(ray_local: str, unique: Unique) -> None:
-    """In a separate cluster. Every thread continues; no message is lost, and none is stored twice."""
-    with escrowmq.start_local(namespace=unique("kill")) as cluster:
-        cluster.admin.create_topic("plain", partitions=2)
-        cluster.admin.create_topic("orders", partitions=2)
-        producer = cluster.producer(app="shop")
-        stop = threading.Event()
-        slowest: list[float] = []
-        unknown: list[str] = []
+def test_the_leader_is_killed_under_load(cluster: Cluster, unique: Unique, healthy_again: None) -> None:
+    """Every thread continues; no message is lost, and none is stored twice."""
+    numbers, orders = unique("plain"), unique("orders")
+    cluster.admin.create_topic(numbers, partitions=2)
+    cluster.admin.create_topic(orders, partitions=2)
+    producer = cluster.producer(app=unique("shop"))
+    stop = threading.Event()
+    slowest: list[float] = []
+    unknown: list[str] = []
 
-        def transactions(thread: int) -> dict[str, TransactionState]:
-            settled: dict[str, TransactionState] = {}
-            i = 0
-            while not stop.is_set():
-                i += 1
-                name = f"{thread}.{i}"
-                start = time.monotonic()
-                try:
-                    result = producer.send_message_in_transaction(
-                        Message("orders", name.encode()), lambda n=i: n % 4 != 0, tx_id=name
-                    )
-                    settled[name] = result.state
-                except OutcomeUnknown:
-                    unknown.append(name)
-                slowest.append(time.monotonic() - start)
-            return settled
-
-        def plain() -> int:
-            futures = []
-            while not stop.is_set():
-                futures.append(producer.send(Message("plain", b"%d" % len(futures), partition=1)))
-                time.sleep(0.001)
-            assert [f.result(30.0).offset for f in futures] == list(range(len(futures)))
-            return len(futures)
-
-        with ThreadPoolExecutor(5) as pool:
-            running = [pool.submit(transactions, n) for n in range(4)]
-            sent = pool.submit(plain)
+    def transactions(thread: int) -> dict[str, TransactionState]:
+        settled: dict[str, TransactionState] = {}
+        i = 0
+        while not stop.is_set():
+            i += 1
+            name = f"{thread}.{i}"
+            start = time.monotonic()
             try:
-                time.sleep(1.0)
-                os.kill(leader_of(cluster).details["pid"], signal.SIGKILL)
-                time.sleep(5.0)
-            finally:
-                stop.set()
-            settled = {name: state for part in running for name, state in part.result(60.0).items()}
-        print(f"fail-over: the slowest transaction took {max(slowest):.2f} s")
-        assert not unknown and max(slowest) < 8.0
-        producer.close()
-        expected = sorted(name for name, state in settled.items() if state is COMMITTED)
-        assert sorted(r.value.decode() for r in read(cluster, "orders", len(expected))) == expected
-        assert [r.value for r in read(cluster, "plain", sent.result())] == [
-            b"%d" % i for i in range(sent.result())
-        ]
-        assert not cluster.admin.list_transactions()
+                result = producer.send_message_in_transaction(
+                    Message(orders, name.encode()), lambda n=i: n % 4 != 0, tx_id=name
+                )
+                settled[name] = result.state
+            except OutcomeUnknown:
+                unknown.append(name)
+            slowest.append(time.monotonic() - start)
+        return settled
+
+    def plain() -> int:
+        futures = []
+        while not stop.is_set():
+            futures.append(producer.send(Message(numbers, b"%d" % len(futures), partition=1)))
+            time.sleep(0.001)
+        assert [f.result(30.0).offset for f in futures] == list(range(len(futures)))
+        return len(futures)
+
+    with ThreadPoolExecutor(5) as pool:
+        running = [pool.submit(transactions, n) for n in range(4)]
+        sent = pool.submit(plain)
+        try:
+            time.sleep(1.0)
+            os.kill(leader_of(cluster).details["pid"], signal.SIGKILL)
+            time.sleep(5.0)
+        finally:
+            stop.set()
+        settled = {name: state for part in running for name, state in part.result(60.0).items()}
+    print(f"fail-over: the slowest transaction took {max(slowest):.2f} s")
+    assert not unknown and max(slowest) < 8.0
+    producer.close()
+    expected = sorted(name for name, state in settled.items() if state is COMMITTED)
+    assert sorted(r.value.decode() for r in read(cluster, orders, len(expected))) == expected
+    assert [r.value for r in read(cluster, numbers, sent.result())] == [
+        b"%d" % i for i in range(sent.result())
+    ]
+    assert not cluster.admin.list_transactions(topic=orders)
 
 
 @pytest.mark.ray

@@ -14,7 +14,6 @@ import pytest
 
 from escrowmq.replication.model import Message
 from escrowmq.spark_integration import lag
-from escrowmq.spark_integration.data_source import register
 from tests.integration.spark_modes import MODES, shared
 from tests.support.leaders import leader_of
 
@@ -238,31 +237,25 @@ def test_messages_that_are_gone_are_an_error_or_skipped_as_one_wishes(
 
 
 def test_a_broker_that_dies_in_the_middle_costs_nothing_but_time(
-    spark: SparkSession, ray_local: str, unique: Name, tmp_path: Path
+    spark: SparkSession, cluster: Cluster, unique: Name, tmp_path: Path, healthy_again: None
 ) -> None:
-    import escrowmq
-
-    seen, namespace = Seen(), unique("killed")
-    with escrowmq.start_local(groups=1, replicas=3, namespace=namespace) as cluster:
-        cluster.admin.create_topic("t", partitions=2)
-        options = {"subscribe": "t", "escrowmq.namespace": namespace, "maxOffsetsPerTrigger": "400"}
-        query = start(spark, seen, tmp_path, startingOffsets="earliest", **options)
-        with cluster.producer(app="app") as producer:
-            sent = [producer.send(Message("t", b"%d" % i)) for i in range(1000)]
-            seen.wait_for(300, query)
-            os.kill(leader_of(cluster).details["pid"], signal.SIGKILL)
-            sent += [producer.send(Message("t", b"%d" % i)) for i in range(1000, 2000)]
-            for future in sent:
-                future.result(60)
-            assert sorted(seen.wait_for(2000, query), key=int) == numbers(0, 2000)
-        query.stop()
-        register(spark, address=cluster.address, namespace=namespace)
-        try:  # the session must still be able to write
-            written = spark.range(1).selectExpr("'2000' AS value").write.format("escrowmq").mode("append")
-            written.option("topic", "t").save()
-            assert read(spark, subscribe="t").count() == 2001
-        finally:
-            register(spark, address=cluster.address)
+    seen, topic = Seen(), unique("killed")
+    cluster.admin.create_topic(topic, partitions=2)
+    options = {"subscribe": topic, "maxOffsetsPerTrigger": "400"}
+    query = start(spark, seen, tmp_path, startingOffsets="earliest", **options)
+    with cluster.producer(app=unique("app")) as producer:
+        sent = [producer.send(Message(topic, b"%d" % i)) for i in range(1000)]
+        seen.wait_for(300, query)
+        os.kill(leader_of(cluster).details["pid"], signal.SIGKILL)
+        sent += [producer.send(Message(topic, b"%d" % i)) for i in range(1000, 2000)]
+        for future in sent:
+            future.result(60)
+        assert sorted(seen.wait_for(2000, query), key=int) == numbers(0, 2000)
+    query.stop()
+    # The session must still be able to write.
+    written = spark.range(1).selectExpr("'2000' AS value").write.format("escrowmq").mode("append")
+    written.option("topic", topic).save()
+    assert read(spark, subscribe=topic).count() == 2001
 
 
 def read(spark: SparkSession, **options: str) -> DataFrame:
