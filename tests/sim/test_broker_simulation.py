@@ -19,10 +19,11 @@ from tests.sim.simulation import Plan, Simulation
 from tests.sim.world import Violation
 from tests.support.faults.tables import Cells
 
-#: At least SEEDS schedules, then up to SEEDS_MAX until the table of the common kinds is full and a group has
-#: committed places in a topic that was created again: the additional ones have only those faults that have
-#: not yet met every phase, and the usual ones at the end.
-SEEDS, SEEDS_MAX = 8, 60
+#: Of seventy schedules those that fill the table of the common kinds soonest. After a change that moves
+#: schedules they may not: up to FURTHER more follow until it is full and a group has committed places in a
+#: topic that was created again. Those have only the faults that have not yet met every phase, and the usual
+#: ones at the end.
+SEEDS, FURTHER = (6, 8, 11, 24, 27, 47, 51, 62, 63), 50
 #: Kinds that do not meet a transaction in each of its phases within so few schedules; it takes thousands of
 #: schedules to fill their rows (docs/evidence/simulation.md).
 RARE = (
@@ -58,18 +59,18 @@ def met_too_little(reached: Cells) -> list[str]:
 def test_promises_hold_over_many_schedules_that_reach_every_phase() -> None:
     counts: Counter[str] = Counter()
     reached, changes = Cells(), Counter[str]()
-    for seed in range(SEEDS_MAX):
+    for seed in (*SEEDS, *range(100, 100 + FURTHER)):
         missing = met_too_little(reached)
-        if seed >= SEEDS and not missing and changes["places"]:
+        if seed not in SEEDS and not missing and changes["places"]:
             break
-        workload, cells = run(seed, missing or None if seed >= SEEDS else None)
+        workload, cells = run(seed, None if seed in SEEDS else missing or None)
         assert workload.report is not None
         counts += workload.report.counts
         reached += cells
         changes += workload.changes.done + workload.recreated.done + workload.questions.done
-    assert counts["transactions committed"] > 40 * SEEDS, counts
-    assert counts["transactions rolled back"] > 20 * SEEDS, counts
-    assert counts["records read"] > 500 * SEEDS, counts
+    assert counts["transactions committed"] > 40 * len(SEEDS), counts
+    assert counts["transactions rolled back"] > 20 * len(SEEDS), counts
+    assert counts["records read"] > 500 * len(SEEDS), counts
     assert changes["altered"] > 3 and changes["trimmed"] > 3, changes
     assert changes["created"] > 3 and changes["places"], changes
     assert changes["searches"] > 50 and changes["traces"] > 20 and changes["places of groups"], changes
