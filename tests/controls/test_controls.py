@@ -30,9 +30,7 @@ def _sound_schedules() -> Iterator[Any]:
         yield pytest.param(fault, range(4), id=fault.name, marks=pytest.mark.long)
 
 
-FAULTS = [
-    pytest.param(p, id=p.name, marks=[pytest.mark.long] if p.long else []) for p in PLANTED.values()
-]
+FAULTS = [pytest.param(p, id=p.name, marks=[pytest.mark.long] if p.long else []) for p in PLANTED.values()]
 
 
 @pytest.mark.filterwarnings("ignore")
