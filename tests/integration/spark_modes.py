@@ -34,7 +34,8 @@ def shared(mode: str) -> SparkSession:
 
     if mode not in _kept:
         make_room()
-        configs = {"spark.sql.shuffle.partitions": "2"}
+        # A Python worker has 15 s to connect back, which are too few for three JVMs that start on two cores.
+        configs = {"spark.sql.shuffle.partitions": "2", "spark.python.authenticate.socketTimeout": "60s"}
         settings: dict[str, Any] = {"executors": 2, "cores": 1, "memory": "512m"}
         if mode == "local":
             settings = {"cores": 2}

@@ -18,6 +18,7 @@ from escrowmq.cluster.demo.tpch import generate, read_orders
 from escrowmq.replication.errors import ConfigError, Unavailable
 from escrowmq.replication.model import Message
 from escrowmq.spark_integration import spark_session, stop_session
+from tests.integration.spark_modes import MODES, make_room, shared
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,14 +31,15 @@ pytestmark = [pytest.mark.spark, pytest.mark.ray, pytest.mark.timeout(240)]
 Name = Callable[[str], str]
 
 
-# Here RayDP is the mode tested in every run.
-ELSEWHERE = [pytest.param(mode, marks=pytest.mark.long) for mode in ("local", "standalone")]
-
-
-@pytest.fixture(scope="module", params=["raydp", *ELSEWHERE])
+# In every run the demo reads with executors on Ray (test_demo.py).
+@pytest.fixture(scope="module", params=MODES)
 def spark(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[SparkSession]:
     import ray
 
+    if request.param == "local":
+        yield shared("local")
+        return
+    make_room()
     before = ray.available_resources()["CPU"]  # type: ignore[no-untyped-call]
     session = spark_session("test-batch", mode=request.param, executors=1, cores=1, quick_start=True)
     yield session
@@ -205,7 +207,7 @@ def test_a_schema_of_one_s_own_is_refused(spark: SparkSession) -> None:
 
 
 def test_a_second_session_is_refused_while_one_runs(spark: SparkSession) -> None:
-    with pytest.raises(ConfigError, match=r"already has a Spark session \(test-batch\)"):
+    with pytest.raises(ConfigError, match="already has a Spark session"):
         spark_session("second", mode="raydp")
 
 
