@@ -1,7 +1,7 @@
-"""Generates the tables of options in docs/guide.md from the code.
+"""Generates the tables of options on the pages of docs/guide from the code.
 
-``python -m escrowmq.cluster.guide_doc docs/guide.md`` rewrites them: it replaces the text between the two
-comment lines of each table and nothing else. A test compares the page with the code, so a changed default
+``python -m escrowmq.cluster.guide_doc docs/guide`` rewrites them: it replaces the text between the two
+comment lines of each table and nothing else. A test compares the pages with the code, so a changed default
 without an updated table fails. The text is the comment above the default, as in docs/configuration.md.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +33,20 @@ TABLES: dict[str, type[Any]] = {
 _REGION = re.compile(r"(<!-- table: ([a-z ]+) \(.*?-->\n).*?(<!-- end of table -->\n)", re.DOTALL)
 
 
-def with_tables(guide: str) -> str:
-    """The guide with all tables up to date. Raises ValueError if the guide has no region for one of them."""
-    named = [found[2] for found in _REGION.finditer(guide)]
+def pages(folder: Path) -> dict[Path, str]:
+    """The pages of the guide as they are."""
+    return {path: path.read_text() for path in sorted(folder.glob("*.md"))}
+
+
+def with_tables(guide: Mapping[Path, str]) -> dict[Path, str]:
+    """The pages with all tables up to date. Raises ValueError if not exactly one region is there for each."""
+    named = [found[2] for text in guide.values() for found in _REGION.finditer(text)]
     if sorted(named) != sorted(TABLES):
         raise ValueError(f"the guide has regions for {named}; it needs one for each of {list(TABLES)}")
-    return _REGION.sub(lambda found: found[1] + table(TABLES[found[2]]) + found[3], guide)
+    return {
+        path: _REGION.sub(lambda found: found[1] + table(TABLES[found[2]]) + found[3], text)
+        for path, text in guide.items()
+    }
 
 
 def table(options: type[Any]) -> str:
@@ -53,9 +62,9 @@ def table(options: type[Any]) -> str:
 
 
 def main() -> None:
-    """Write the tables into the file named on the command line."""
-    path = Path(sys.argv[1])
-    path.write_text(with_tables(path.read_text()))
+    """Write the tables into the pages of the folder named on the command line."""
+    for path, text in with_tables(pages(Path(sys.argv[1]))).items():
+        path.write_text(text)
 
 
 if __name__ == "__main__":

@@ -27,18 +27,18 @@ REFERENCE: dict[str, tuple[str, str, str]] = {
     "cluster": ("Clusters", "Start one, connect to one.", "start_local connect Cluster LocalCluster"),
     "producer": (
         "Producers",
-        "Send messages, alone or with a local transaction. [Guide](../guide.md#transactions).",
+        "Send messages, alone or with a local transaction. [Guide](../guide/transactions.md).",
         "Producer AsyncProducer Transaction TransactionRequest TransactionResult PreparedTransaction "
         "TransactionResults PreparedTransactions SentMany TxStatusQuerier ProducerStatistics",
     ),
     "consumer": (
         "Consumers",
-        "Read what is committed. [Guide](../guide.md#consumers).",
+        "Read what is committed. [Guide](../guide/consumers.md).",
         "Consumer AsyncConsumer RetryPolicy StreamRecord ConsumerStatistics Replies Reply",
     ),
     "share-consumer": (
         "Share consumers",
-        "Take single messages, and settle each by itself. [Guide](../guide.md#share-groups).",
+        "Take single messages, and settle each by itself. [Guide](../guide/queues.md#share-groups).",
         "ShareConsumer AsyncShareConsumer ShareRecord ShareConsumerStatistics",
     ),
     "admin": ("Administration", "Topics, transactions, groups, replicas, nodes.", "Admin"),
@@ -54,11 +54,11 @@ REFERENCE: dict[str, tuple[str, str, str]] = {
     ),
     "databases": (
         "Databases",
-        "[Fence](../guide.md#the-fence), [inbox](../guide.md#the-inbox), [outbox](../guide.md#the-outbox).",
+        "Fence, inbox and outbox. [Guide](../guide/database.md).",
         "",
     ),
     "testing": ("Testing", "A cluster in memory. [Testing your service](../testing.md).", ""),
-    "ray-data": ("Ray Data", "Datasets of topics. [Guide](../guide.md#ray-data).", ""),
+    "ray-data": ("Ray Data", "Datasets of topics. [Guide](../guide/consumers.md#ray-data).", ""),
     "spark": (
         "Spark",
         "Sessions. Sources and sinks are in [Spark](../spark.md).",
@@ -110,7 +110,7 @@ RETURNED = {
 OURS = frozenset(("create", "group_work", "checking", "link", "opening", "packing", "tls_files"))
 #: Special methods that users call.
 _OF_USERS = frozenset(("__enter__", "__aenter__", "__iter__", "__getitem__"))
-_OUTSIDE = re.compile(r"\]\(\.\./([\w./-]+)\)")
+_OUTSIDE = re.compile(r"\]\(((?:\.\./)+)([\w-][\w./-]*)\)")
 _FROM_ROOT = re.compile(r"\]\((?:docs/)?([\w./-]+)((?:#[\w-]+)?)\)")
 
 
@@ -131,9 +131,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Links from docs/ to files above it go to the pages that show these."""
-    if "/" in page.file.src_uri:  # ``../`` leads to docs/ there
-        return markdown
-    return _OUTSIDE.sub(lambda found: f"]({_page_of(ROOT / found[1])})", markdown)
+    down = "../" * page.file.src_uri.count("/")  # this leads to docs/
+    return _OUTSIDE.sub(
+        lambda found: f"]({down}{_page_of(ROOT / found[2])})" if found[1] == f"../{down}" else found[0],
+        markdown,
+    )
 
 
 def _shown() -> list[Path]:

@@ -21,7 +21,7 @@ def warn_of_lost_commits(link: Link, owner: str, table: str) -> None:
     if why := loses_commits(link, table):
         log.warning(
             "%s: %s, so its last commits are lost if the power fails, and with them the rows of messages "
-            "that are sent (see 'Requirements' in the guide)",
+            "that are sent (see 'Requirements of the fence' in the guide)",
             owner,
             why,
         )

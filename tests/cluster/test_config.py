@@ -195,8 +195,8 @@ def test_the_configuration_page_is_current() -> None:
 
 
 def test_the_tables_of_the_guide_are_current() -> None:
-    guide = (ROOT / "docs/guide.md").read_text()
-    assert guide == guide_doc.with_tables(guide), "run: python -m escrowmq.cluster.guide_doc docs/guide.md"
+    guide = guide_doc.pages(ROOT / "docs/guide")
+    assert guide == guide_doc.with_tables(guide), "run: python -m escrowmq.cluster.guide_doc docs/guide"
 
 
 @pytest.mark.parametrize("options", guide_doc.TABLES.values())
@@ -206,4 +206,4 @@ def test_every_option_of_the_guide_has_its_meaning(options: type) -> None:
 
 def test_a_guide_without_a_place_for_a_table_is_refused() -> None:
     with pytest.raises(ValueError, match="consumer options"):
-        guide_doc.with_tables("<!-- table: topic options (made) -->\n<!-- end of table -->\n")
+        guide_doc.with_tables({Path("a.md"): "<!-- table: topic options (made) -->\n<!-- end of table -->\n"})
