@@ -18,6 +18,8 @@ TEXT = {".py", ".md", ".toml", ".yaml", ".yml", ".txt", ".svg", ".cfg", ".sh", "
 #: A longer file is a reason to look for a second subject. (At 500, one subject was cut in five.)
 LINES_MAX = 900
 FUNCTION_LINES_MAX = 75
+#: Of an entry of docs/decisions.md: more is the story of how it came about.
+DECISION_WORDS_MAX = 150
 #: A function or class of at most this many lines needs no docstring.
 OBVIOUS_LINES = 6
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -124,3 +126,14 @@ def test_no_test_file_is_another_ones_helper() -> None:
         r"^from tests\.(?:\w+\.)*test_\w+ import|^import tests\.(?:\w+\.)*test_\w+", re.MULTILINE
     )
     assert not [_name(path) for path in _files("tests") if imported.search(path.read_text())]
+
+
+def test_a_decision_takes_at_most_150_words() -> None:
+    """What was decided, why, what it costs. How it came about is in the log of commits."""
+    sections = re.split(r"^## (\d+)\. .*$", (ROOT / "docs/decisions.md").read_text(), flags=re.MULTILINE)[1:]
+    words = {number: len(body.split()) for number, body in zip(sections[::2], sections[1::2], strict=True)}
+    assert words
+    long = [f"entry {number} has {count}" for number, count in words.items() if count > DECISION_WORDS_MAX]
+    assert not long, (
+        f"docs/decisions.md: at most {DECISION_WORDS_MAX} words, without the heading: " + ", ".join(long)
+    )
