@@ -32,6 +32,7 @@ from escrowmq.cluster.placement import ReplicaKey, Seat
 from escrowmq.cluster.secret import Secret, kept_secret
 from escrowmq.cluster.settings import ClusterSettings
 from escrowmq.cluster.wishes import Lead, Move, Size, Wishes
+from escrowmq.replication.carried_settings import prepared
 from escrowmq.replication.errors import (
     ConfigError,
     CorruptLog,
@@ -51,6 +52,7 @@ _ITEMS: Final = {"seats": Seat, "retired": Seat, "sizes": Size, "moves": Move, "
 log = logging.getLogger(__name__)
 
 
+@prepared
 @dataclass(frozen=True, slots=True)
 class ClusterRecord:
     """The content of ``cluster.json``.

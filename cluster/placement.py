@@ -19,6 +19,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+from escrowmq.replication.carried_settings import prepared
+
 ReplicaKey = tuple[int, int]
 #: The voters are not known for any group.
 NOT_KNOWN: Mapping[int, Sequence[Collection[int]]] = MappingProxyType({})
@@ -37,6 +39,7 @@ class Node:
     head: bool = False
 
 
+@prepared
 @dataclass(frozen=True, slots=True)
 class Seat:
     """The place of a replica. ``incarnation`` increases whenever it starts over with an empty directory."""

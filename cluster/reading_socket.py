@@ -23,6 +23,8 @@ from typing import Any
 
 import msgspec
 
+from escrowmq.replication.carried_settings import prepared
+
 #: Longest question, and longest answer (enough for a million open transactions).
 QUESTION_BYTES_MAX, ANSWER_BYTES_MAX = 64 << 10, 512 << 20
 #: Sockets that a command tries: one or two for each cluster on this machine.
@@ -33,6 +35,7 @@ _LENGTH = struct.Struct(">I")
 _CREDENTIALS = struct.Struct("3i")
 
 
+@prepared
 class Question(msgspec.Struct, frozen=True):
     """``address`` None: the only Ray cluster on this machine. ``version``: both ends must have the same.
     ``proof``: that the command has Ray's token (ray_token.py)."""
@@ -45,6 +48,7 @@ class Question(msgspec.Struct, frozen=True):
     proof: bytes = b""
 
 
+@prepared
 class Answer(msgspec.Struct, frozen=True):
     """One of: the packed ``value``; an ``error`` of the cluster with its arguments; ``not_mine``: why this
     exporter does not answer (it serves another cluster, has another version, or is busy)."""

@@ -23,6 +23,7 @@ from escrowmq.actors.admin.types import (
     TransactionDescription,
 )
 from escrowmq.cluster.look import Asked, Look, take
+from escrowmq.replication.carried_settings import prepared
 from escrowmq.replication.errors import UnknownGroup
 from escrowmq.replication.model import OpenTransaction, TopicInfo
 
@@ -87,3 +88,5 @@ READS: dict[str, Read] = {
     "nodes": Read(lambda cluster: cluster.admin.nodes(), tuple[NodeStatus, ...]),
     "rebalance": Read(lambda cluster: cluster.admin.plan_rebalance(), tuple[ReplicaShift, ...]),
 }
+for _read in READS.values():
+    prepared(_read.kind)

@@ -19,6 +19,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from escrowmq.cluster.placement import Node, ReplicaKey, Seat
+from escrowmq.replication.carried_settings import prepared
 from escrowmq.replication.errors import DataDirMismatch, Unavailable
 from escrowmq.replication.log.marks import MEMBERS
 
@@ -30,6 +31,7 @@ UNREADABLE = "unreadable"
 _DIRECTORY = re.compile(r"g(\d+)-r(\d+)(?:-i(\d+))?" + f"({re.escape(REMOVED)})?")
 
 
+@prepared
 @dataclass(frozen=True, slots=True)
 class FoundMembers:
     """The members of a group in the last configuration that a replica knew to be committed."""

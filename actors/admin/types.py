@@ -18,6 +18,7 @@ from escrowmq.replication.calling.answers import (
     SettledTransaction,
     TimersReport,
 )
+from escrowmq.replication.carried_settings import prepared
 from escrowmq.replication.model import OpenTransaction, TopicInfo, TransactionState
 
 
@@ -164,6 +165,7 @@ class GroupMembers:
         )
 
 
+@prepared
 @dataclass(frozen=True, slots=True)
 class MemberChange:
     """A broker group whose replicas are not yet as requested: its state, and how it proceeds.
@@ -181,6 +183,7 @@ class MemberChange:
     problem: str | None
 
 
+@prepared
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
     """A node that is alive, or for which an operator requested a use. ``use``: "open", "maintained" (it will
@@ -194,6 +197,7 @@ class NodeStatus:
     leaders: int
 
 
+@prepared
 @dataclass(frozen=True, slots=True)
 class ReplicaShift:
     """A move that would spread the cluster better: a replica is replaced by one on another node; or, with

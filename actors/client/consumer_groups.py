@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from escrowmq.replication.calling.carried_answers import Carried
+from escrowmq.replication.calling.carried_answers import Carried, prepare
 from escrowmq.replication.errors import EscrowMQError, GroupKindMismatch
 from escrowmq.replication.offset_errors import OffsetsPending
 
@@ -129,3 +129,6 @@ class GroupSnapshot(Carried, frozen=True):
     committed: Mapping[str, Mapping[int, int]]
     generation: int = 0
     settings: Mapping[str, int | str | Sequence[int]] = {}
+
+
+prepare(__name__)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from escrowmq.replication.calling.carried_answers import Carried
+from escrowmq.replication.calling.carried_answers import Carried, prepare
 
 
 class ShardReport(Carried, frozen=True, kw_only=True):
@@ -31,3 +31,6 @@ class ShardReport(Carried, frozen=True, kw_only=True):
     producers: int = 0
     tables_missing: tuple[str, ...] = ()
     counts: dict[str, int] = msgspec.field(default_factory=dict)
+
+
+prepare(__name__)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Self, TypeAlias
 
 import msgspec
 
-from escrowmq.replication.calling.carried_answers import Carried
+from escrowmq.replication.calling.carried_answers import Carried, prepare
 from escrowmq.replication.model import OpenTransaction, TransactionState
 
 #: ``("ok", answer)`` from a leader; ``("not_leader", the leader's replica number or None, term)``; and from
@@ -489,3 +489,6 @@ class ReplicaReport(Carried, frozen=True, kw_only=True):
     overdue: OverdueReport | None = None
     room_problem: str = ""
     timers: TimersReport | None = None
+
+
+prepare(__name__)

@@ -13,13 +13,23 @@ field is removed or changes its type or meaning. A new meaning needs a new name.
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import msgspec
 
+from escrowmq.replication.carried_settings import prepared
+
 
 class Carried(msgspec.Struct, frozen=True):
-    """A struct that processes of other versions read too."""
+    """A struct that processes of other versions read too. Its module ends with ``prepare(__name__)``."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return msgspec.convert, (msgspec.to_builtins(self), type(self))
+
+
+def prepare(module: str) -> None:
+    """``prepared`` for all of a module's classes."""
+    for kind in list(vars(sys.modules[module]).values()):
+        if isinstance(kind, type) and issubclass(kind, Carried) and kind.__module__ == module:
+            prepared(kind)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from escrowmq.replication.calling.carried_answers import Carried
+from escrowmq.replication.calling.carried_answers import Carried, prepare
 
 
 class FoundRows(Carried, frozen=True):
@@ -71,3 +71,6 @@ class MessageAt(Carried, frozen=True, kw_only=True):
     time_ms: int = 0
     row: bytes = b""
     origin: MessageOrigin | None = None
+
+
+prepare(__name__)

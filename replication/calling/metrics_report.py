@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from escrowmq.replication.calling.answers import OverdueReport
-from escrowmq.replication.calling.carried_answers import Carried
+from escrowmq.replication.calling.carried_answers import Carried, prepare
 from escrowmq.replication.metrics import Histogram
 
 
@@ -118,3 +118,6 @@ class MetricsReport(Carried, frozen=True, kw_only=True):
     find: FindMetrics | None = None
     carried: CarryMetrics | None = None
     led: LedMetrics | None = None
+
+
+prepare(__name__)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from escrowmq.replication.calling.carried_answers import Carried
+from escrowmq.replication.calling.carried_answers import Carried, prepare
 
 
 class HeldPlaces(Carried, frozen=True):
@@ -14,3 +14,6 @@ class HeldPlaces(Carried, frozen=True):
 
     committed: Mapping[str, Mapping[int, int]]
     held: Mapping[str, Sequence[int]] = {}
+
+
+prepare(__name__)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Self
 
-from escrowmq.replication.calling.carried_answers import Carried
+from escrowmq.replication.calling.carried_answers import Carried, prepare
 from escrowmq.replication.model import NO_ID
 
 
@@ -76,3 +76,6 @@ class FinalRanges(Carried, frozen=True):
             at = max(at, last + 1)
         if at < self.end:
             yield at, self.end
+
+
+prepare(__name__)
