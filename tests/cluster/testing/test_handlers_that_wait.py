@@ -167,7 +167,9 @@ def test_the_pauses_grow_to_half_a_minute(cluster: InMemoryCluster, kind: str, f
     at = [now for now, _, _ in handler.calls]
     pauses = [later - now for now, later in pairwise(at)]
     wanted = [0.5, 1, 2, 4, 8, 16, 30, 30, 30]
-    assert all(least <= pause < least + 2.5 for least, pause in zip(wanted, pauses, strict=True)), pauses
+    # The clock moves by half a second in each millisecond, and a busy machine takes some to notice. Pauses
+    # that do not grow are too short, and such that grow further would be 64 and 128 s.
+    assert all(least <= pause < least + 15 for least, pause in zip(wanted, pauses, strict=True)), pauses
 
 
 @pytest.mark.parametrize("kind", STREAMS)
