@@ -19,7 +19,9 @@ from tests.sim.runner import Schedule, schedules
 from tests.sim.world import Violation
 from tests.support.faults.tables import Cells
 
-SEEDS = 5
+#: Of fourteen schedules those that reach everything below soonest; after a change that moves schedules others
+#: follow until they do.
+SEEDS, FURTHER = (4, 8, 9, 11, 12), range(20, 30)
 BEGUN = ("bulk", "bulk without a callback", "one id twice", "one id for two things")
 CHANGED = ("altered", "trimmed", "created", "members changed", "upgraded")
 
@@ -39,8 +41,8 @@ def test_promises_hold_over_several_groups_and_every_phase_is_reached() -> None:
     counts: Counter[str] = Counter()
     reached, struck, did = Cells(), Counter[str](), Counter[str]()
     wanted = (*BEGUN, *CHANGED, "compressed")
-    for seed in range(3 * SEEDS):
-        if seed >= SEEDS and all(did[what] for what in wanted):
+    for seed in (*SEEDS, *FURTHER):
+        if seed in FURTHER and all(did[what] for what in wanted):
             break  # some things happen in one schedule of a dozen
         simulation = run(seed, 2 + seed % 2)
         assert simulation.workload.report is not None
@@ -51,9 +53,9 @@ def test_promises_hold_over_several_groups_and_every_phase_is_reached() -> None:
         did += simulation.workload.changes.done + simulation.workload.recreated.done
         did["members changed"] += sum(c.steps for part in simulation.parts for c in part.operators.done)
         did["upgraded"] += bool(simulation.upgraded)
-    assert counts["transactions committed"] > 25 * SEEDS, counts
-    assert counts["transactions rolled back"] > 15 * SEEDS, counts
-    assert counts["records read"] > 200 * SEEDS, counts
+    assert counts["transactions committed"] > 25 * len(SEEDS), counts
+    assert counts["transactions rolled back"] > 15 * len(SEEDS), counts
+    assert counts["records read"] > 200 * len(SEEDS), counts
     rare = {Phase.ROLLED_BACK.value, AcrossPhase.SOME_FOLLOWED.value}
     assert {phase for phase, _ in reached} >= {phase.value for phase in (*Phase, *AcrossPhase)} - rare
     assert all(struck[kind] for kind in (*GROUP_WEIGHTS, CHANGE, "late-copy", "kill", "partition")), struck

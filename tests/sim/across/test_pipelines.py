@@ -15,7 +15,8 @@ from tests.sim.across.scene import KEPT, Scene
 from tests.sim.across.simulation import ManyGroups
 from tests.sim.world import Violation
 
-SEEDS = 4
+#: The first three do the most; after a change that moves schedules others follow until all is reached.
+SEEDS, FURTHER = (0, 4, 1), range(6, 20)
 
 
 def run(seed: int, groups: int) -> ManyGroups:
@@ -34,8 +35,8 @@ def run(seed: int, groups: int) -> ManyGroups:
 def test_each_input_is_in_one_output_and_below_the_groups_place() -> None:
     did: Counter[str] = Counter()
     wanted = {"COMMITTED": 6, "inputs": 15, "OffsetsPending": 4, "OffsetsMoved": 1}
-    for seed in range(4 * SEEDS):
+    for seed in (*SEEDS, *FURTHER):
         did += run(seed, 2 + seed % 2).workload.pipelines.did
-        if seed >= SEEDS - 1 and all(did[what] >= count for what, count in wanted.items()):
+        if all(did[what] >= count for what, count in wanted.items()):
             return
     raise AssertionError(did)
