@@ -97,6 +97,22 @@ def test_everything_that_gets_installed_is_pinned() -> None:
         assert tool in pins
 
 
+def test_what_is_pinned_accepts_the_oldest_python_that_is_promised() -> None:
+    """Debian 12 has Python 3.11.2, and a pin that asks for 3.11.5 would end its installation."""
+    from packaging.specifiers import SpecifierSet
+
+    pins = _pins()
+    promised = [each.version for each in SpecifierSet(metadata.metadata("escrowmq")["Requires-Python"])]
+    oldest = f"{min(promised)}.0"
+    assert oldest == "3.11.0"
+    refusing = {}
+    for each in metadata.distributions():
+        python = each.metadata["Requires-Python"]
+        if _normal(each.name) in pins and python is not None and oldest not in SpecifierSet(python):
+            refusing[each.name] = python
+    assert refusing == {}
+
+
 def _run(*command: str | Path, cwd: Path, seconds: float = 300) -> subprocess.CompletedProcess[str]:
     environment = {
         name: value
