@@ -1,7 +1,7 @@
 """A cluster of one group in this process, without Ray: three replicas with real files and real TCP.
 
-Compared with production, it lacks the Broker actor's shell and Ray's calls. Instead, each replica has a
-thread pool that runs the methods of its parts, and one thread passes answers to the clients. Every call is
+Compared with production, it lacks the life of the Broker actor and Ray's calls. Instead, each replica has a
+thread pool that runs the broker's calls, and one thread passes answers to the clients. Every call is
 assigned to a role by the name of its thread (``role_of``). All imports of the modules under measurement are
 in this file.
 """
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import escrowmq
+from escrowmq.actors.broker.broker_calls import BrokerCalls
 from escrowmq.actors.broker.config import BrokerConfig
 from escrowmq.actors.broker.parts import Parts
 from escrowmq.actors.client.replica_calls import OnAnswer
@@ -80,8 +81,10 @@ class Group:
         self._handing = ThreadPoolExecutor(1, "client-answers")
         self._hosts = [ReplicaHost(self._setup(folder, rid)) for rid in range(REPLICAS)]
         self._parts: list[Parts] = []
+        self._brokers: list[BrokerCalls] = []
         for host in self._hosts:
             self._parts.append(Parts(host.open(60.0)))
+            self._brokers.append(_Broker(self._parts[-1]))
         self.leader()
 
     def _setup(self, folder: Path, rid: int) -> ReplicaSetup:
@@ -123,7 +126,7 @@ class Group:
 
     def topic(self, name: str) -> None:
         """Create a topic with one partition."""
-        answer = self._parts[self.leader()].requests.submit(ops.create_topic(name, {"partitions": 1}))
+        answer = self._brokers[self.leader()].submit(ops.create_topic(name, {"partitions": 1}))
         assert answer[0] == "ok", answer
 
     def producer(self) -> Producer:
@@ -141,21 +144,15 @@ class Group:
             error = answer.exception()
             self._handing.submit(done, None if error else answer.result(), error)
 
-        bound = self._method(rid, method)
+        bound = getattr(self._brokers[rid], method)
         self._pools[rid].submit(bound, *args).add_done_callback(finished)
 
     async def ask(self, gid: int, rid: int, method: str, *args: Any) -> Any:
         """As ``call``, for coroutines; see ``Brokers``."""
-        bound = self._method(rid, method)
+        bound = getattr(self._brokers[rid], method)
         answer = await asyncio.get_running_loop().run_in_executor(self._pools[rid], bound, *args)
         self.answered(rid, method)
         return answer
-
-    def _method(self, rid: int, name: str) -> Callable[..., Any]:
-        """The method of the part that has it."""
-        (method,) = [getattr(part, name) for part in vars(self._parts[rid]).values() if hasattr(part, name)]
-        found: Callable[..., Any] = method
-        return found
 
     def close(self) -> None:
         """See ``ReplicaCalls``: a client ends, but the replicas continue."""
@@ -167,6 +164,14 @@ class Group:
         for pool in (*self._pools, self._handing):
             pool.shutdown(wait=False)
         driver.TICK_S, running.TIMER_S = self._usual
+
+
+class _Broker(BrokerCalls):
+    """The calls of a broker whose replica runs."""
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__()
+        self._parts = parts
 
 
 class _NoHistory(NoPeers):
