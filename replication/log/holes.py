@@ -60,47 +60,48 @@ class Hole(NamedTuple):
 
 
 class KnownHoles:
-    """Damaged entries met so far, each on its own. Any thread notes them, the loop thread forgets them."""
+    """Damaged entries met so far, each on its own, in ``by_index``. Any thread notes them, the loop thread
+    forgets them."""
 
-    __slots__ = ("_holes", "found", "mended")
+    __slots__ = ("by_index", "found", "mended")
 
     def __init__(self, holes: Iterable[Hole] = ()) -> None:
-        self._holes = {hole.first: hole for hole in holes}
-        self.found, self.mended = len(self._holes), 0  # since the process started
+        self.by_index = {hole.first: hole for hole in holes}
+        self.found, self.mended = len(self.by_index), 0  # since the process started
 
     def __bool__(self) -> bool:
-        return bool(self._holes)
+        return bool(self.by_index)
 
     def note(self, hole: Hole) -> None:
         """The entry fails its checksum."""
-        if hole.first not in self._holes and len(self._holes) < HOLES_MAX:
-            self._holes[hole.first] = hole
+        if hole.first not in self.by_index and len(self.by_index) < HOLES_MAX:
+            self.by_index[hole.first] = hole
             self.found += 1
 
     def known(self, hole: Hole) -> bool:
-        return self._holes.get(hole.first) == hole
+        return self.by_index.get(hole.first) == hole
 
     def after(self, index: int) -> int | None:
         """The first damaged entry after ``index``."""
-        if not self._holes:
+        if not self.by_index:
             return None
-        return min((first for first in list(self._holes) if first > index), default=None)
+        return min((first for first in list(self.by_index) if first > index), default=None)
 
     def all(self) -> list[Hole]:
-        holes = list(self._holes.values())  # in one step: other threads add holes at any time
+        holes = list(self.by_index.values())  # in one step: other threads add holes at any time
         holes.sort()
         return holes
 
     def forget(self, hole: Hole, *, mended: bool = False) -> None:
-        if self._holes.get(hole.first) == hole:
-            del self._holes[hole.first]
+        if self.by_index.get(hole.first) == hole:
+            del self.by_index[hole.first]
             self.mended += mended
 
     def keep_within(self, first: int, last: int) -> None:
         """The log now holds only entries ``first`` to ``last``."""
-        for index in list(self._holes):
+        for index in list(self.by_index):
             if not first <= index <= last:
-                del self._holes[index]
+                del self.by_index[index]
 
 
 # ------------------------------------------------------------------ finding them

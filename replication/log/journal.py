@@ -71,7 +71,7 @@ class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
         log = recover(disk, mendable=mendable)
         self.holes = KnownHoles(log.holes)
         #: The first entry after the given one that is known to be damaged. Called several times a tick.
-        self.damaged_after: Callable[[int], int | None] = self.holes.after
+        self.damaged, self.damaged_after = self.holes.by_index, self.holes.after
         self._reader = SegmentReader(disk, open_segments, self.holes.note, mendable=mendable)
         self._table = SegmentTable([s.first for s in log.segments], log.segments)
         self._terms: TermRuns = log.terms

@@ -75,7 +75,7 @@ class MemberChanges:
 
     def held(self, replica: str, message: RaftMessage) -> None:
         """A learner reports which incarnations are on its disk."""
-        if replica in self._circle.learners and self._core.role() == LEADER:
+        if replica in self._circle.learners and self._core.role == LEADER:
             held = {peer: Incarnation(number, disk_id) for peer, number, disk_id in message["marks"]}
             self._held[replica] = self._marks.of(replica), held
 
@@ -98,11 +98,11 @@ class MemberChanges:
         return why
 
     def own_term_applied(self) -> bool:
-        noop = self._core.noop_index()
-        return noop is not None and self._core.applied_index() >= noop
+        noop = self._core.noop_index
+        return noop is not None and self._core.applied_index >= noop
 
     def last_change_applied(self) -> bool:
-        return self._core.applied_index() >= self._journal.members.newest_index
+        return self._core.applied_index >= self._journal.members.newest_index
 
     def go_on_without(self, replica: str) -> bool:
         """Whether a majority of the remaining voters, including this leader, has an entry of this leadership
@@ -112,7 +112,7 @@ class MemberChanges:
         to be removed has everything. What a voter stored before it fell silent proves nothing: it may come
         back without its disk. Nor does what a process says that was replaced, from the moment on at which
         this leader has heard of the successor: the successor may not even have asked yet."""
-        noop = self._core.noop_index()
+        noop = self._core.noop_index
         staying = [voter for voter in self._circle.voters if voter != replica]
         sound = 1 + sum(
             noop is not None

@@ -21,7 +21,7 @@ from collections.abc import Callable
 
 from escrowmq.replication.format.wire import RaftMessage
 from escrowmq.replication.raft.members import Circle
-from escrowmq.replication.raft.pysync import LEADER, Core
+from escrowmq.replication.raft.pysync import Core
 from escrowmq.replication.raft.replicator import Replicator
 from escrowmq.replication.raft.types import Log, RaftConfig
 
@@ -65,13 +65,17 @@ class Handover:
 
     def tick(self, now: float, *, lacks_room: bool) -> None:
         """Give up when time is up, or when nobody who could take over is connected; otherwise tell a peer
-        that holds our whole log to campaign immediately. ``lacks_room``: this replica's disk does."""
-        if self._core.role() == LEADER:
-            self._watch_disk(now)
-            self._watch_damage(now)
-            self._watch_room(now, lacks_room)
+        that holds our whole log to campaign immediately. While this replica leads. ``lacks_room``: its disk
+        does."""
+        journal = self._journal
+        if journal.durable_index == journal.last_index:
+            self._durable, self._durable_since = journal.last_index, now
         else:
-            self._begin_watching(now)
+            self._watch_disk(now)
+        if journal.damaged or self._damaged_since is not None:
+            self._watch_damage(now)
+        if lacks_room or self._lacking_since is not None:
+            self._watch_room(now, lacks_room)
         if self._deadline is None:
             return
         able = self._able() if self._to is None else self._able() & {self._to}
@@ -81,21 +85,21 @@ class Handover:
         ready = self._replicator.holding(self._journal.last_index, able)
         if ready:  # one that has much to apply declines: then it is the next one's turn
             turn = int((now - self._began) / self._config.election_min_s)
-            self._send(ready[turn % len(ready)], {"type": "timeout_now", "term": self._core.term()})
+            self._send(ready[turn % len(ready)], {"type": "timeout_now", "term": self._core.term})
 
     def _able(self) -> set[str]:
         """Peers that could lead: connected voters."""
         return self._connected.intersection(self._circle.voters)
 
-    def _begin_watching(self, now: float) -> None:
-        """Nothing is watched before this replica leads; then what was seen last counts from now on."""
+    def begin_watching(self, now: float) -> None:
+        """This replica leads from now on; nothing was watched before."""
         self._durable, self._durable_since = self._journal.durable_index, now
         self._damaged_since, self._damage_pause_s, self._asked = None, self._config.damage_stall_s, []
         self._lacking_since, self._room_pause_s = None, self._config.disk_stall_s
 
     def _watch_disk(self, now: float) -> None:
         durable = self._journal.durable_index
-        if durable == self._journal.last_index or durable != self._durable:
+        if durable != self._durable:
             self._durable, self._durable_since = durable, now
         elif now - self._durable_since >= self._config.disk_stall_s:
             self._durable_since = now
@@ -134,7 +138,7 @@ class Handover:
     def _needs_damaged(self) -> bool:
         index, most = self._journal.damaged_after(0), 20
         while index is not None and most:
-            if index == self._core.applied_index() + 1 or self._replicator.waits_for(index):
+            if index == self._core.applied_index + 1 or self._replicator.waits_for(index):
                 return True
             index, most = self._journal.damaged_after(index), most - 1
         return False

@@ -112,6 +112,7 @@ class RaftNode:
         self._core = Core(
             self_id, voters, journal, self, self.config, clock=clock, rng=rng, applied_index=applied_index
         )
+        self._cap = self._capped_own = 0  # see _commit_cap, and our own part in it
         self.readiness = Readiness(self._core, journal, self.config.election_min_s)
         self._replicator = Replicator(
             self._circle, self._core, journal, link, self._connected, clock, self.config
@@ -163,17 +164,17 @@ class RaftNode:
     # -------------------------------------------------------------- what is
     @property
     def is_leader(self) -> bool:
-        return self._core.role() == LEADER
+        return self._core.role == LEADER
 
     @property
     def ready(self) -> bool:
         """It leads, and has applied the entry that opened its term, so its state holds everything committed.
         Any thread."""
         core = self._core
-        if core.role() != LEADER:
+        if core.role != LEADER:
             return False
-        noop = core.noop_index()
-        return noop is not None and core.applied_index() >= noop
+        noop = core.noop_index
+        return noop is not None and core.applied_index >= noop
 
     @property
     def members(self) -> Members:
@@ -201,15 +202,15 @@ class RaftNode:
 
     @property
     def term(self) -> int:
-        return self._core.term()
+        return self._core.term
 
     @property
     def commit_index(self) -> int:
-        return self._core.commit_index()
+        return self._core.commit_index
 
     @property
     def applied_index(self) -> int:
-        return self._core.applied_index()
+        return self._core.applied_index
 
     @property
     def outstanding_bytes(self) -> int:
@@ -225,7 +226,8 @@ class RaftNode:
     def can_apply(self) -> bool:
         """Whether no entry that is still to be applied is damaged. A replica with such an entry votes, since
         its log's end is sound, but does not campaign: it could not do a leader's work."""
-        return self._journal.damaged_after(self._core.applied_index()) is None
+        journal = self._journal
+        return not journal.damaged or journal.damaged_after(self._core.applied_index) is None
 
     def progress(self) -> list[PeerStatus]:
         """The followers, for status pages; empty unless this replica leads."""
@@ -247,7 +249,7 @@ class RaftNode:
         ``done(None, None)``: unknown.
         """
         assert command[0] == 0, "a command starts with its type byte, REGULAR"
-        if self._closed or self._core.role() != LEADER or self._handover.under_way:
+        if self._closed or self._core.role != LEADER or self._handover.under_way:
             done(None, False)
             return
         refusal = self._proposals.refusal(len(command))
@@ -257,7 +259,7 @@ class RaftNode:
             done(refusal, False)
             return
         index = self._core.append(command)
-        self._proposals.add(index, self._core.term(), len(command), self._clock(), done)
+        self._proposals.add(index, self._core.term, len(command), self._clock(), done)
 
     def change_members(self, step: Step, change_id: str, done: OnProposed) -> None:
         """Take one step of a membership change, if leader and if the rules now allow it (members.py).
@@ -265,7 +267,7 @@ class RaftNode:
         ``done`` as for ``propose``; a refusal is ChangeNotYet or ChangeRefused. The step is in force when
         this returns, and applied later.
         """
-        if self._closed or self._core.role() != LEADER or self._handover.under_way:
+        if self._closed or self._core.role != LEADER or self._handover.under_way:
             done(None, False)
             return
         why = self._changes.refusal(step)
@@ -277,7 +279,7 @@ class RaftNode:
             done(refusal, False)
             return
         index = self._core.append(command)
-        self._proposals.add(index, self._core.term(), len(command), self._clock(), done)
+        self._proposals.add(index, self._core.term, len(command), self._clock(), done)
         self._follow_members()
 
     def caught_up(self, learner: str) -> bool:
@@ -307,20 +309,27 @@ class RaftNode:
         if self._closed:
             return
         core, journal, circle, now = self._core, self._journal, self._circle, self._clock()
-        self._rejoin.tick(now)
-        if not self.can_apply or not circle.votes:
+        if self._rejoin.active:
+            self._rejoin.tick(now)
+        if not circle.votes or (journal.damaged and not self.can_apply):
             core.postpone_election()
-        elif circle.learners and core.role() == LEADER:
+        elif circle.learners and core.role == LEADER:
             self._changes.watch(now)
-        self._prevote.tick(now, self._connected)
+        if core.election_deadline < now and core.role != LEADER:
+            self._prevote.tick(now, self._connected)
         # K: of its own log, too, it counts and applies only what its fdatasync has covered.
-        sound = sound_index(journal, core.commit_index())
-        core.tick(self._commit_cap(sound), sound)
+        sound = sound_index(journal, core.commit_index) if journal.damaged else journal.durable_index
+        if core.matches_changed or sound != self._capped_own:
+            core.matches_changed, self._capped_own = False, sound
+            self._cap = self._commit_cap(sound)
+        core.tick(self._cap, sound)
         if self._member_edits != journal.members.edits:
             self._follow_members()  # a damaged entry was mended
-        self.flush()
-        self._handover.tick(now, lacks_room=self.readiness.lacks_room)
-        self._proposals.expire(now)
+        if core.role == LEADER:
+            self._replicator.flush()
+            self._handover.tick(now, lacks_room=self.readiness.lacks_room)
+        if self._proposals.waiting:
+            self._proposals.expire(now)
 
     def wake_in_s(self) -> float | None:
         """Seconds until the next tick, if it is due before the regular one; else None."""
@@ -328,7 +337,7 @@ class RaftNode:
 
     def flush(self) -> None:
         """Send what was proposed since the last tick (a tick does this too)."""
-        if self._core.role() == LEADER:
+        if self._core.role == LEADER:
             self._replicator.flush()
 
     def deliver(self, peer: str, message: RaftMessage) -> None:
@@ -365,18 +374,18 @@ class RaftNode:
     def after_sync(self) -> None:
         """The journal's durable index advanced, or an entry was mended: send the answers that waited for
         it."""
-        for peer, ack in self._guard.release(self._core.term(), self._core.commit_index()):
+        for peer, ack in self._guard.release(self._core.term, self._core.commit_index):
             self.send(peer, ack)
 
     # -------------------------------------------------------------- messages
     def _on_append(self, peer: str, message: RaftMessage) -> None:
         core, guard = self._core, self._guard
-        if message["term"] < core.term():
-            self.send(peer, {"type": "stale_term", "term": core.term()})
+        if message["term"] < core.term:
+            self.send(peer, {"type": "stale_term", "term": core.term})
             return
         self._prevote.leader_seen()
         heartbeat = not message.get("entries")
-        proved = guard.admit(message, core.commit_index())
+        proved = guard.admit(message, core.commit_index)
         answer = core.receive(peer, message)
         if self._member_edits != self._journal.members.edits:
             self._follow_members()
@@ -388,14 +397,14 @@ class RaftNode:
             index = self._journal.last_index + 1
             answer = {"type": "next_node_idx", "next_node_idx": index, "reset": True, "success": False}
         if answer is not None:
-            answer["term"], answer["seq"], answer["counts"] = core.term(), message["seq"], not self.rejoining
-            answer = guard.answer(peer, answer, proved, core.commit_index(), heartbeat=heartbeat)
+            answer["term"], answer["seq"], answer["counts"] = core.term, message["seq"], not self.rejoining
+            answer = guard.answer(peer, answer, proved, core.commit_index, heartbeat=heartbeat)
             if answer is not None:
                 self.send(peer, answer)
 
     def _on_stale_term(self, peer: str, message: RaftMessage) -> None:
         """A peer is in a later term than our messages: a leader (or candidate) of an old term steps down."""
-        if message["term"] > self._core.term() and (peer in self._circle.peers or not self._circle.votes):
+        if message["term"] > self._core.term and (peer in self._circle.peers or not self._circle.votes):
             self._core.step_down(message["term"])
 
     def _on_superseded(self, peer: str, message: RaftMessage) -> None:
@@ -442,6 +451,7 @@ class RaftNode:
             self._core.forget_matches()
             self._changes.begin()
             self._replicator.begin()
+            self._handover.begin_watching(self._clock())
         elif before == LEADER:
             self._core.leadership_ended()
             self._handover.end()
@@ -450,7 +460,7 @@ class RaftNode:
 
     def _commit_cap(self, own: int) -> int:
         """The highest index that a majority holds durably, ``own`` being ours; 0 unless we lead."""
-        if self._core.role() != LEADER:
+        if self._core.role != LEADER:
             return 0
         return quorum_index(own, [self._core.match_index(peer) for peer in self._circle.voters])
 
@@ -466,7 +476,7 @@ class RaftNode:
 
     def _possible(self) -> list[Members]:
         """The configurations that may be in force: the applied one, and those after it in the log."""
-        return self._journal.members.since(self._core.applied_index())
+        return self._journal.members.since(self._core.applied_index)
 
     def _follow_members(self) -> None:
         """The configuration in force may have changed: an entry was appended, cut off, or applied."""

@@ -80,11 +80,11 @@ class PreVote:
             return
         if connected.isdisjoint(circle.voters):
             return
-        if self._asked_term == core.term() + 1 and self._majority():
+        if self._asked_term == core.term + 1 and self._majority():
             self._asked_term = None
             return  # the core may campaign in this very tick
         core.postpone_election()
-        self._asked_term, self._asked_at, self._agreed = core.term() + 1, now, set()
+        self._asked_term, self._asked_at, self._agreed = core.term + 1, now, set()
         for peer in circle.voters:
             self._ask(peer)
 
@@ -95,10 +95,10 @@ class PreVote:
     def asked(self, peer: str, message: RaftMessage) -> None:
         """Agree, or stay silent. A replica in a later term says so, or the asker could never catch up."""
         core, journal = self._core, self._journal
-        if message["term"] <= core.term():
-            self._send(peer, {"type": "stale_term", "term": core.term()})
+        if message["term"] <= core.term:
+            self._send(peer, {"type": "stale_term", "term": core.term})
             return
-        leader_alive = core.role() == LEADER or self._clock() - self._leader_seen_at < self._quiet_s
+        leader_alive = core.role == LEADER or self._clock() - self._leader_seen_at < self._quiet_s
         theirs = message["last_log_term"], message["last_log_index"]
         ours = journal.last_term, journal.last_index
         if leader_alive or theirs < ours:
@@ -113,11 +113,11 @@ class PreVote:
     def _goes_first(self, peer: str) -> bool:
         """Whether this replica asks too just now, and has the lower id. It does not insist for long, because
         it may be unable to reach a majority."""
-        asks = self._asked_term == self._core.term() + 1
+        asks = self._asked_term == self._core.term + 1
         return asks and self._circle.id < peer and self._clock() - self._asked_at < self._quiet_s * GIVE_WAY
 
     def granted(self, peer: str, message: RaftMessage) -> None:
-        if message["term"] == self._asked_term == self._core.term() + 1 and peer in self._circle.voters:
+        if message["term"] == self._asked_term == self._core.term + 1 and peer in self._circle.voters:
             self._agreed.add(peer)
             if self._majority():
                 self._core.campaign_at_next_tick()

@@ -36,7 +36,8 @@ class Proposals:
     def __init__(self, config: RaftConfig) -> None:
         self.outstanding_bytes = 0
         self._config = config
-        self._waiting: deque[_Proposal] = deque()
+        #: In index order.
+        self.waiting: deque[_Proposal] = deque()
         self._sizes: dict[int, int] = {}  # own entries not yet applied: index -> bytes
 
     def refusal(self, size_bytes: int) -> EscrowMQError | None:
@@ -52,14 +53,14 @@ class Proposals:
         return None
 
     def add(self, index: int, term: int, size_bytes: int, now: float, done: OnProposed) -> None:
-        assert not self._waiting or self._waiting[-1].index < index
+        assert not self.waiting or self.waiting[-1].index < index
         self._sizes[index] = size_bytes
         self.outstanding_bytes += size_bytes
-        self._waiting.append(_Proposal(index, term, now + self._config.proposal_timeout_s, done))
+        self.waiting.append(_Proposal(index, term, now + self._config.proposal_timeout_s, done))
 
     def applied(self, index: int, term: int, result: Any) -> None:
         self.outstanding_bytes -= self._sizes.pop(index, 0)
-        waiting = self._waiting
+        waiting = self.waiting
         while waiting and waiting[0].index <= index:
             proposal = waiting.popleft()
             if proposal.index == index and proposal.term == term:
@@ -69,13 +70,13 @@ class Proposals:
 
     def expire(self, now: float) -> None:
         """Settle as unknown what has waited past its deadline (deadlines are in index order too)."""
-        while self._waiting and self._waiting[0].deadline <= now:
-            self._waiting.popleft().done(None, None)
+        while self.waiting and self.waiting[0].deadline <= now:
+            self.waiting.popleft().done(None, None)
 
     def abandon(self) -> None:
         """Leadership is lost, or the node stops: the outcomes can no longer be known here."""
         self._sizes.clear()
         self.outstanding_bytes = 0
-        waiting, self._waiting = self._waiting, deque()
+        waiting, self.waiting = self.waiting, deque()
         for proposal in waiting:
             proposal.done(None, None)

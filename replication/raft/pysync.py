@@ -21,7 +21,8 @@ import threading
 import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pysyncobj.syncobj as stock
 from pysyncobj import SyncObj, SyncObjConf
@@ -164,8 +165,29 @@ class CoreOwner(Protocol):
 class Core(SyncObj):  # type: ignore[misc]
     """pysyncobj's Raft core behind typed methods.
 
-    Only methods, no properties: SyncObj evaluates every attribute of ``self`` during construction.
+    SyncObj evaluates every attribute of ``self`` during construction, so what the properties below read has a
+    value in the class too. They are read several times in each tick, hence without a Python call.
     """
+
+    _SyncObj__raftState = FOLLOWER
+    _SyncObj__raftCurrentTerm = _SyncObj__raftCommitIndex = _SyncObj__raftLastApplied = 0
+    _SyncObj__raftElectionDeadline = NEVER_S
+    _SyncObj__noopIDx: int | None = None
+    if TYPE_CHECKING:
+        role: int
+        term: int
+        commit_index: int
+        applied_index: int
+        noop_index: int | None
+        election_deadline: float
+    else:
+        role = property(attrgetter("_SyncObj__raftState"))
+        term = property(attrgetter("_SyncObj__raftCurrentTerm"))
+        commit_index = property(attrgetter("_SyncObj__raftCommitIndex"))
+        applied_index = property(attrgetter("_SyncObj__raftLastApplied"))
+        #: Of the entry that opened this leadership; None: not appended yet, or this does not lead.
+        noop_index = property(attrgetter("_SyncObj__noopIDx"))
+        election_deadline = property(attrgetter("_SyncObj__raftElectionDeadline"))
 
     def __init__(
         self,
@@ -182,6 +204,9 @@ class Core(SyncObj):  # type: ignore[misc]
         """``voters``: the others that count towards a majority; see ``follow``."""
         self._owner, self._config, self._journal, self._clock, self._rng = owner, config, journal, clock, rng
         self._apply_limit = 0
+        #: Whether something changed since the caller's last look on which the commit cap depends: what peers
+        #: hold, who votes, or who leads.
+        self.matches_changed = True
         self._answer: RaftMessage | None = None
         self._heard_until = float("-inf")  # see _rests
         self._linked: set[str] = set()
@@ -276,6 +301,7 @@ class Core(SyncObj):  # type: ignore[misc]
         self._SyncObj__lastResponseTime[node] = self._clock()
         if match > dict.get(self._match, node, 0):
             self._match[node] = match
+            self.matches_changed = True
 
     def answers(self, peer: str) -> bool:
         """As leader: whether ``peer`` has answered one of the last heartbeats, with answers that count."""
@@ -301,6 +327,7 @@ class Core(SyncObj):  # type: ignore[misc]
         nodes = {self._node(peer) for peer in voters}
         self._SyncObj__otherNodes = nodes
         self._heard_until = float("-inf")
+        self.matches_changed = True
         self._SyncObj__connectedNodes = {node for node in nodes if node.id in self._linked}
         for node in nodes - before:
             self._match.setdefault(node, 0)
@@ -313,12 +340,14 @@ class Core(SyncObj):  # type: ignore[misc]
     def forget_matches(self) -> None:
         """A leadership begins: stock forgets what it knew of the voters, and knows nothing of learners."""
         self._match.clear()
+        self.matches_changed = True
 
     def leadership_ended(self) -> None:
         """Forget the entry that opened it. Stock keeps its index, and changes its role for the next
         leadership before it appends that one's entry: in between, other threads would take the old entry for
         it."""
-        self._SyncObj__noopIDx: int | None = None
+        self._SyncObj__noopIDx = None
+        self.matches_changed = True
 
     def _node(self, peer: str) -> PeerNode:
         node = self._peer_nodes.get(peer)
@@ -357,36 +386,16 @@ class Core(SyncObj):  # type: ignore[misc]
         self._SyncObj__raftElectionDeadline = 0.0
 
     # -------------------------------------------------------------- reading it
-    def role(self) -> int:
-        role: int = self._SyncObj__raftState
-        return role
-
-    def term(self) -> int:
-        term: int = self._SyncObj__raftCurrentTerm
-        return term
-
-    def commit_index(self) -> int:
-        index: int = self._SyncObj__raftCommitIndex
-        return index
-
-    def applied_index(self) -> int:
-        index: int = self._SyncObj__raftLastApplied
-        return index
-
     def leader_id(self) -> str | None:
         node: PeerNode | None = self._SyncObj__raftLeader
         return None if node is None else str(node.id)
-
-    def noop_index(self) -> int | None:
-        """Index of the entry that opened this leadership; None: not appended yet, or this does not lead."""
-        index: int | None = self._SyncObj__noopIDx
-        return index
 
     def match_index(self, peer: str) -> int:
         return dict.get(self._match, self._node(peer), 0)
 
     def forget_match(self, peer: str) -> None:
         self._match[self._node(peer)] = 0
+        self.matches_changed = True
 
     def election_due(self, now: float) -> bool:
         return bool(self._SyncObj__raftElectionDeadline < now and self._SyncObj__raftState != LEADER)

@@ -43,10 +43,11 @@ class Readiness:
 
     def more_to_apply(self) -> bool:
         """Whether another tick right away would apply more."""
-        applied = self._core.applied_index()
-        if applied >= min(self._core.commit_index(), self._journal.durable_index):
+        applied = self._core.applied_index
+        journal = self._journal
+        if applied >= self._core.commit_index or applied >= journal.durable_index:
             return False
-        return self._journal.damaged_after(applied) != applied + 1
+        return applied + 1 not in journal.damaged
 
     def takes_over(self, now: float) -> bool:
         """Whether to take the lead over from a leader that asks for it. Without room only if it insists."""

@@ -120,21 +120,21 @@ class Rejoin:
                     self._ask(peer)
 
     def _ask(self, peer: str) -> None:
-        message: RaftMessage = {"type": "rejoin", "nonce": self._nonce, "term": self._core.term()}
+        message: RaftMessage = {"type": "rejoin", "nonce": self._nonce, "term": self._core.term}
         if self._links.get(peer) is not None:
             message["marks"] = []  # the peer knows this field, and answers with its own marks
         self._send(peer, message)
 
     def asked(self, peer: str, message: RaftMessage) -> None:
         """A learner asks. Our term is already on disk; the last index matters only if we lead."""
-        leads = self._core.role() == LEADER
+        leads = self._core.role == LEADER
         if self._learners.get(peer) != message["nonce"]:
             self._learners[peer] = message["nonce"]
             self._forget_match(peer)
         answer = {
             "type": "rejoin_answer",
             "nonce": message["nonce"],
-            "term": self._core.term(),
+            "term": self._core.term,
             "last_index": self._journal.last_index if leads else 0,
         }
         if "marks" in message:
@@ -196,7 +196,7 @@ class Rejoin:
 
     def _target_is_current(self) -> bool:
         target = self._target
-        return target is not None and target[:2] == (self._core.leader_id(), self._core.term())
+        return target is not None and target[:2] == (self._core.leader_id(), self._core.term)
 
     def _complete(self) -> bool:
         if not all(map(self._answered, self._circle.may_vote)) or not self._target_is_current():
@@ -204,6 +204,6 @@ class Rejoin:
         assert self._target is not None
         _, term, last = self._target
         # Nothing hidden by a damaged entry counts: it may have been acknowledged with this replica's help.
-        sound = sound_index(self._journal, self._core.commit_index())
+        sound = sound_index(self._journal, self._core.commit_index)
         held = self._proved[0] == term and min(self._proved[1], sound) >= last
         return held and max((self._answers[peer].term for peer in self._circle.may_vote), default=0) <= term

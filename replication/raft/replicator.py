@@ -43,7 +43,7 @@ class Replicator:
         self._circle, self._core, self._journal, self._link = circle, core, journal, link
         self._connected, self._clock, self._config = connected, clock, config
         self._progress: dict[str, PeerProgress] = {}
-        self.clocks = GroupClock(circle, lambda: core.role() == LEADER, lambda: self._progress, clock)
+        self.clocks = GroupClock(circle, lambda: core.role == LEADER, lambda: self._progress, clock)
         self._seq = 0  # numbers AppendEntries, so that a refusal of an older message can be recognised
         self._sent_last = self._sent_commit = 0
         self._notify_at: float | None = None
@@ -60,7 +60,7 @@ class Replicator:
 
     def follow(self) -> None:
         """The group's members changed: new ones are probed from the log's end, removed ones get no more."""
-        if self._progress or self._core.role() == LEADER:
+        if self._progress or self._core.role == LEADER:
             known, next_index = self._progress, self._journal.last_index + 1
             self._progress = {
                 peer: known.get(peer) or PeerProgress(next_index) for peer in self._circle.peers
@@ -94,15 +94,15 @@ class Replicator:
     # -------------------------------------------------------------- does it still lead
     def check_lead(self) -> LeadCheck:
         """Ask all peers. See ``leads_since``."""
-        check = LeadCheck(self._core.term(), self._seq)
-        if self._core.role() == LEADER:
+        check = LeadCheck(self._core.term, self._seq)
+        if self._core.role == LEADER:
             self.broadcast()
         return check
 
     def leads_since(self, check: LeadCheck) -> bool:
         """Whether a majority, including this replica, was in our term after ``check``: then no leader had
         been elected in a later term by that time, and everything committed by then is in our log."""
-        if self._core.role() != LEADER or self._core.term() != check.term:
+        if self._core.role != LEADER or self._core.term != check.term:
             return False
         heard = [self._progress[peer].heard_seq > check.seq for peer in self._circle.voters]
         return (sum(heard) + 1) * 2 > len(heard) + 1
@@ -120,7 +120,7 @@ class Replicator:
             for peer in self._circle.peers:
                 self._replicate(peer)
             self._note_sent()
-        elif self._core.commit_index() > self._sent_commit:
+        elif self._core.commit_index > self._sent_commit:
             now = self._clock()
             if self._notify_at is None:
                 self._notify_at = now + self._config.commit_notify_s
@@ -154,7 +154,7 @@ class Replicator:
     def answered(self, peer: str, message: RaftMessage) -> None:
         """A follower's ``next_node_idx``. Ignored unless we lead in the term that it answers."""
         state = self._progress.get(peer)
-        if state is None or message["term"] != self._core.term():
+        if state is None or message["term"] != self._core.term:
             return  # L: it may refer to entries that the follower has cut off since
         index, success = message["next_node_idx"] - 1, message["success"]
         if success:
@@ -215,9 +215,9 @@ class Replicator:
     def _send_append(self, peer: str, message: RaftMessage) -> None:
         self._seq += 1
         message["type"], message["seq"] = "append_entries", self._seq
-        message["term"], message["commit_index"] = self._core.term(), self._core.commit_index()
+        message["term"], message["commit_index"] = self._core.term, self._core.commit_index
         self._link.send(peer, message)
 
     def _note_sent(self) -> None:
-        self._sent_last, self._sent_commit = self._journal.last_index, self._core.commit_index()
+        self._sent_last, self._sent_commit = self._journal.last_index, self._core.commit_index
         self._notify_at = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -71,6 +71,10 @@ class Log(Protocol):
 
     def batch(self, index: int, max_bytes: int) -> list[tuple[bytes, int, int]]:
         """At least one entry, from ``index`` on; raises DamagedEntry while that one is damaged."""
+
+    @property
+    def damaged(self) -> Mapping[int, object]:
+        """The entries that are known to be damaged, by their indexes; nearly always none."""
 
     def damaged_after(self, index: int) -> int | None:
         """The first entry after ``index`` that is known to be damaged."""

@@ -71,7 +71,7 @@ class Votes:
     def given(self, peer: str, message: RaftMessage) -> None:
         """A vote for us. Raises Superseded if it shows that we were replaced; also the disk's errors."""
         term = message["term"]
-        if peer not in self._circle.voters or term != self._core.term():
+        if peer not in self._circle.voters or term != self._core.term:
             return
         if "marks" in message:
             self._learn(message["marks"])

@@ -141,7 +141,7 @@ def ack_term(patch: pytest.MonkeyPatch) -> None:
     answered = Replicator.answered
 
     def of_any_term(self: Replicator, peer: str, message: RaftMessage) -> None:
-        answered(self, peer, {**message, "term": self._core.term()})
+        answered(self, peer, {**message, "term": self._core.term})
 
     patch.setattr(Replicator, "answered", of_any_term)
 

@@ -156,7 +156,7 @@ def commit_of_an_older_term(patch: pytest.MonkeyPatch) -> None:
     tick = Core.tick
 
     def counting(self: Core, commit_cap: int, apply_limit: int) -> None:
-        if self.role() == LEADER and commit_cap > self.commit_index():
+        if self.role == LEADER and commit_cap > self.commit_index:
             self._SyncObj__raftCommitIndex = commit_cap
         tick(self, commit_cap, apply_limit)
 
@@ -176,7 +176,7 @@ def commit_index_falls(patch: pytest.MonkeyPatch) -> None:
 
     def follow(self: Core, peer: str, message: RaftMessage) -> RaftMessage | None:
         answer = receive(self, peer, message)
-        if message["type"] == "append_entries" and message["term"] == self.term() and self.role() != LEADER:
+        if message["type"] == "append_entries" and message["term"] == self.term and self.role != LEADER:
             self._SyncObj__raftCommitIndex = max(1, message["commit_index"])
         return answer
 
@@ -189,8 +189,8 @@ def apply_before_commit(patch: pytest.MonkeyPatch) -> None:
     tick = Core.tick
 
     def eager(self: Core, commit_cap: int, apply_limit: int) -> None:
-        if self.role() == LEADER:
-            self._SyncObj__raftCommitIndex = max(self.commit_index(), self._journal.durable_index)
+        if self.role == LEADER:
+            self._SyncObj__raftCommitIndex = max(self.commit_index, self._journal.durable_index)
         tick(self, commit_cap, apply_limit)
 
     patch.setattr(Core, "tick", eager)
@@ -287,8 +287,8 @@ def quorum_of_less(patch: pytest.MonkeyPatch) -> None:
     commit = Core.tick
 
     def by_cap(self: Core, commit_cap: int, apply_limit: int) -> None:
-        if self.role() == LEADER and self._journal.term_at(commit_cap) == self.term():
-            self._SyncObj__raftCommitIndex = max(self.commit_index(), commit_cap)
+        if self.role == LEADER and self._journal.term_at(commit_cap) == self.term:
+            self._SyncObj__raftCommitIndex = max(self.commit_index, commit_cap)
         commit(self, commit_cap, apply_limit)
 
     patch.setattr(Core, "tick", by_cap)
@@ -305,6 +305,6 @@ def commits_with_every_voter(patch: pytest.MonkeyPatch) -> None:
 
     def least(self: RaftNode, own: int) -> int:
         matches = [self._core.match_index(peer) for peer in self._circle.voters]
-        return min(own, *matches) if self._core.role() == LEADER else 0
+        return min(own, *matches) if self._core.role == LEADER else 0
 
     patch.setattr(RaftNode, "_commit_cap", least)

@@ -407,7 +407,7 @@ class SimReplica:
             and not self._put_off
             and not self.journal.holes
             and not self._sim.moments.waiting
-            and self.clock() < min(self.node._core._SyncObj__raftElectionDeadline, self.app.timer_s())
+            and self.clock() < min(self.node._core.election_deadline, self.app.timer_s())
         ):
             self._tick_queued = False
         else:
@@ -455,7 +455,7 @@ class SimReplica:
         if node.too_far_behind or (self.journal.holes and self._upkeep.lost_next()):
             self.want_copy(BEHIND)
             self._sim.crash(self, False, self._fail_rng)
-        self._quiet = not self._tick_queued and node._core.role() == FOLLOWER and not node.rejoining
+        self._quiet = not self._tick_queued and node._core.role == FOLLOWER and not node.rejoining
 
     def in_loop(self, fn: Callable[[], bool]) -> bool:
         self.kick()

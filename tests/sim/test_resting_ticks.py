@@ -16,7 +16,7 @@ def _seen(core: Any) -> tuple[object, ...]:
     """Everything that pysyncobj's own tick may change, except its count of seconds."""
     names = ("raftElectionDeadline", "newAppendEntriesTime", "raftLeader", "noopIDx", "transferInProgress")
     private = [getattr(core, f"_SyncObj__{name}") for name in names]
-    now = (core.role(), core.term(), core.commit_index(), core.applied_index(), core._journal.last_index)
+    now = (core.role, core.term, core.commit_index, core.applied_index, core._journal.last_index)
     return *now, *private
 
 
@@ -33,7 +33,7 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[bool, bool]]:
         return False
 
     def watched(self: Core, pause_s: float) -> None:
-        before, leads = _seen(self), self.role() == LEADER
+        before, leads = _seen(self), self.role == LEADER
         stock(self, pause_s)
         counted[leads, claimed[self]] += 1
         if claimed.pop(self):

@@ -38,7 +38,7 @@ def an_answer_of_a_learner(patch: pytest.MonkeyPatch) -> None:
 
     def count(self: Replicator, peer: str, message: RaftMessage) -> None:
         answered(self, peer, message)
-        if peer in self._progress and message["term"] == self._core.term():
+        if peer in self._progress and message["term"] == self._core.term:
             self._progress[peer].heard_seq = max(self._progress[peer].heard_seq, message["seq"])
 
     patch.setattr(Replicator, "answered", count)

@@ -257,8 +257,8 @@ def test_a_leader_whose_first_entry_waits_does_not_look_at_the_log_before_it() -
     core, entries = leader.raft._core, leader.raft._core._SyncObj__getEntries
     core._SyncObj__getEntries = lambda index, *rest: looked.append(index) or entries(index, *rest)
     stage.run(0.5)
-    assert [core.match_index(peer) for peer in ("r1", "r2")] == [399, 399] and core.commit_index() < 399
+    assert [core.match_index(peer) for peer in ("r1", "r2")] == [399, 399] and core.commit_index < 399
     assert not looked
     stage.members["r1"].disk_stalls = False
     stage.run(0.5)
-    assert core.commit_index() == leader.last_index() == 400
+    assert core.commit_index == leader.last_index() == 400

@@ -21,16 +21,12 @@ TAIL = Members(2, ("0", "1"), (), "x", 2)  # appended by 0, not known to be comm
 class FollowsZero:
     """The core of a follower of replica 0 in term 5, which has committed up to 90."""
 
+    term, commit_index = 5, 90
+
     def postpone_election(self) -> None: ...
 
     def leader_id(self) -> str:
         return "0"
-
-    def term(self) -> int:
-        return 5
-
-    def commit_index(self) -> int:
-        return 90
 
 
 class HoldsAHundred:
