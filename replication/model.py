@@ -10,12 +10,14 @@ import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from escrowmq.replication.business_keys import headers_with
 from escrowmq.replication.delivery_times import delivery_time
 from escrowmq.replication.errors import InvalidMessage
 from escrowmq.replication.message_headers import REPLY_TO, TAG, text_of, with_own
+
+T = TypeVar("T")
 
 
 class TransactionState(enum.Enum):
@@ -68,6 +70,16 @@ class ResultCode(enum.IntEnum):
     TOO_MANY_CLAIMS = 32  # of CLAIM: no more names can be kept; info = the limit
 
 
+def _with_own_state(kind: type[T]) -> type[T]:
+    """Python before 3.11.4 replaces ``__getstate__`` and ``__setstate__`` of a frozen dataclass with slots by
+    its own (gh-104035), which cannot read what an earlier version has pickled."""
+    for special, own in (("__getstate__", "_give_state"), ("__setstate__", "_take_state")):
+        if hasattr(kind, own):
+            setattr(kind, special, getattr(kind, own))
+    return kind
+
+
+@_with_own_state
 @dataclass(frozen=True, slots=True, init=False)
 class Message:
     """A message to send.
@@ -152,6 +164,8 @@ class Message:
         for place, write in enumerate(_MESSAGE_WRITES):
             write(self, values[place] if place < len(values) else None)
 
+    _take_state = __setstate__
+
 
 _MESSAGE_WRITES = [Message.__dict__[item.name].__set__ for item in fields(Message)]
 (
@@ -159,6 +173,7 @@ _MESSAGE_WRITES = [Message.__dict__[item.name].__set__ for item in fields(Messag
 ) = _MESSAGE_WRITES  # fmt: skip
 
 
+@_with_own_state
 @dataclass(frozen=True, slots=True, init=False)
 class RecordMetadata:
     """Where a plain message was stored. ``timestamp`` is the broker's, in ms since the epoch.
@@ -195,6 +210,8 @@ class RecordMetadata:
         for place, write in enumerate(_METADATA_WRITES):
             write(self, values[place] if place < len(values) else None)
 
+    _take_state = __setstate__
+
 
 _METADATA_WRITES = [RecordMetadata.__dict__[item.name].__set__ for item in fields(RecordMetadata)]
 (
@@ -227,6 +244,7 @@ class ConsumerRecord:
         return text_of(self.headers, REPLY_TO)
 
 
+@_with_own_state
 @dataclass(frozen=True, slots=True)
 class OpenTransaction:
     """An open transaction as operators and feedback see it. Times in ms since the epoch."""
@@ -252,6 +270,8 @@ class OpenTransaction:
         for item, value in zip(fields(self), values, strict=False):
             object.__setattr__(self, item.name, value)
 
+    _take_state = __setstate__
+
 
 #: In place of a topic's first group: its creator stored none, so it follows from the name.
 BY_NAME = -1
@@ -259,6 +279,7 @@ BY_NAME = -1
 NO_ID = 0
 
 
+@_with_own_state
 @dataclass(frozen=True, slots=True)
 class TopicInfo:
     """A topic's replicated settings, and where its partitions are. Defaults for a new topic are its creator's
@@ -279,6 +300,8 @@ class TopicInfo:
     def __getstate__(self) -> list[Any]:
         return [read(self) for read in _READ]
 
+    _give_state = __getstate__
+
     def __setstate__(self, values: Sequence[Any]) -> None:
         """Also reads what an earlier version pickles: values by position, without the newer fields. Uses the
         slots' own descriptors: a listing of all topics makes ten thousand of these, and reflection costs 8 us
@@ -287,6 +310,8 @@ class TopicInfo:
             values = [*values, *_DEFAULTS[len(values) :]]
         for write, value in zip(_WRITE, values, strict=False):
             write(self, value)
+
+    _take_state = __setstate__
 
     def settings(self) -> dict[str, Any]:
         """The settings without first group and id, as earlier versions know and store them."""

@@ -288,12 +288,15 @@ class Driver:
         self._guarded(self._tick_once)
 
     def _tick_once(self) -> None:
-        node = self.node
+        node = self._node
+        assert node is not None
         node.tick()
         if self._after_tick is not None:
-            self._tick_within(self._after_tick())
+            if (within_s := self._after_tick()) is not None:
+                self._tick_within(within_s)
             node.flush()
-        self._begin_sync()
+        if not self._syncing:
+            self._begin_sync()
         self._begin_removal()
         if node.readiness.more_to_apply():
             self.kick()
@@ -302,9 +305,9 @@ class Driver:
             assert self._loop is not None
             self._wake = self._loop.call_later(delay, self._woken_up)
 
-    def _tick_within(self, delay_s: float | None) -> None:
+    def _tick_within(self, delay_s: float) -> None:
         """The next tick in so many seconds, unless there is one before anyway."""
-        if delay_s is not None and delay_s < TICK_S and not self._alarm_set:
+        if delay_s < TICK_S and not self._alarm_set:
             assert self._loop is not None
             self._alarm_set = True
             self._loop.call_later(delay_s, self._alarm)
@@ -329,8 +332,10 @@ class Driver:
     def received(self, peer: str, message: RaftMessage) -> None:
         if self._failed:  # the process ends, and answers nobody meanwhile
             return
+        node = self._node
+        assert node is not None
         try:
-            self.node.deliver(peer, message)
+            node.deliver(peer, message)
         except BaseException as error:
             self._die(error)
         self.kick()
@@ -363,8 +368,6 @@ class Driver:
 
     # -------------------------------------------------------------- disk
     def _begin_sync(self) -> None:
-        if self._syncing:
-            return
         job = self._journal.begin_sync()
         if job is None:
             return

@@ -445,8 +445,7 @@ class RunningReplica:
     def _after_tick(self) -> float | None:
         """Called after every tick, perhaps before the constructor has returned. Returns in how many
         seconds it should be called again at the latest."""
-        now_ms = self.now_ms()
-        now = self.setup.monotonic()
+        now_ms, now = int(self.setup.wall_clock() * 1000), self.setup.monotonic()
         if now >= self._next_timer:
             self._next_timer = now + TIMER_S
             self.replica.on_timer(now_ms)

@@ -64,7 +64,7 @@ class CommitQueue:
 
     def begin(self, last: int, durable: int) -> SyncJob | None:
         """Everything queued up to ``last`` as a job; None if one is under way or nothing is queued."""
-        if self.job is not None or not self:
+        if self.job is not None or not (self._writes or self._retry or self._mends):
             return None
         if self._retry:
             writes, self._retry = self._retry, []

@@ -28,7 +28,8 @@ def sound_index(journal: Log, commit_index: int) -> int:
     must not provide one of the copies that commit it: it would be lost with the leader's disk. A committed
     entry has its majority already, so damage to it blocks nothing. Never below the commit index.
     """
-    durable, damaged = journal.durable_index, journal.damaged_after(commit_index)
+    durable = journal.durable_index
+    damaged = journal.damaged_after(commit_index) if journal.damaged else None
     return durable if damaged is None else min(durable, damaged - 1)
 
 

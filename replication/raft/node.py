@@ -309,6 +309,7 @@ class RaftNode:
         if self._closed:
             return
         core, journal, circle, now = self._core, self._journal, self._circle, self._clock()
+        readiness = self.readiness
         if self._rejoin.active:
             self._rejoin.tick(now)
         if not circle.votes or (journal.damaged and not self.can_apply):
@@ -318,7 +319,7 @@ class RaftNode:
         if core.election_deadline < now and core.role != LEADER:
             self._prevote.tick(now, self._connected)
         # K: of its own log, too, it counts and applies only what its fdatasync has covered.
-        sound = sound_index(journal, core.commit_index) if journal.damaged else journal.durable_index
+        sound = sound_index(journal, core.commit_index)
         if core.matches_changed or sound != self._capped_own:
             core.matches_changed, self._capped_own = False, sound
             self._cap = self._commit_cap(sound)
@@ -327,17 +328,18 @@ class RaftNode:
             self._follow_members()  # a damaged entry was mended
         if core.role == LEADER:
             self._replicator.flush()
-            self._handover.tick(now, lacks_room=self.readiness.lacks_room)
+            self._handover.tick(now, lacks_room=readiness.disk_full or readiness.short_of_room)
         if self._proposals.waiting:
             self._proposals.expire(now)
 
     def wake_in_s(self) -> float | None:
         """Seconds until the next tick, if it is due before the regular one; else None."""
-        return self._replicator.wake_in_s()
+        replicator = self._replicator
+        return None if replicator.notify_at is None else max(0.0, replicator.notify_at - self._clock())
 
     def flush(self) -> None:
         """Send what was proposed since the last tick (a tick does this too)."""
-        if self._core.role == LEADER:
+        if self._core.role == LEADER and self._journal.last_index > self._replicator.sent_last:
             self._replicator.flush()
 
     def deliver(self, peer: str, message: RaftMessage) -> None:
@@ -348,9 +350,12 @@ class RaftNode:
         handler = self._handlers.get(kind)
         if handler is None or (self._rejoin.active and kind in NOT_FOR_LEARNERS):
             return
-        able = self.can_apply and self._circle.votes
-        if kind != "timeout_now" or (able and self.readiness.takes_over(self._clock())):
+        if kind != "timeout_now" or self._takes_over():
             handler(peer, message)
+
+    def _takes_over(self) -> bool:
+        able = self.can_apply and self._circle.votes
+        return able and self.readiness.takes_over(self._clock())
 
     def connected(self, peer: str, *, knows_us: bool = False) -> None:
         """The link to ``peer`` is up. ``knows_us``: the peer keeps incarnations, and has ours."""

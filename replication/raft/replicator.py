@@ -45,18 +45,19 @@ class Replicator:
         self._progress: dict[str, PeerProgress] = {}
         self.clocks = GroupClock(circle, lambda: core.role == LEADER, lambda: self._progress, clock)
         self._seq = 0  # numbers AppendEntries, so that a refusal of an older message can be recognised
-        self._sent_last = self._sent_commit = 0
-        self._notify_at: float | None = None
+        self.sent_last = self._sent_commit = 0  # last index of the log, and of what is committed
+        #: When ``flush`` sends the commit index alone, if nothing else is sent before; None: peers know it.
+        self.notify_at: float | None = None
 
     # -------------------------------------------------------------- leadership
     def begin(self) -> None:
         """Leadership begins; the entry that opens the term is not in the log yet."""
         next_index = self._journal.last_index + 1
         self._progress = {peer: PeerProgress(next_index) for peer in self._circle.peers}
-        self._sent_last, self._sent_commit, self._notify_at = next_index - 1, 0, None
+        self.sent_last, self._sent_commit, self.notify_at = next_index - 1, 0, None
 
     def end(self) -> None:
-        self._progress, self._notify_at = {}, None
+        self._progress, self.notify_at = {}, None
 
     def follow(self) -> None:
         """The group's members changed: new ones are probed from the log's end, removed ones get no more."""
@@ -116,20 +117,16 @@ class Replicator:
 
     def flush(self) -> None:
         """New entries are sent immediately; a new commit index alone waits briefly for entries to ride on."""
-        if self._journal.last_index > self._sent_last:
+        if self._journal.last_index > self.sent_last:
             for peer in self._circle.peers:
                 self._replicate(peer)
             self._note_sent()
         elif self._core.commit_index > self._sent_commit:
             now = self._clock()
-            if self._notify_at is None:
-                self._notify_at = now + self._config.commit_notify_s
-            elif now >= self._notify_at:
+            if self.notify_at is None:
+                self.notify_at = now + self._config.commit_notify_s
+            elif now >= self.notify_at:
                 self.broadcast()
-
-    def wake_in_s(self) -> float | None:
-        """Seconds until ``flush`` has something to send that nothing else triggers."""
-        return None if self._notify_at is None else max(0.0, self._notify_at - self._clock())
 
     def connected(self, peer: str) -> None:
         """What was in flight on the old connection is lost; probe from what is known to match.
@@ -219,5 +216,5 @@ class Replicator:
         self._link.send(peer, message)
 
     def _note_sent(self) -> None:
-        self._sent_last, self._sent_commit = self._journal.last_index, self._core.commit_index
-        self._notify_at = None
+        self.sent_last, self._sent_commit = self._journal.last_index, self._core.commit_index
+        self.notify_at = None

@@ -185,7 +185,8 @@ class Checkpoints:
     @property
     def busy(self) -> bool:
         """Whether ``step`` has anything to do."""
-        return self._has_steps() or self._merge is not None
+        waits = self._capture is not None or self._swaps is not None or self._unneeded is not None
+        return waits or self._merge is not None
 
     def _has_steps(self) -> bool:
         return self._capture is not None or self._swaps is not None or self._unneeded is not None

@@ -36,14 +36,13 @@ class Rounds(Generic[T]):
         self._next: list[T] = []
         self._asked: list[T] = []  # wait for the round under way
         self._check: Any = None
+        #: Whether anything is here. (Read in every tick, hence no call.)
+        self.waits = False
         #: Rounds that were begun.
         self.begun = 0
 
     def __len__(self) -> int:
         return len(self._next) + len(self._asked)
-
-    def __bool__(self) -> bool:
-        return bool(self._next or self._asked)
 
     def waiting(self) -> list[T]:
         """All that is here, the oldest first."""
@@ -52,6 +51,7 @@ class Rounds(Generic[T]):
     def add(self, item: T) -> None:
         """It takes part in the next round, never in the one under way."""
         self._next.append(item)
+        self.waits = True
 
     def over(self, raft: Lead) -> list[T] | None:
         """What the round under way has confirmed, which leaves; none if there is no round. None: the round
@@ -61,6 +61,7 @@ class Rounds(Generic[T]):
         if not raft.leads_since(self._check):
             return None
         self._check, confirmed, self._asked = None, self._asked, []
+        self.waits = bool(self._next)
         return confirmed
 
     def begin(self, raft: Lead) -> bool:
@@ -74,7 +75,7 @@ class Rounds(Generic[T]):
     def drain(self) -> list[T]:
         """Leadership has ended: all that is here leaves, unconfirmed."""
         left = self.waiting()
-        self._next, self._asked, self._check = [], [], None
+        self._next, self._asked, self._check, self.waits = [], [], None, False
         return left
 
 
@@ -82,30 +83,30 @@ class ReadIndex:
     """Reads that wait for their round. In the replica's thread."""
 
     def __init__(self) -> None:
-        self._rounds: Rounds[Callable[[bool], None]] = Rounds()
+        self.rounds: Rounds[Callable[[bool], None]] = Rounds()
 
     @property
     def full(self) -> bool:
         """Whether no more may wait."""
-        return len(self._rounds) >= READS_MAX
+        return len(self.rounds) >= READS_MAX
 
     def ask(self, done: Callable[[bool], None]) -> None:
         """``done(True)`` from a later ``step``, when the state here has everything that was acknowledged
         before this call; ``done(False)`` if this replica is not the leader any more."""
-        self._rounds.add(done)
+        self.rounds.add(done)
 
     def step(self, raft: Lead) -> None:
         """After whatever may have changed something, while the node is ready to lead."""
-        while self._rounds:
-            confirmed = self._rounds.over(raft)
+        while self.rounds.waits:
+            confirmed = self.rounds.over(raft)
             if confirmed is None:
                 return
             for done in confirmed:
                 done(True)
-            if not self._rounds.begin(raft):
+            if not self.rounds.begin(raft):
                 return
 
     def resign(self) -> None:
         """This replica does not lead, or is not ready."""
-        for done in self._rounds.drain():
+        for done in self.rounds.drain():
             done(False)

@@ -125,6 +125,7 @@ class Replica:
         self._next_retention_ms = self._next_slice_ms = self._dropped_to = 0
         self._retention: retention.RetentionRound | None = None
         self._leads = False
+        self._resigned_in: int | None = None  # the term in which it forgot what only a leader has
         #: Counts of its own entries, applied as leader. Entries led by others, or redone, count elsewhere: so
         #: each transaction is counted at one replica, and a restart counts none of them again.
         self.led, self._followed = Counts(), state.counts
@@ -236,35 +237,45 @@ class Replica:
 
     def pump(self, now_ms: int) -> None:
         """Propose what waits, as far as the window of entries in flight allows."""
-        now_ms = self.group_ms(now_ms)
         raft = self._raft
         assert raft is not None
         if self.checkpoints.busy and (passed_ms := self.monotonic_ms()) >= self._next_slice_ms:
             self._next_slice_ms = passed_ms + self.limits.slice_pause_ms
             self._checkpoint_slice()
         if not raft.ready:
-            self._leads = False
-            self.admission.forget_decisions()
-            if self.admission.waiting():
-                self.admission.fail_all(self.not_leader())
-            self.share_desk.resign()
-            self.read_index.resign()
+            # A follower has nothing new to forget before it leads, and then the term is another one.
+            if raft.is_leader or raft.term != self._resigned_in:
+                self._resign(now_ms)
+                self._resigned_in = None if raft.is_leader else raft.term
             return
+        now_ms = self.time.at(now_ms)
         if not self._leads:
             self._leads, self._retention = True, None
             self.share_desk.begin()
             self.admission.shares.leases = self.share_desk.leases
             self.terms_led += 1
             self._next_retention_ms = now_ms + self.limits.retention_pause_ms
-        self.share_desk.step(self.monotonic_ms())
-        self.read_index.step(raft)
-        if self.state.claims.overtaken.any_new and not self._rolling_back:
+        if self.share_desk.lead_rounds.waits or self.share_desk.parked:
+            self.share_desk.step(self.monotonic_ms())
+        if self.read_index.rounds.waits:
+            self.read_index.step(raft)
+        if self.state.claims.overtaken.waiting and not self._rolling_back:
             self._end_overtaken(now_ms)
         while self._in_flight < self.limits.entries_in_flight:
             entry = self.admission.compose(now_ms)
             if entry is None:
                 return
             self._propose(raft, entry)
+
+    def _resign(self, now_ms: int) -> None:
+        """It does not lead, or not yet: forget what only a leader has, and send away who waits."""
+        self.group_ms(now_ms)
+        self._leads = False
+        self.admission.forget_decisions()
+        if self.admission.waiting():
+            self.admission.fail_all(self.not_leader())
+        self.share_desk.resign()
+        self.read_index.resign()
 
     def wake_in_ms(self) -> int | None:
         """In how many milliseconds ``pump`` has something to do, if nothing happens until then: a delayed

@@ -87,8 +87,8 @@ class ShareDesk:
         self.is_deleting: Callable[[str], bool] = lambda group: False
         self.leases = Leases()
         self._receipts = Receipts()
-        self._rounds: Rounds[Ask] = Rounds()
-        self._parked: deque[Ask] = deque()  # nothing there for them
+        self.lead_rounds: Rounds[Ask] = Rounds()
+        self.parked: deque[Ask] = deque()  # nothing there for them
         self._stirred = False  # something may be there that was not when they looked
         self._seen_index = self._tidied_ms = 0
         self._turns: dict[tuple[str, tuple[str, ...]], int] = {}  # answers by group and topics
@@ -115,24 +115,24 @@ class ShareDesk:
             self.leases, self._receipts = Leases(), Receipts()
         if not self.waiting:
             return
-        asks = [*self._rounds.drain(), *self._parked]
-        self._parked.clear()
+        asks = [*self.lead_rounds.drain(), *self.parked]
+        self.parked.clear()
         for ask in asks:
             ask.done(self._refusal())
 
     @property
     def waiting(self) -> int:
         """How many calls are here."""
-        return len(self._rounds) + len(self._parked)
+        return len(self.lead_rounds) + len(self.parked)
 
     @property
     def rounds(self) -> int:
         """Rounds that were begun."""
-        return self._rounds.begun
+        return self.lead_rounds.begun
 
     def members(self, group: str) -> list[str]:
         """Who of a group waits here, or holds something."""
-        asks = [*self._rounds.waiting(), *self._parked]
+        asks = [*self.lead_rounds.waiting(), *self.parked]
         return sorted({ask.member for ask in asks if ask.group == group} | self.leases.members(group))
 
     # -------------------------------------------------------------- calls
@@ -148,11 +148,11 @@ class ShareDesk:
         elif self._is_late(ask, now_ms):
             ask.done(("ok", []))
         elif self._has_some(ask, now_ms):
-            self._rounds.add(ask)
+            self.lead_rounds.add(ask)
         elif ask.until_ms <= now_ms:
             ask.done(("ok", []))
         else:
-            self._parked.append(ask)
+            self.parked.append(ask)
 
     def _is_late(self, ask: Ask, now_ms: int) -> bool:
         """Whether it is a copy of an earlier call. If not, what the member has not received is free."""
@@ -165,25 +165,25 @@ class ShareDesk:
 
     def step(self, now_ms: int) -> None:
         """After whatever may have changed something: answers from peers, entries applied, new calls."""
-        if not (self._rounds or self._parked):
+        if not (self.lead_rounds.waits or self.parked):
             return
         assert self._raft is not None
         applied = self._state.applied_index
         if applied != self._seen_index:
             self._seen_index, self._stirred = applied, True
         while True:
-            confirmed = self._rounds.over(self._raft)
+            confirmed = self.lead_rounds.over(self._raft)
             if confirmed is None:
                 break
             for ask in confirmed:
                 self._serve(ask, now_ms)
-            if self._stirred and self._parked:
+            if self._stirred and self.parked:
                 self._look(now_ms)
-            if not self._rounds.begin(self._raft):
+            if not self.lead_rounds.begin(self._raft):
                 break
-        if any(ask.until_ms <= now_ms for ask in self._parked):
-            over = [ask for ask in self._parked if ask.until_ms <= now_ms]
-            self._parked = deque(ask for ask in self._parked if ask.until_ms > now_ms)
+        if any(ask.until_ms <= now_ms for ask in self.parked):
+            over = [ask for ask in self.parked if ask.until_ms <= now_ms]
+            self.parked = deque(ask for ask in self.parked if ask.until_ms > now_ms)
             for ask in over:
                 ask.done(("ok", []))
 
@@ -246,7 +246,7 @@ class ShareDesk:
         if rows or ask.until_ms <= now_ms:
             ask.done(("ok", rows))
         else:
-            self._parked.append(ask)
+            self.parked.append(ask)
 
     def _hand_out(self, ask: Ask, now_ms: int) -> list[HandedOut]:
         rows, left, bytes_left = list[HandedOut](), ask.wanted, ask.max_bytes
@@ -344,21 +344,21 @@ class ShareDesk:
         self._stirred = False
         left = LOOKS_MAX
         places: dict[tuple[str, tuple[str, ...], str], int] = {}
-        for _ in range(len(self._parked)):
-            ask = self._parked.popleft()
+        for _ in range(len(self.parked)):
+            ask = self.parked.popleft()
             key = ask.group, ask.topics, ask.member if self.leases.doubtful else ""
             if key not in places:
                 if left <= 0:
-                    self._parked.appendleft(ask)
+                    self.parked.appendleft(ask)
                     self._stirred = True  # the next step goes on from here
                     return
                 places[key] = self._has_some(ask, now_ms)
                 left -= sum(len(self._partitions(topic)) for topic in ask.topics) + 2
             if places[key] > 0:
                 places[key] -= 1
-                self._rounds.add(ask)
+                self.lead_rounds.add(ask)
             else:
-                self._parked.append(ask)
+                self.parked.append(ask)
 
     # -------------------------------------------------------------- leases
     def _pair(self, group: str, topic: str, number: int) -> Pair | None:

@@ -23,13 +23,9 @@ class Overtaken:
         self.of: dict[TxKey, tuple[str, int]] = {}
         # By name, none of them empty: those under the present claim, and those that have still to be taken.
         self._present: dict[str, dict[TxKey, None]] = {}
-        self._waiting: dict[str, dict[TxKey, None]] = {}
+        #: Those that ``take`` finds, as they were not taken yet.
+        self.waiting: dict[str, dict[TxKey, None]] = {}
         self._taken: dict[TxKey, int] = {}  # -> when they are taken again, if they are still open
-
-    @property
-    def any_new(self) -> bool:
-        """Whether ``take`` finds some that were not taken yet."""
-        return bool(self._waiting)
 
     # -------------------------------------------------------------- every replica
 
@@ -37,7 +33,7 @@ class Overtaken:
         """It is open from now on, or was prepared again."""
         self.forget(key)
         self.of[key] = name, epoch
-        (self._waiting if overtaken else self._present).setdefault(name, {})[key] = None
+        (self.waiting if overtaken else self._present).setdefault(name, {})[key] = None
 
     def forget(self, key: TxKey) -> None:
         """It is no longer open, or not under a claim, or somebody is asked about it."""
@@ -45,7 +41,7 @@ class Overtaken:
         if under is None:
             return
         self._taken.pop(key, None)
-        for by_name in (self._present, self._waiting):
+        for by_name in (self._present, self.waiting):
             keys = by_name.get(under[0], {})
             keys.pop(key, None)
             if not keys:
@@ -55,14 +51,14 @@ class Overtaken:
         """The name has a higher epoch from now on."""
         keys = self._present.pop(name, None)
         if keys is not None:
-            fewer, more = sorted((keys, self._waiting.get(name, {})), key=len)
+            fewer, more = sorted((keys, self.waiting.get(name, {})), key=len)
             more.update(fewer)
-            self._waiting[name] = more
+            self.waiting[name] = more
 
     def drop(self, name: str) -> None:
         """The name is forgotten: what is open under it is left to its time-out."""
         taken = [key for key in self._taken if self.of[key][0] == name]
-        for key in (*self._present.get(name, ()), *self._waiting.get(name, ()), *taken):
+        for key in (*self._present.get(name, ()), *self.waiting.get(name, ()), *taken):
             self.forget(key)
 
     # -------------------------------------------------------------- the leader
@@ -79,12 +75,12 @@ class Overtaken:
                 break
             del self._taken[key]
             keys.append(key)
-        while self._waiting and len(keys) < limit:
-            name, waiting = self._waiting.popitem()
+        while self.waiting and len(keys) < limit:
+            name, waiting = self.waiting.popitem()
             while waiting and len(keys) < limit:
                 keys.append(waiting.popitem()[0])
             if waiting:
-                self._waiting[name] = waiting
+                self.waiting[name] = waiting
         newest: dict[str, dict[str, int]] = {}
         for app, tx_id in keys:
             self._taken[app, tx_id] = now_ms + again_ms
@@ -94,5 +90,5 @@ class Overtaken:
     def resign(self) -> None:
         """This replica no longer leads: whatever it has taken may be open for ever."""
         for key in self._taken:
-            self._waiting.setdefault(self.of[key][0], {})[key] = None
+            self.waiting.setdefault(self.of[key][0], {})[key] = None
         self._taken.clear()

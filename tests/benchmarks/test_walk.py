@@ -100,9 +100,13 @@ def test_threads_are_told_apart_by_their_names(recorder: Recorder, modules: dict
     assert {role: len(calls) for role, calls in roles.items()} == {"leader": 2, "follower 1": 2}
 
 
-@pytest.mark.long
-def test_a_prepare_passes_the_client_and_all_replicas(tmp_path: Path) -> None:
-    with stage(tmp_path, repeats=2) as it:
+#: Calls and files of one PREPARE until its answer. Who adds a call to each tick adds six to the leader's.
+CALLS_MAX, FILES_MAX = {TOTAL: 850, "leader": 420}, {TOTAL: 90, "leader": 60}
+
+
+@pytest.mark.timeout(120)
+def test_a_prepare_passes_the_client_and_all_replicas_within_its_budget(tmp_path: Path) -> None:
+    with stage(tmp_path, repeats=5) as it:
         (prepare,) = it.steps(("prepare",))
     assert set(prepare.figures) == {TOTAL, "client", "leader", "follower 1", "follower 2"}
     passed = {role: {call.function for call in calls} for role, calls in prepare.typical.roles.items()}
@@ -111,3 +115,6 @@ def test_a_prepare_passes_the_client_and_all_replicas(tmp_path: Path) -> None:
     for role in ("leader", "follower 1", "follower 2"):
         assert "StateMachine.apply_ops" in passed[role], role
         assert prepare.figures[role].answer.calls <= prepare.figures[role].calm.calls
+    for role, most in CALLS_MAX.items():
+        answer = prepare.figures[role].answer
+        assert answer.calls <= most and answer.files <= FILES_MAX[role], (role, answer)

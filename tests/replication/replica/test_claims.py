@@ -174,7 +174,7 @@ def as_of_this_leadership(patch: pytest.MonkeyPatch) -> None:
 
     def anew(self: Replica, now_ms: int) -> None:
         if not self._leads:
-            self.state.claims.overtaken._waiting.clear()
+            self.state.claims.overtaken.waiting.clear()
         pump(self, now_ms)
 
     patch.setattr(Replica, "pump", anew)

@@ -80,9 +80,9 @@ def test_a_claim_overtakes_what_nobody_is_asked_about_and_nothing_else() -> None
     assert taken(log) == {}, "a CLAIM that is repeated raises nothing"
     claim(log, 2)
     prepare(log, "new", epoch=2)
-    assert log.state.claims.overtaken.any_new
+    assert log.state.claims.overtaken.waiting
     assert taken(log) == {"alone": index, "with it": index}
-    assert not log.state.claims.overtaken.any_new
+    assert not log.state.claims.overtaken.waiting
     claim(log, 5)
     assert list(taken(log)) == ["new"]
 
@@ -106,7 +106,7 @@ def test_they_are_taken_in_portions_and_again_if_they_stay_open() -> None:
     log.now_ms += AGAIN_MS
     assert taken(log) == {} and not log.state.claims.any_open
     overtaken = log.state.claims.overtaken
-    assert not (overtaken._present or overtaken._waiting or overtaken._taken)
+    assert not (overtaken._present or overtaken.waiting or overtaken._taken)
 
 
 def test_one_that_is_prepared_again_belongs_to_whoever_did_it() -> None:
