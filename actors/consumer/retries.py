@@ -118,7 +118,7 @@ class Retries:
         """Makes everything that the group needs. Safe to repeat. Raises GroupKindMismatch, NotSupported
         (below format level 9), Overloaded, Unavailable."""
         router, group, wait_s = self._reader.router, self._member.group, self._timeout_s
-        await_level(router, wait_s)
+        await_level(router, wait_s, self._pause)
         submit, groups = submitting(router, wait_s), router.info.groups
         of_kind(submit, groups, group, STREAM)
         make_internal_topics(router, submit, group, wait_s)

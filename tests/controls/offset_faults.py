@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 
+from escrowmq.actors.consumer import arguments, group_work
+from escrowmq.actors.consumer.ordered_retries import OrderedRetries
+from escrowmq.actors.consumer.positions import PartitionState
 from escrowmq.replication.state.due_queue import DueQueue
 from escrowmq.replication.state.held_offsets import HeldOffsets
 from escrowmq.replication.state.machine import LEVEL_MAX
@@ -15,6 +18,17 @@ from tests.sim.across.scene import KEPT
 
 REACH = KEPT | {"pipelines"}
 busy = world(ALL_ACROSS | {"act_every_s": 0.05, "level": LEVEL_MAX, "reach": REACH})
+#: Groups that nack beside such transactions; their clients do the most.
+QUIET = {"act_every_s": 0.3, "across": 0.0, "late_copies": 0.05, "size": 3}
+nacking = world(ALL_ACROSS | QUIET | {"level": LEVEL_MAX, "reach": KEPT | {"nacking"}})
+#: What comes of inputs that a nack and a transaction count differently.
+SKIPPED = (
+    "offset-without-output",
+    "output-without-offset",
+    "processed-twice",
+    "output-and-letter",
+    "dead-early",
+)
 
 
 @plant(
@@ -101,3 +115,53 @@ def places_not_moved(patch: pytest.MonkeyPatch) -> None:
         return settled(self, app, tx_ids, committed=False)
 
     patch.setattr(HeldOffsets, "settled", rolled_back)
+
+
+@plant("nack-moves-the-place", *SKIPPED, groups=2, within=10, conditions=nacking)
+def nack_moves_the_place(patch: pytest.MonkeyPatch) -> None:
+    """A nack counts at once, and commits its record's place over what a transaction may still give back."""
+    patch.setattr(PartitionState, "has_work_before", lambda self, offset: False)
+
+
+@plant("nack-outlives-the-rollback", *SKIPPED, groups=2, within=10, conditions=nacking, long=True)
+def nack_outlives_the_rollback(patch: pytest.MonkeyPatch) -> None:
+    """After a rollback the consumer does not go back behind a record that was nacked in the block."""
+    back = group_work._go_back
+
+    def waits(core: Any, state: PartitionState) -> None:
+        if not state.resume_at:
+            back(core, state)
+
+    patch.setattr(group_work, "_go_back", waits)
+
+
+@plant("nack-in-the-block-passed", *SKIPPED, groups=2, within=10, conditions=nacking, long=True)
+def nack_in_the_block_passed(patch: pytest.MonkeyPatch) -> None:
+    """A transaction also contains what was nacked between ``send_offsets`` and its PREPARE."""
+    suspended = OrderedRetries._suspended
+
+    def unseen(self: OrderedRetries, record: Any) -> Any:
+        state = suspended(self, record)
+        if state is not None:
+            state.nacked_at = None
+        return state
+
+    patch.setattr(OrderedRetries, "_suspended", unseen)
+
+
+@plant("prepared-is-nacked", *SKIPPED, groups=2, within=10, conditions=nacking, long=True)
+def prepared_is_nacked(patch: pytest.MonkeyPatch) -> None:
+    """A record can be nacked although a transaction that was prepared, or committed, has it."""
+    patch.setattr(arguments, "check_not_taken", lambda record, taken: None)
+
+
+@plant("nacked-waits-unseen", *SKIPPED, groups=2, within=10, conditions=nacking, long=True)
+def nacked_waits_unseen(patch: pytest.MonkeyPatch) -> None:
+    """Without retries, a transaction is prepared while nacked records wait in the consumer."""
+    patch.setattr(group_work, "_check_nothing_waits", lambda core: None)
+
+
+@plant("concurrent-sends-offsets", "unexpected-answer", groups=2, conditions=nacking, long=True)
+def concurrent_sends_offsets(patch: pytest.MonkeyPatch) -> None:
+    """A transaction takes the places of a group whose nacked records leave their partitions at once."""
+    patch.setattr(group_work, "ConcurrentRetries", ())

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from escrowmq.actors.broker.group_service import GroupService
 from escrowmq.replication.calling.answers import Leadership, Reply
+from escrowmq.replication.format.share_settings import GroupSettings
 from escrowmq.replication.host.requests import topics_of_places
 from escrowmq.replication.replica.validation import parse_request
 from escrowmq.replication.state.topics import LEVEL_OF_IDS
@@ -41,12 +42,17 @@ class SimGroupService:
             which=known.get,
             last_void=lambda group: app.replica.state.deleted_groups.last_void(group),
             tells_ids=lambda: app.replica.state.level >= LEVEL_OF_IDS,
+            settings=self._settings,
         )
         app.beside.append(self.groups)
 
     def _leadership(self) -> Leadership:
         node = self._replica.node
         return Leadership(node.ready, number_of(self._replica.name), node.term)
+
+    def _settings(self, group: str) -> GroupSettings | None:
+        found = self._app.replica.state.shares.groups.get(group)
+        return None if found is None else found.settings
 
     def commit(
         self,

@@ -22,6 +22,7 @@ REACHES = {
     "mute-branches": "transactions over several groups of an app whose producers never poll",
     "small-requests": "brokers that take no more of each other than a dozen decisions, in some of the worlds",
     "streams": "a group of the product's own consumers in every world, over a topic that is created again",
+    "nacking": "groups of the product's own consumers that nack beside transactions with their places",
     "small-tables": "ids, producers and groups are forgotten in every schedule, and not only in half of them",
 }
 #: Those that are part of every schedule.
@@ -89,7 +90,7 @@ class Scene:
         if "placed-topics" in reach and level_at_s == 0.1 and places.random() < PLACED:
             firsts, lowest = {"t": places.randrange(groups), "u": places.randrange(groups)}, PLACED_LEVEL
         level, rises_at_s = draw_level(random.Random(f"levels-{seed}-{groups}"), lowest)
-        if "streams" in reach:
+        if not reach.isdisjoint(("streams", "nacking")):
             level, rises_at_s, level_at_s, tables = LEVEL_MAX, None, 0.1, None
         return Scene(
             groups=groups,

@@ -207,7 +207,8 @@ class ManyGroups:
                 check_tables(replica)
 
     def _strike(self, fault: Fault) -> None:
-        if self.scene.from_level_2 and not self.workload.producers and self.world.elapsed_s < PRELUDE_S:
+        waits = self.scene.from_level_2 and not self.workload.producers
+        if (waits and self.world.elapsed_s < PRELUDE_S) or self.workload.transformers.waits:
             return
         for part in self.parts:
             if fault.gid in (part.gid, EVERY):

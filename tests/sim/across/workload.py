@@ -49,6 +49,7 @@ from tests.sim.recreated.topic import RecreatedTopic
 from tests.sim.sharing.clients import Clients
 from tests.sim.sharing.groups import ShareGroups
 from tests.sim.streams.consumers import StreamGroup
+from tests.sim.streams.transforming import Transformers
 from tests.sim.topic_changes import TopicChanges
 from tests.sim.workload import Application, Cluster, ReplicaContext
 from tests.sim.world import Violation
@@ -133,6 +134,7 @@ class AcrossWorkload(Acting):
         streams = "streams" in self.scene.reach
         self.recreated = RecreatedTopic(many.parts, members=self.scene.tables is None, always=streams)
         self.streams = StreamGroup(self) if self.scene.tables is None else None
+        self.transformers = Transformers(self)
         # Its clients repeat requests, so the brokers must remember ids and producers.
         remembers = self.scene.tables is None
         self.delayed = [DelayedMessages(part, part.gid, self.scene.groups) for part in many.parts * remembers]
@@ -170,7 +172,7 @@ class AcrossWorkload(Acting):
         into it: it would keep this whole world, and a long campaign would have all of its worlds in memory.
         """
         self.loop.close()
-        for part in (self.shares, self.streams):
+        for part in (self.shares, self.streams, self.transformers):
             if part is not None:
                 part.close()
         for future in self.sends.values():
@@ -408,6 +410,9 @@ class AcrossWorkload(Acting):
         while self.pipelines.works and (held := self.pipelines.held(self._wait_until_all_agree())):
             if self.many.world.now > until:
                 raise Violation(held, "held-for-ever")
+        while self.transformers.works and (held := self.transformers.held(self._wait_until_all_agree())):
+            if self.many.world.now > until:
+                raise Violation(held, "held-for-ever")
         self.named.let_go()
 
     def _run(self, seconds: float) -> None:
@@ -447,7 +452,7 @@ class AcrossWorkload(Acting):
         asked = sum(desk.waiting for desk in self.desks) + self.changes.waiting + self.recreated.waiting
         asked += 0 if self.shares is None else self.shares.waiting
         asked += 0 if self.streams is None else self.streams.waiting
-        asked += self.named.waiting
+        asked += self.named.waiting + self.transformers.waiting
         return own + self.operator.waiting + asked + sum(clients.waiting for clients in self.delayed)
 
     def _mute_stay_open(self) -> None:
@@ -471,7 +476,7 @@ class AcrossWorkload(Acting):
             ]
             read += [self.later_across.check(gid, leader) for gid, leader in enumerate(leaders)]
             read += [self.named.read(gid, leader) for gid, leader in enumerate(leaders)]
-            read.append(self.pipelines.check(leaders))
+            read += [self.pipelines.check(leaders), self.transformers.check(leaders)]
             if all(read) and (self.shares is None or self.shares.check(leaders)):
                 break
         else:

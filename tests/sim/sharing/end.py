@@ -29,7 +29,7 @@ class GroupsEnd:
         topics = state.topics.topics
         retries = [topics[topic] for topic in map(retry_topic, self._groups) if topic in topics]
         slots = {partition.slot for topic in retries for partition in topic.partitions.values()}
-        left = sum(timers for slot, timers in _timers(state.timers.counts.flat()) if slot in slots)
+        left = sum(timers for slot, timers in timers_of(state.timers.counts.flat()) if slot in slots)
         for group in self._groups:
             for topic in (*self._world.topics, retry_topic(group)):
                 for partition in topics[topic].partitions.values() if topic in topics else ():
@@ -87,6 +87,6 @@ class GroupsEnd:
         return told | {"of": of} if of else told
 
 
-def _timers(flat: Sequence[int]) -> Iterator[tuple[int, int]]:
+def timers_of(flat: Sequence[int]) -> Iterator[tuple[int, int]]:
     """The slot and the number of those that wait, of what ``TimerCounts.flat`` says."""
     return zip(flat[::4], flat[2::4], strict=True)

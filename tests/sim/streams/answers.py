@@ -33,11 +33,13 @@ READS = {
     "committed": "committed",
     "fetch_ends": "fetch_ends",
     "held_places": "places",
+    "failed_attempts": "attempts",
 }
 GROUPS: dict[str, Callable[[GroupService], Callable[..., Reply]]] = {
     "group_join": lambda groups: groups.join,
     "group_heartbeat": lambda groups: groups.heartbeat,
     "group_leave": lambda groups: groups.leave,
+    "group_describe": lambda groups: groups.describe,
     "commit_offsets": lambda groups: groups.commit,
 }
 

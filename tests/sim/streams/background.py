@@ -17,8 +17,9 @@ from escrowmq.actors.client.config import ChannelConfig
 from escrowmq.actors.client.observable import ObservableCondition
 from escrowmq.actors.client.replica_calls import OnAnswer
 from escrowmq.actors.client.topology import ClusterInfo
-from escrowmq.actors.client.wakeup import Wakeup
+from escrowmq.actors.client.wakeup import Waiter, Wakeup
 from escrowmq.actors.consumer import core
+from escrowmq.actors.producer import transaction
 from tests.sim.across.turns import WorldTurns
 from tests.sim.across.wire import Wire
 from tests.sim.fibres import Fibre, Fibres, fibres_of_running
@@ -40,6 +41,33 @@ def _result(future: Future[Any], timeout: float | None = None) -> Any:
 
 
 Future.result = _result  # type: ignore[method-assign]
+
+
+class _FibreWaiter(Waiter):
+    """As ``Waiter``; a fibre that waits for it gives the world its turn."""
+
+    __slots__ = ("_fibre", "_fibres")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._fibres = fibres_of_running()
+        self._fibre = None if self._fibres is None else self._fibres.current()
+
+    def done(self, value: Any) -> None:
+        super().done(value)
+        if self._fibres is not None and self._fibre is not None:
+            self._fibres.wake(self._fibre)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Every wait has a deadline of its own, in virtual time."""
+        if self._fibres is None:
+            return super().wait(timeout_s)
+        while not super().wait(0.0):
+            self._fibres.wait()
+        return True
+
+
+transaction.Waiter = _FibreWaiter  # type: ignore[attr-defined]
 
 STEP_S = 0.0001  # from a wake-up to the step
 PAUSE_S_MIN = 0.0005
