@@ -29,7 +29,8 @@ def group_work(core: ConsumerCore) -> GroupWork:
 
     Raises ConfigError without a group and with ``order="concurrent"``, StaleMember, InvalidMessage if the
     consumer was moved back behind the group's place or keeps records that were nacked, and what looking up a
-    place raises; after the last two the consumer goes back, too. Blocks only if a place must be looked up.
+    place raises; after the last three the consumer goes back, too, except where it was moved. Blocks only if
+    a place must be looked up.
     """
     core.check_open()
     member = core.membership
@@ -49,7 +50,7 @@ def group_work(core: ConsumerCore) -> GroupWork:
         raise
     with core.condition:
         member.check_not_fenced()
-        work = {state: span for state in core.positions.states() if (span := _span(core, state)) is not None}
+        work = _spans(core)
         ids = {topic: _id_of(core, topic) for topic in {state.topic for state in work}}
         joins = member.joins
         for state in work:
@@ -111,6 +112,20 @@ def _go_back(core: ConsumerCore, state: PartitionState) -> None:
     state.place, state.done = None, EVERYTHING
     state.look_up("committed")
     core.redelivery.drop(state.tp)
+
+
+def _spans(core: ConsumerCore) -> dict[PartitionState, Span]:
+    """Locked. Of the partitions in which there is work. If the application has moved one back, that stays
+    where it is, and the others go back."""
+    states = core.positions.states()
+    try:
+        return {state: span for state in states if (span := _span(core, state)) is not None}
+    except InvalidMessage:
+        for state in states:
+            if state.position is not None and state.place is not None and state.position > state.place:
+                _go_back(core, state)
+        core.membership_thread.wake()
+        raise
 
 
 def _span(core: ConsumerCore, state: PartitionState) -> Span | None:

@@ -342,6 +342,20 @@ def test_moved_back_by_hand_is_refused(cluster: InMemoryCluster) -> None:
         assert transform(consumer, producer) == 0
 
 
+def test_moved_back_by_hand_in_one_partition_the_others_are_polled_again(cluster: InMemoryCluster) -> None:
+    with member(cluster) as consumer, cluster.producer("shop") as producer:
+        transform(consumer, producer, most=100)
+        producer.send(Message("orders", b"12", partition=1)).result(0)
+        assert consumer.poll(max_records=100, timeout_s=1)
+        consumer.seek("orders", 0, 2)
+        with pytest.raises(InvalidMessage, match="moved back"), producer.transaction(local=False) as tx:
+            tx.send_offsets(consumer)
+        assert consumer.position("orders", 0) == 2  # the application has moved it
+        consumer.seek("orders", 0, 6)
+        assert transform(consumer, producer) == 1
+    assert invoices(cluster) == list(range(13))
+
+
 def test_a_topic_that_was_created_again_gets_no_old_place(cluster: InMemoryCluster) -> None:
     with member(cluster) as consumer, cluster.producer("shop") as producer:
         consumer.poll(max_records=100)
