@@ -72,6 +72,8 @@ class ConsumerCore:
     committer: Committer | None = None
     take_over: TakeOver | None = None
     telling: Telling | None = None
+    #: A partition was lost whose records ``poll`` had returned, and no commit had: see group_work.py.
+    lost_work = False
 
     def __init__(
         self,
@@ -331,8 +333,10 @@ class ConsumerCore:
     def _assigned_now(self, partitions: frozenset[TopicPartition], kept: frozenset[TopicPartition]) -> None:
         wanted = {tp: self.router.places.group_of(*tp) for tp in partitions}
         assert self.membership is not None
+        before = {state.tp: state for state in self.positions.states()}
         for tp in self.positions.assign(wanted, kept, self.membership.ids or {}):
             self.redelivery.drop(tp)
+            self.lost_work = self.lost_work or before[tp].has_work
         self.counted.assignments += 1
         self.membership_thread.wake(heartbeat=True)  # confirms, so released partitions move on at once
 

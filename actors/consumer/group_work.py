@@ -23,14 +23,16 @@ from escrowmq.actors.consumer.retries import ConcurrentRetries, LocalRetries
 from escrowmq.replication.errors import ConfigError, InvalidMessage, StaleMember
 from escrowmq.replication.format.offset_ops import NONE_YET
 
+_LOST = "partitions were lost since they were read; poll again"
+
 
 def group_work(core: ConsumerCore) -> GroupWork:
     """What ``poll`` has returned since the group's place was last moved, up to the lowest nacked record.
 
-    Raises ConfigError without a group and with ``order="concurrent"``, StaleMember, InvalidMessage if the
-    consumer was moved back behind the group's place or keeps records that were nacked, and what looking up a
-    place raises; after the last three the consumer goes back, too, except where it was moved. Blocks only if
-    a place must be looked up.
+    Raises ConfigError without a group and with ``order="concurrent"``, StaleMember if a partition was lost
+    since it was read, InvalidMessage if the consumer was moved back behind the group's place or keeps records
+    that were nacked, and what looking up a place raises; then the consumer goes back, except where it was
+    moved. Blocks only if a place must be looked up.
     """
     core.check_open()
     member = core.membership
@@ -43,6 +45,7 @@ def group_work(core: ConsumerCore) -> GroupWork:
         )
     try:
         with core.condition:
+            _check_nothing_lost(core)
             _check_nothing_waits(core)
         _look_up_places(core)
     except BaseException:
@@ -62,7 +65,7 @@ def group_work(core: ConsumerCore) -> GroupWork:
             same = all(core.positions.get(state.tp) is state for state in work)
             held = member.joins == joins or member.still_holds(frozenset(state.tp for state in work))
             if member.idle or not same or not held:
-                raise StaleMember("partitions were lost since they were read; poll again")
+                raise StaleMember(_LOST)
             _check_nothing_waits(core)
             for state, (begin, end) in list(work.items()):
                 if state.nacked_at is not None and state.nacked_at < end:
@@ -86,6 +89,14 @@ def group_work(core: ConsumerCore) -> GroupWork:
 
     places: dict[TopicPartition, Span] = {state.tp: span for state, span in work.items()}
     return GroupWork(member.group, places, ids, check, ended)
+
+
+def _check_nothing_lost(core: ConsumerCore) -> None:
+    """Locked. Raises StaleMember, once, if a ``poll`` has taken over that a partition is lost of which an
+    earlier one had returned records: the application may have outputs of these in hand."""
+    lost, core.lost_work = core.lost_work, False
+    if lost:
+        raise StaleMember(_LOST)
 
 
 def _check_nothing_waits(core: ConsumerCore) -> None:

@@ -151,6 +151,11 @@ class PartitionState:
         """Whether the group's place does not say yet that what lies before was done."""
         return self.place is None or offset > (self.began if self.place < 0 else self.place)
 
+    @property
+    def has_work(self) -> bool:
+        """Whether something was returned that the group's place does not say was done."""
+        return self.position is not None and self.place is not None and self.has_work_before(self.position)
+
     def back_off(self, now: float) -> None:
         """Delays the next fetch, each time for longer."""
         self.not_before = now + AGAIN.pause_s(self.vain)

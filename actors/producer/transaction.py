@@ -63,7 +63,7 @@ class Transaction(TransactionBase):
 
         Once, before ``prepare``, which raises OffsetsMoved if the group is no longer where the work began,
         OffsetsPending if another open transaction holds its place, StaleMember if the consumer has lost a
-        partition, GroupKindMismatch for a share group.
+        partition (as this does, if a ``poll`` has noticed it), GroupKindMismatch for a share group.
         """
         self._take_work(reader, offsets)
 

@@ -15,6 +15,7 @@ from escrowmq.replication.state.machine import LEVEL_MAX
 from tests.controls.planting import plant
 from tests.controls.scenes import ALL_ACROSS, world
 from tests.sim.across.scene import KEPT
+from tests.sim.streams import transforming
 
 REACH = KEPT | {"pipelines"}
 busy = world(ALL_ACROSS | {"act_every_s": 0.05, "level": LEVEL_MAX, "reach": REACH})
@@ -165,3 +166,17 @@ def nacked_waits_unseen(patch: pytest.MonkeyPatch) -> None:
 def concurrent_sends_offsets(patch: pytest.MonkeyPatch) -> None:
     """A transaction takes the places of a group whose nacked records leave their partitions at once."""
     patch.setattr(group_work, "ConcurrentRetries", ())
+
+
+def changing(patch: pytest.MonkeyPatch) -> None:
+    """Their members poll twice for a block, and others come and go meanwhile."""
+    nacking(patch)
+    patch.setattr(transforming, "AGAIN", 1.0)
+    patch.setattr(transforming, "INSIDE", 0.1)
+    patch.setattr(transforming, "KILLED", 0.4)
+
+
+@plant("lost-is-sent", *SKIPPED, groups=2, within=20, start=11, conditions=changing, long=True)
+def lost_is_sent(patch: pytest.MonkeyPatch) -> None:
+    """A transaction is prepared with outputs of a partition that a later ``poll`` has lost."""
+    patch.setattr(group_work, "_check_nothing_lost", lambda core: None)

@@ -356,6 +356,23 @@ def test_moved_back_by_hand_in_one_partition_the_others_are_polled_again(cluster
     assert invoices(cluster) == list(range(13))
 
 
+def test_what_a_later_poll_has_lost_is_in_no_transaction(cluster: InMemoryCluster) -> None:
+    """The application polls twice before its block, and the second time another member takes a partition."""
+    with member(cluster) as consumer, cluster.producer("shop") as producer:
+        records = consumer.poll(max_records=ORDERS, timeout_s=1)
+        with member(cluster) as other:
+            while len(consumer.assignment()) > 1:
+                other.poll(timeout_s=1)
+                records += consumer.poll(timeout_s=1)
+            with pytest.raises(StaleMember), producer.transaction(local=False) as tx:
+                tx.send_offsets(consumer)
+                for record in records:
+                    tx.send(Message("invoices", record.value))
+            while transform(consumer, producer) + transform(other, producer):
+                pass
+    assert invoices(cluster) == list(range(ORDERS))
+
+
 def test_a_topic_that_was_created_again_gets_no_old_place(cluster: InMemoryCluster) -> None:
     with member(cluster) as consumer, cluster.producer("shop") as producer:
         consumer.poll(max_records=100)

@@ -68,6 +68,8 @@ TAKES_S, TIMEOUT_S = (0.0, 0.0, 0.05, 0.3, 1.5), 0.8
 #: it, that end with an exception, in which the process dies, and in which it stops.
 INSIDE, PREPARED, LATE, ABORTED, DIES, STOPS = 0.5, 0.5, 0.2, 0.4, 0.06, 0.06
 STOPPED_S, BACK_S = (0.3, 1.0, 2.5), 0.3
+#: Share of the other blocks before which the member polls twice.
+AGAIN = 0.3
 #: Share of the feeder's steps at which some process dies wherever it is.
 KILLED = 0.08
 CONFIG = ConsumerConfig(
@@ -82,7 +84,6 @@ CONFIG = ConsumerConfig(
 
 #: A record, and the state of its partition when it was returned: another one came after a rebalance.
 Given = tuple[ConsumerRecord, PartitionState | None]
-Made = tuple[Message, TopicPartition, PartitionState]
 
 
 class _Sure(random.Random):
@@ -180,14 +181,14 @@ class Member:
         ready = None
         if rng.random() >= INSIDE:
             ready = self._handled(given)
-            if not self._calm and rng.random() < 0.3:
+            if not self._calm and rng.random() < AGAIN:
                 more = self._poll()  # which may have lost what the first poll has returned
                 given, ready = given + more, ready + self._handled(more)
         try:
             with Transaction(self.process.core, None, None, TIMEOUT_S, None, local=False) as tx:
                 self._send_offsets(tx)
                 ready = self._handled(given) if ready is None else ready
-                tx.send(*(made for made, tp, state in ready if self._has(tp, state)))
+                tx.send(*ready)
                 self._may_end(tx, given)
         except _Aborted:
             done["aborted"] += 1
@@ -229,10 +230,10 @@ class Member:
         """Whether the partition is still, without interruption, this member's."""
         return state is not None and self._consumer.core.positions.get(tp) is state
 
-    def _handled(self, given: list[Given]) -> list[Made]:
+    def _handled(self, given: list[Given]) -> list[Message]:
         """The outputs of what the handler does not fail for. It nacks the others, and leaves out what comes
         again with them, or is no longer this member's."""
-        group, made = self._group, list[Made]()
+        group, made = self._group, list[Message]()
         for record, state in given:
             tp = record.topic, record.partition
             if not self._has(tp, state) or state is None:
@@ -244,7 +245,7 @@ class Member:
                 self._nack(record, id)
             else:
                 number = self._rng.randrange(self._all.info.groups)
-                made.append((Message(group.output, body(id, 10), partition=number), tp, state))
+                made.append(Message(group.output, body(id, 10), partition=number))
         return made
 
     def _nack(self, record: ConsumerRecord, id: str) -> None:
