@@ -24,16 +24,16 @@ from benchmarks.releasing import OWNER
 from benchmarks.replicas_work import TOPIC, Leader
 from escrowmq.replication.format import ops, timer_ops
 from escrowmq.replication.format.codec import encode_row
-from escrowmq.replication.host.reading_ahead import AHEAD_MS
+from escrowmq.replication.host.body_prefetcher import AHEAD_MS
 
 BYTES = 1_024
 #: After they were scheduled.
 DUE_MS = 10_000_000
 
 
-def filled(folder: Path, messages: int, beside: int, reading_ahead: bool) -> Leader:
+def filled(folder: Path, messages: int, beside: int, body_prefetcher: bool) -> Leader:
     """A leader with so many messages, each in an entry with ``beside`` bytes of others, all due at once."""
-    leader = Leader(folder, reading_ahead)
+    leader = Leader(folder, body_prefetcher)
     row = encode_row(None, os.urandom(BYTES), None, None)
     rows = [encode_row(None, os.urandom(BYTES), None, None) for _ in range(max(beside // BYTES, 1))]
     due_ms = leader.state.now_ms + DUE_MS
@@ -107,21 +107,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for beside in options.beside:
             messages = min(options.messages, (1 << 30) // beside)
             print(f"{messages} messages, each in an entry with {beside >> 10} KiB of others", flush=True)
-            for reading_ahead in (False, True):
+            for body_prefetcher in (False, True):
                 for cold in (False, True):
-                    name = f"{'on the disk' if cold else 'in the cache'}{', ahead' if reading_ahead else ''}"
+                    name = (
+                        f"{'on the disk' if cold else 'in the cache'}{', ahead' if body_prefetcher else ''}"
+                    )
                     place = Path(folder) / f"{name} {beside}"
-                    leader = filled(place, messages, beside, reading_ahead)
+                    leader = filled(place, messages, beside, body_prefetcher)
                     if cold:
                         dropped(place)
                     before = read_bytes()
-                    if reading_ahead:
+                    if body_prefetcher:
                         leader.time_ms = leader.state.now_ms + DUE_MS - AHEAD_MS
-                        leader.reading_ahead.start()
+                        leader.body_prefetcher.start()
                         time.sleep(options.lead)
                     held, took_s = released(leader)
                     print(line(name, messages, held, took_s, read_bytes() - before), flush=True)
-                    leader.reading_ahead.stop()
+                    leader.body_prefetcher.stop()
                     shutil.rmtree(place)
 
 

@@ -20,7 +20,7 @@ from escrowmq.actors.broker.config import BrokerConfig
 from escrowmq.actors.broker.parts import Parts
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import encode_row
-from escrowmq.replication.host.hosting import open_replica
+from escrowmq.replication.host.replica_process import open_replica
 from escrowmq.replication.host.replica_setup import ReplicaSetup
 from escrowmq.replication.log.datadir import Identity
 

@@ -34,7 +34,7 @@ from escrowmq.actors.producer.blocks import (
 from escrowmq.actors.producer.ids import transaction_ids
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import encode_command, encode_row
-from escrowmq.replication.host.reading_ahead import ReadingAhead
+from escrowmq.replication.host.body_prefetcher import BodyPrefetcher
 from escrowmq.replication.log.disk import RealDisk
 from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.replica.admission import Admission
@@ -102,12 +102,12 @@ class OneReplica:
 class Leader(OneReplica):
     """Takes requests until they are answered; ``commands``: the entries that followers will get."""
 
-    def __init__(self, folder: Path, reading_ahead: bool = False) -> None:
-        """``reading_ahead``: bodies of old messages are read in a thread, once that is started."""
+    def __init__(self, folder: Path, body_prefetcher: bool = False) -> None:
+        """``body_prefetcher``: bodies of old messages are read in a thread, once that is started."""
         super().__init__(folder)
         self.commands: list[bytes] = []
         self.time_ms = 0  # of the thread that reads ahead
-        self.reading_ahead = ReadingAhead(
+        self.body_prefetcher = BodyPrefetcher(
             self.state.timers, self.journal, leads=lambda: True, now_ms=lambda: self.time_ms
         )
         self.admission = Admission(
@@ -117,7 +117,7 @@ class Leader(OneReplica):
             queue_bytes_max=64 << 20,
             copy_bytes=0,
             timers_max=1_000_000,
-            bodies=self.reading_ahead if reading_ahead else None,
+            bodies=self.body_prefetcher if body_prefetcher else None,
         )
 
     def carry_out(self, requests: Sequence[bytes], now_ms: int) -> None:

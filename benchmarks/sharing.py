@@ -23,7 +23,7 @@ from escrowmq.replication.format.codec import encode_row
 from escrowmq.replication.format.internal_topics import retry_topic
 from escrowmq.replication.replica.fetching import read_runs
 from escrowmq.replication.replica.handing_out import HandedOut
-from escrowmq.replication.replica.share_desk import Ask, ShareDesk
+from escrowmq.replication.replica.lease_dispatcher import AcquireRequest, LeaseDispatcher
 
 MEMBER = "0" * 32
 STEPS = ("acquire", "read", *LEADER)
@@ -52,7 +52,7 @@ class SharingLeader(Leader):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self.desk = ShareDesk(self.state, lambda frame, partition: None, lambda: ("not_leader",))
+        self.desk = LeaseDispatcher(self.state, lambda frame, partition: None, lambda: ("not_leader",))
         self.desk.attach(Ready())
         self.admission.shares.leases = self.desk.leases
 
@@ -73,7 +73,8 @@ class SharingLeader(Leader):
         now_ms = self.state.now_ms
         with self.costs.of("acquire"):
             self.desk.acquire(
-                Ask(name, MEMBER, (TOPIC,), wanted, 8 << 20, LEASE_MS, now_ms, answers.append), now_ms
+                AcquireRequest(name, MEMBER, (TOPIC,), wanted, 8 << 20, LEASE_MS, now_ms, answers.append),
+                now_ms,
             )
             self.desk.step(now_ms)
         ((_, rows),) = answers

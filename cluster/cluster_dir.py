@@ -28,10 +28,10 @@ from typing import Any, Final
 
 import msgspec
 
+from escrowmq.cluster.desired_state import DesiredState, Lead, Move, Size
 from escrowmq.cluster.placement import ReplicaKey, Seat
 from escrowmq.cluster.secret import Secret, kept_secret
 from escrowmq.cluster.settings import ClusterSettings
-from escrowmq.cluster.wishes import Lead, Move, Size, Wishes
 from escrowmq.replication.carried_settings import prepared
 from escrowmq.replication.errors import (
     ConfigError,
@@ -71,7 +71,7 @@ class ClusterRecord:
     seats: dict[ReplicaKey, Seat] = field(default_factory=dict)
     founded: tuple[int, ...] = ()
     retired: tuple[Seat, ...] = ()
-    wishes: Wishes = field(default_factory=Wishes)
+    wishes: DesiredState = field(default_factory=DesiredState)
 
     def with_seats(self, seats: Sequence[Seat]) -> ClusterRecord:
         """A copy with these seats added or replaced."""
@@ -186,7 +186,7 @@ class ClusterDir:
         """
         wishes = content.get("wishes", {})
         self._carried = _unknown(ClusterRecord, content)
-        self._carried_wishes = _unknown(Wishes, wishes)
+        self._carried_wishes = _unknown(DesiredState, wishes)
         for where in (content, wishes):
             for name in _ITEMS.keys() & where.keys():
                 for item in where[name]:

@@ -22,10 +22,10 @@ from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.client.values import Deserializer, Serializer
 from escrowmq.actors.consumer.config import ConsumerConfig
 from escrowmq.actors.consumer.consumer import Consumer
+from escrowmq.actors.consumer.rebalance import Handler
 from escrowmq.actors.consumer.replies import Replies, check_app
 from escrowmq.actors.consumer.retry_policy import RetryPolicy
 from escrowmq.actors.consumer.statistics import ConsumerStatistics
-from escrowmq.actors.consumer.takeover import Handler
 from escrowmq.actors.producer.config import ProducerConfig
 from escrowmq.actors.producer.producer import Producer
 from escrowmq.actors.producer.statistics import ProducerStatistics
@@ -224,7 +224,7 @@ class Cluster(Closing):
         return asking_ray.head_waits(self._open_info().namespace, self.address, health)
 
     def leftovers(self, remove: bool = False) -> list[dict[str, Any]]:
-        """Directories of replaced replicas, each with the fields of ``Leftover`` in cluster/leftovers.py.
+        """Directories of replaced replicas, each with the fields of ``StaleReplicaDir``.
 
         ``remove``: first delete, irrevocably, those whose successor has a vote. Raises ClusterNotFound,
         Unavailable.

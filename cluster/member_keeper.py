@@ -20,7 +20,8 @@ from typing import Any
 import ray
 
 from escrowmq.cluster.cluster_dir import ClusterDir, ClusterRecord
-from escrowmq.cluster.leftovers import begin_removal
+from escrowmq.cluster.desired_state import DesiredState, Lead, Move
+from escrowmq.cluster.desired_state_checks import uses
 from escrowmq.cluster.member_steps import (
     Do,
     Fleet,
@@ -34,9 +35,8 @@ from escrowmq.cluster.member_steps import (
 )
 from escrowmq.cluster.placement import Node, ReplicaKey, Seat
 from escrowmq.cluster.rebalancing import plan
+from escrowmq.cluster.stale_replica_dirs import begin_removal
 from escrowmq.cluster.watch import Track, Watch, first_line
-from escrowmq.cluster.wishes import Lead, Move, Wishes
-from escrowmq.cluster.wishing import uses
 from escrowmq.replication.calling.answers import ReplicaReport
 from escrowmq.replication.calling.backoff import Backoff
 from escrowmq.replication.raft.readiness import room_to_lead
@@ -133,7 +133,7 @@ class MemberKeeper:
             for node, use in uses(self._directory.record.wishes, fleet.alive).items()
         ]
 
-    def wish(self, made: Callable[[ClusterRecord], Wishes]) -> None:
+    def wish(self, made: Callable[[ClusterRecord], DesiredState]) -> None:
         """Store what is wanted from now on. Thread-safe. Raises what ``made`` raises."""
         self._directory.change(lambda record: replace(record, wishes=made(record)))
         self.busy = True  # so that the next look is soon

@@ -17,7 +17,6 @@ from pathlib import Path
 import msgspec
 
 from escrowmq.cluster.address import running_here, same_address
-from escrowmq.cluster.look import Asked
 from escrowmq.cluster.reading_socket import (
     QUESTION_BYTES_MAX,
     TAKEN,
@@ -32,6 +31,7 @@ from escrowmq.cluster.reading_socket import (
     version,
 )
 from escrowmq.cluster.reads import READS
+from escrowmq.cluster.status_snapshot import Asked
 from escrowmq.replication.errors import Closed, ConfigError, EscrowMQError
 
 log = logging.getLogger(__name__)

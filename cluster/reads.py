@@ -22,7 +22,7 @@ from escrowmq.actors.admin.types import (
     TopicDescription,
     TransactionDescription,
 )
-from escrowmq.cluster.look import Asked, Look, take
+from escrowmq.cluster.status_snapshot import Asked, StatusSnapshot, take
 from escrowmq.replication.carried_settings import prepared
 from escrowmq.replication.errors import UnknownGroup
 from escrowmq.replication.model import OpenTransaction, TopicInfo
@@ -54,7 +54,7 @@ def _transactions(
 
 #: All questions, by name.
 READS: dict[str, Read] = {
-    "status": Read(take, Look),
+    "status": Read(take, StatusSnapshot),
     "topics": Read(lambda cluster: cluster.admin.topics(), list[TopicInfo]),
     "topic": Read(lambda cluster, name: cluster.admin.describe_topic(name), TopicDescription),
     "groups": Read(

@@ -23,18 +23,18 @@ from escrowmq.actors.broker.broker import Broker  # noqa: F401  (workers then ha
 from escrowmq.actors.broker.config import BrokerConfig
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.cluster.cluster_dir import ClusterDir
+from escrowmq.cluster.desired_state_checks import NodeUse, wanted_move, wanted_node, wanted_size
 from escrowmq.cluster.driver import Driver, DriverWatch, end_cluster
 from escrowmq.cluster.group_members import newest, possible_voters, to_be_told
 from escrowmq.cluster.head import head_of
-from escrowmq.cluster.leftovers import leftovers, remove_all, removed_replicas
 from escrowmq.cluster.member_keeper import MemberKeeper
 from escrowmq.cluster.placement import Condition, Node, ReplicaKey, decide, found_seats
 from escrowmq.cluster.secret import Secret
 from escrowmq.cluster.settings import ClusterSettings, SupervisorSettings
+from escrowmq.cluster.stale_replica_dirs import leftovers, remove_all, removed_replicas
 from escrowmq.cluster.supervisor_reading import SupervisorReading
 from escrowmq.cluster.survey import adopted, refuse_existing, survey
 from escrowmq.cluster.watch import StartFailure, Track, Watch, live_nodes
-from escrowmq.cluster.wishing import NodeUse, wanted_move, wanted_node, wanted_size
 from escrowmq.replication.calling.answers import MembersReport
 from escrowmq.replication.calling.backoff import Backoff
 from escrowmq.replication.calling.patience import Patience, patiently
@@ -182,7 +182,7 @@ class Supervisor:
         return {gid: [rid for of, rid in seats if of == gid] for gid, _ in seats}
 
     def leftovers(self, remove: bool = False) -> list[dict[str, Any]]:
-        """Directories of replaced replicas on the nodes that are up: the fields of ``Leftover``.
+        """Directories of replaced replicas on the nodes that are up: the fields of ``StaleReplicaDir``.
 
         ``remove``: first remove those that may be removed. Raises Unavailable.
         """

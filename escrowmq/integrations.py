@@ -24,7 +24,7 @@ from escrowmq.feedback.database.fence import Fence
 from escrowmq.feedback.database.inbox import Inbox
 from escrowmq.feedback.database.inbox_purging import InboxPurged
 from escrowmq.feedback.database.outbox import Outbox
-from escrowmq.feedback.database.outbox_desk import OutboxEntry, OutboxShard
+from escrowmq.feedback.database.outbox_admin import OutboxEntry, OutboxShard
 from escrowmq.feedback.database.outbox_errors import (
     OutboxBehind,
     OutboxRowBusy,

@@ -5,7 +5,7 @@ It needs the packages of Ray Data: ``pip install 'escrowmq[ray-data]'``.
 
 from typing import TYPE_CHECKING, Any
 
-from escrowmq.spark_integration.ray_data.faces import Written, offsets, read, write
+from escrowmq.spark_integration.ray_data.api import Written, offsets, read, write
 
 if TYPE_CHECKING:
     from escrowmq.spark_integration.sink.settling import Resolution, resolve_write

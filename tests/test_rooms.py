@@ -79,7 +79,7 @@ PLANTED = {
         "import escrowmq.actors.producer.core",
     ),
     "The rooms of feedback only import downwards": (
-        "feedback/asking/seats.py",
+        "feedback/asking/live_producers.py",
         "import escrowmq.feedback.edges.actor",
     ),
     "The rooms of spark_integration only import downwards": (

@@ -15,7 +15,7 @@ from escrowmq.actors.client.replica_calls import ReplicaCalls
 from escrowmq.actors.client.router import Router
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.replication.errors import Closed, Overloaded
-from escrowmq.replication.host.running import RunningReplica
+from escrowmq.replication.host.running_replica import RunningReplica
 from escrowmq.replication.replica.branches import Branches
 from escrowmq.replication.replica.validation import parse_request
 from escrowmq.replication.state.machine import Result
@@ -53,7 +53,7 @@ class BranchWork:
     # ------------------------------------------------------------ the router's thread
 
     def pump(self, now: float) -> float:
-        """See :class:`escrowmq.actors.client.turns.Source`."""
+        """See :class:`escrowmq.actors.client.client_loop.Source`."""
         if now >= self._next:
             leads = self._running.node.ready and not self._running.closed
             self._next = now + (STEP_S if leads else IDLE_S)
@@ -63,7 +63,7 @@ class BranchWork:
         return self._next
 
     def stopped(self, detail: str) -> None:
-        """See :class:`escrowmq.actors.client.turns.Source`."""
+        """See :class:`escrowmq.actors.client.client_loop.Source`."""
 
     def _soon(self, work: Callable[[], None]) -> None:
         try:

@@ -34,8 +34,8 @@ from escrowmq.replication.calling.answers import LevelReport, ReplicaReport, Rep
 from escrowmq.replication.calling.metrics_report import MetricsReport
 from escrowmq.replication.carried_settings import pack_settings, unpack_settings
 from escrowmq.replication.errors import Closed, Superseded, Unavailable
-from escrowmq.replication.host.hosting import ReplicaHost
 from escrowmq.replication.host.inspection import status_without_replica
+from escrowmq.replication.host.replica_process import ReplicaProcess
 from escrowmq.replication.host.replica_setup import ReplicaSetup
 from escrowmq.replication.log.datadir import Identity
 from escrowmq.replication.log.peer_marks import DISK_ID_MAX, Incarnation
@@ -81,7 +81,7 @@ class Broker(BrokerCalls):
         self._info = info = unpack_settings(ClusterInfo, info, self._report)
         peers = RayPeers(info, gid)
         self._branches: BranchWork | None = None
-        self._host = ReplicaHost(
+        self._host = ReplicaProcess(
             ReplicaSetup(
                 config=settings,
                 identity=Identity(info.cluster_id, gid, rid, incarnation),

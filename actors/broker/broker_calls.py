@@ -17,7 +17,7 @@ from escrowmq.replication.calling.answers import EarlierChecks, FetchEnds, Leade
 from escrowmq.replication.calling.finding_answers import FoundRows
 from escrowmq.replication.calling.share_answers import Place
 from escrowmq.replication.errors import Unavailable
-from escrowmq.replication.host.running import NOT_RUNNING
+from escrowmq.replication.host.running_replica import NOT_RUNNING
 from escrowmq.replication.replica.fetching import FetchRequest
 
 #: Memory for large fetch answers, 32 MiB in total; a fetch that finds none free is answered without it.

@@ -6,7 +6,7 @@ import contextlib
 import resource
 from pathlib import Path
 
-from escrowmq.replication.net.client_door import CLIENTS_MAX
+from escrowmq.replication.net.client_listener import CLIENTS_MAX
 
 #: What Ray and a broker open besides: a few hundred, and as many again for peers, segments and snapshots.
 RESERVED = 512

@@ -34,7 +34,7 @@ from escrowmq.replication.format import ops, share_ops
 from escrowmq.replication.format.share_settings import SHARE, GroupSettings
 from escrowmq.replication.host.reads import Reads
 from escrowmq.replication.host.requests import Requests, Turn
-from escrowmq.replication.host.running import RunningReplica
+from escrowmq.replication.host.running_replica import RunningReplica
 from escrowmq.replication.model import NO_ID, ResultCode
 
 TOPICS_MAX = 10_000

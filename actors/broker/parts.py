@@ -13,16 +13,16 @@ from escrowmq.replication.host.due_checks import DueChecks
 from escrowmq.replication.host.inspection import Inspection
 from escrowmq.replication.host.instruments import Instruments
 from escrowmq.replication.host.member_changes import MemberChanges
-from escrowmq.replication.host.offers import Offers
 from escrowmq.replication.host.reads import Reads
 from escrowmq.replication.host.requests import Requests
-from escrowmq.replication.host.running import RunningReplica
+from escrowmq.replication.host.running_replica import RunningReplica
 from escrowmq.replication.host.scheduled import Scheduled
 from escrowmq.replication.host.share_reports import ShareReports
 from escrowmq.replication.host.sharing import Sharing
+from escrowmq.replication.host.snapshot_source import SnapshotSource
 from escrowmq.replication.host.tracing import Messages
 from escrowmq.replication.host.watching import Watching
-from escrowmq.replication.net.client_door import Door
+from escrowmq.replication.net.client_listener import ClientListener
 
 
 class Parts:
@@ -43,8 +43,8 @@ class Parts:
         self.messages = Messages(running, self.reads)
         self.instruments = Instruments(running, self.requests.counts, self.messages.finder)
         self.members = MemberChanges(running)
-        self.offers = Offers(running)
-        self._door: Door | None = None
+        self.offers = SnapshotSource(running)
+        self._door: ClientListener | None = None
         self._opening = threading.Lock()
         self.groups = GroupService.over(running, self.reads, self.requests)
 
@@ -57,7 +57,7 @@ class Parts:
             return None
         with self._opening:
             if self._door is None:
-                door = Door(self.requests.begin, running.setup.monotonic, clients_max())
+                door = ClientListener(self.requests.begin, running.setup.monotonic, clients_max())
                 try:
                     running.driver.serve(door)
                 except (Closed, Overloaded):

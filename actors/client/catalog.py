@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+from escrowmq.actors.client.client_loop import ClientLoop
 from escrowmq.actors.client.router import result_of
-from escrowmq.actors.client.turns import Turns
 from escrowmq.replication.errors import Unavailable, UnknownTopic
 from escrowmq.replication.model import TopicInfo
 
@@ -51,7 +51,7 @@ class TopicCatalog:
     """Topics by name. Thread-safe: the one dict is changed by single operations only."""
 
     def __init__(
-        self, router: Turns, timeout_s: float = 30.0, *, clock: Callable[[], float] = time.monotonic
+        self, router: ClientLoop, timeout_s: float = 30.0, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._router, self._timeout_s, self._clock = router, timeout_s, clock
         self._topics: dict[str, _Heard] = {}

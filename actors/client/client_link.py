@@ -16,7 +16,6 @@ from typing import Final
 from escrowmq.actors.client.replica_calls import OnAnswer
 from escrowmq.actors.client.select_wakeup import SelectWakeup
 from escrowmq.replication.errors import WireError
-from escrowmq.replication.net.client_door import notice_silence
 from escrowmq.replication.net.client_frames import (
     GREETING_BYTES_MAX,
     NONCE_BYTES,
@@ -25,6 +24,7 @@ from escrowmq.replication.net.client_frames import (
     decode_answer,
     frame,
 )
+from escrowmq.replication.net.client_listener import notice_silence
 
 #: Of one answer: a few bytes per operation of a request.
 ANSWER_BYTES_MAX: Final = 64 << 20

@@ -18,13 +18,13 @@ from concurrent.futures import Future
 from typing import Any
 
 from escrowmq.actors.client.background import Background, Threads
+from escrowmq.actors.client.client_loop import ClientLoop
 from escrowmq.actors.client.config import ChannelConfig
 from escrowmq.actors.client.forking import FORKED, tell_after_fork
 from escrowmq.actors.client.linked_calls import LinkedCalls
 from escrowmq.actors.client.member_watch import MemberWatch
 from escrowmq.actors.client.replica_calls import ReplicaCalls
 from escrowmq.actors.client.topology import ClusterInfo
-from escrowmq.actors.client.turns import Turns
 from escrowmq.replication.errors import Closed, EscrowMQError
 
 log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 _CLOSED = "this client was closed; create a new one"
 
 
-class Router(Turns):
+class Router(ClientLoop):
     """Channels to every group of a cluster, run by a thread. Thread-safe; closed by :meth:`close`.
 
     ``background``: runs it; None: a thread.
@@ -102,7 +102,7 @@ class Router(Turns):
         return self.channels[gid].follower.members
 
     def close(self) -> None:
-        """See :meth:`Turns.close`; also stops the thread. Safe to call twice."""
+        """See :meth:`ClientLoop.close`; also stops the thread. Safe to call twice."""
         if self._why is not _CLOSED:  # after a fork: the thread is the parent's
             return
         self._closing = True
@@ -129,7 +129,7 @@ class Router(Turns):
         return None
 
     def end(self, detail: str) -> None:
-        """See :meth:`Turns.end`; from any thread, possibly more than once."""
+        """See :meth:`ClientLoop.end`; from any thread, possibly more than once."""
         with self._end_lock:
             super().end(detail)
 

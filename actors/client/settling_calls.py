@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from escrowmq.actors.client.outcomes import outcome
+from escrowmq.actors.client.results import outcome
 from escrowmq.actors.client.router import Router, result_of
 from escrowmq.actors.client.share_groups import create_internal_topic
 from escrowmq.replication.calling.backoff import Backoff

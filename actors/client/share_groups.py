@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from escrowmq.actors.client.client_loop import ClientLoop
 from escrowmq.actors.client.consumer_groups import coordinator_group
 from escrowmq.actors.client.failure_arguments import check_group
 from escrowmq.actors.client.router import result_of
-from escrowmq.actors.client.turns import Turns
 from escrowmq.replication.errors import EscrowMQError, GroupKindMismatch, Overloaded
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.internal_topics import dead_topic, retry_topic
@@ -103,7 +103,7 @@ def of_kind(submit: Submit, groups: int, group: str, kind: str) -> GroupSettings
     return settings if settings.kind == kind else set_group(submit, groups, group, {"kind": kind})
 
 
-def make_internal_topics(router: Turns, submit: Submit, group: str, timeout_s: float) -> None:
+def make_internal_topics(router: ClientLoop, submit: Submit, group: str, timeout_s: float) -> None:
     """Creates the group's topics of retries and of dead letters, where they do not exist. Every broker group
     is asked: a creation that was interrupted behind the first one is to be completed."""
     names = [retry_topic(group), dead_topic(group)]

@@ -10,8 +10,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from escrowmq.actors.client.client_loop import ClientLoop
 from escrowmq.actors.client.router import result_of
-from escrowmq.actors.client.turns import Turns
 from escrowmq.replication.calling.answers import LevelReport
 from escrowmq.replication.errors import NotSupported
 from escrowmq.replication.format.share_ops import LEVEL_OF_SHARES
@@ -21,7 +21,7 @@ LEVEL_WAIT_S, LEVEL_PAUSE_S = 15.0, 0.1
 
 
 def await_level(
-    router: Turns,
+    router: ClientLoop,
     timeout_s: float,
     pause: Callable[[float], None] = time.sleep,
     *,

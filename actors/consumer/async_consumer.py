@@ -17,21 +17,21 @@ from escrowmq.actors.client.closing import AsyncClosing
 from escrowmq.actors.client.consumer_groups import TopicPartition
 from escrowmq.actors.client.group_work import GroupWork
 from escrowmq.actors.client.handling_once import HandlesOnce, once
-from escrowmq.actors.client.loop_news import LoopNews
+from escrowmq.actors.client.loop_condition import LoopCondition
 from escrowmq.actors.client.pausing import PauseOn
 from escrowmq.actors.client.pausing import pause_on as concerns_of
-from escrowmq.actors.client.surely import made, surely
 from escrowmq.actors.client.topology import ClusterInfo
+from escrowmq.actors.client.uncancellable import made, uncancellable
 from escrowmq.actors.client.values import Deserializer
 from escrowmq.actors.consumer import arguments as args
 from escrowmq.actors.consumer.config import ConsumerConfig
 from escrowmq.actors.consumer.core import ConsumerCore, T, Take
 from escrowmq.actors.consumer.group_work import go_back, group_work
+from escrowmq.actors.consumer.rebalance import Handler, Handlers
 from escrowmq.actors.consumer.retries import Retries
 from escrowmq.actors.consumer.retry_policy import RetryPolicy
 from escrowmq.actors.consumer.running import run_async
 from escrowmq.actors.consumer.statistics import ConsumerStatistics
-from escrowmq.actors.consumer.takeover import Handler, Handlers
 from escrowmq.replication.errors import Closed
 from escrowmq.replication.model import ConsumerRecord
 
@@ -55,7 +55,7 @@ class AsyncConsumer(AsyncClosing):
     """
 
     def __init__(self, core: ConsumerCore) -> None:
-        self._core, self._news = core, LoopNews(core.condition, core.background)
+        self._core, self._news = core, LoopCondition(core.condition, core.background)
 
     @classmethod
     async def create(
@@ -204,13 +204,13 @@ class AsyncConsumer(AsyncClosing):
         this returns."""
         retries = self._core.retries
         if isinstance(retries, Retries):
-            return surely(retries.nack, record, delay_s, reason)
+            return uncancellable(retries.nack, record, delay_s, reason)
         retries.nack(record, delay_s, reason)
         return _Done()
 
     async def reject(self, record: ConsumerRecord, reason: str = "") -> None:
         """As :meth:`Consumer.reject`."""
-        await surely(self._core.retries.reject, record, reason)
+        await uncancellable(self._core.retries.reject, record, reason)
 
     async def run(
         self,

@@ -33,10 +33,10 @@ from escrowmq.actors.consumer.async_consumer import AsyncConsumer
 from escrowmq.actors.consumer.config import ConsumerConfig
 from escrowmq.actors.consumer.core import ConsumerCore
 from escrowmq.actors.consumer.group_work import group_work
+from escrowmq.actors.consumer.rebalance import Handler, Handlers
 from escrowmq.actors.consumer.retry_policy import RetryPolicy
 from escrowmq.actors.consumer.running import run
 from escrowmq.actors.consumer.statistics import ConsumerStatistics
-from escrowmq.actors.consumer.takeover import Handler, Handlers
 from escrowmq.replication.errors import Closed
 from escrowmq.replication.model import ConsumerRecord
 

@@ -36,15 +36,15 @@ from escrowmq.actors.consumer.offsets import OffsetReader
 from escrowmq.actors.consumer.ordered_retries import OrderedRetries, retries_of
 from escrowmq.actors.consumer.pattern import TopicPattern
 from escrowmq.actors.consumer.positions import PartitionState, Positions
+from escrowmq.actors.consumer.rebalance import HandlerCall, Handlers, Rebalance
+from escrowmq.actors.consumer.rebalance_callbacks import RebalanceCallbacks
+from escrowmq.actors.consumer.record_drain import RecordDrain
 from escrowmq.actors.consumer.redelivery import Redelivery
 from escrowmq.actors.consumer.replica_choice import ReplicaChoice
 from escrowmq.actors.consumer.retries import LocalRetries, Retries
 from escrowmq.actors.consumer.retry_policy import RetryPolicy, check_retry
 from escrowmq.actors.consumer.statistics import ConsumerStatistics, Counted
 from escrowmq.actors.consumer.subscribing import Subscribing
-from escrowmq.actors.consumer.takeover import HandlerCall, Handlers, TakeOver
-from escrowmq.actors.consumer.taking import Taking
-from escrowmq.actors.consumer.telling import Telling
 from escrowmq.replication.errors import (
     Closed,
     ConfigError,
@@ -70,8 +70,8 @@ class ConsumerCore:
 
     #: Only for a member of a group.
     committer: Committer | None = None
-    take_over: TakeOver | None = None
-    telling: Telling | None = None
+    take_over: Rebalance | None = None
+    telling: RebalanceCallbacks | None = None
     #: A partition was lost whose records ``poll`` had returned, and no commit had: see group_work.py.
     lost_work = False
 
@@ -127,7 +127,7 @@ class ConsumerCore:
         self.fetch = FetchThread(
             self.positions, choice, config, self._calls, self.condition, background, self.counted
         )
-        self.taking = Taking(self.positions, self.redelivery, self.counted, self.fetch.wake, *chosen)
+        self.taking = RecordDrain(self.positions, self.redelivery, self.counted, self.fetch.wake, *chosen)
         self.membership: Membership | None = None
         if group is not None:
             name = static_name(instance_id, time.time_ns() // 10**6) if instance_id else dynamic_name(group)
@@ -153,9 +153,9 @@ class ConsumerCore:
 
     def _make_parts_of_a_member(self, member: Membership, handlers: Handlers) -> None:
         wait_s = self.config.call_timeout_s
-        self.take_over = TakeOver(self.positions, member, self._assigned_now)
+        self.take_over = Rebalance(self.positions, member, self._assigned_now)
         self.take_over.handlers = handlers
-        self.telling = Telling(self.take_over, self.condition, lambda: self.closed, wait_s)
+        self.telling = RebalanceCallbacks(self.take_over, self.condition, lambda: self.closed, wait_s)
         self.committer = Committer(
             self.router,
             self.membership_thread,
@@ -319,7 +319,7 @@ class ConsumerCore:
             again = float("inf") if due is None or due <= now else due
             return found, min(again, self.positions.resume_next), None
 
-    def _take_over(self, take_over: TakeOver, now: float, caller: object) -> HandlerCall | None:
+    def _take_over(self, take_over: Rebalance, now: float, caller: object) -> HandlerCall | None:
         """Takes over a new assignment, if the membership thread has brought one: by polling, this thread
         shows that it is done with the old one."""
         self.membership_thread.polled_at = now

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from escrowmq.actors.client.closing import Closing
-from escrowmq.actors.client.outcomes import submitting
+from escrowmq.actors.client.results import submitting
 from escrowmq.actors.client.share_groups import create_internal_topic
 from escrowmq.actors.client.share_level import await_level
 from escrowmq.actors.consumer.consumer import Consumer

@@ -18,7 +18,7 @@ from typing import Protocol
 
 from escrowmq.actors.client.failure_arguments import delay_in_ms, reason_text
 from escrowmq.actors.client.observable import wait_out
-from escrowmq.actors.client.outcomes import submitting
+from escrowmq.actors.client.results import submitting
 from escrowmq.actors.client.router import Router
 from escrowmq.actors.client.settling_calls import send_settling
 from escrowmq.actors.client.share_groups import make_internal_topics, of_kind

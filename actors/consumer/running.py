@@ -17,7 +17,7 @@ from escrowmq.actors.client.consumer_groups import TopicPartition
 from escrowmq.actors.client.failure_arguments import reason_of
 from escrowmq.actors.client.handler_check import check_returned
 from escrowmq.actors.client.pausing import PAUSES, TELL_S, Concerns
-from escrowmq.actors.client.surely import is_cancelled, surely
+from escrowmq.actors.client.uncancellable import is_cancelled, uncancellable
 from escrowmq.actors.consumer.core import ConsumerCore
 from escrowmq.actors.consumer.ordered_retries import OrderedRetries
 from escrowmq.actors.consumer.putting_off import go_back_to, goes_on, put_off, read_again
@@ -219,10 +219,10 @@ async def run_async(
                     if isinstance(failure, asyncio.CancelledError) and is_cancelled():
                         work.stopped(record)
                         raise
-                    await surely(work.failed, record, failure)
+                    await uncancellable(work.failed, record, failure)
                 except BaseException:
                     work.stopped(record)
-                    await surely(work.commit)
+                    await uncancellable(work.commit)
                     raise
             if work.commit_due(len(records)):
                 await asyncio.to_thread(work.commit)

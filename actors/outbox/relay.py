@@ -22,7 +22,7 @@ from escrowmq.actors.outbox.shipping import BrokerShipping, RelayCluster, claim_
 from escrowmq.actors.producer.claiming import check_name
 from escrowmq.actors.producer.encoder import check_app
 from escrowmq.feedback.database.outbox import SHARDS_MAX, Outbox
-from escrowmq.feedback.database.outbox_desk import OutboxShard
+from escrowmq.feedback.database.outbox_admin import OutboxShard
 from escrowmq.feedback.database.outbox_errors import OutboxBehind
 from escrowmq.feedback.database.outbox_notices import Notices
 from escrowmq.feedback.database.outbox_shards import LEASE_MS, LEASE_MS_MAX, OutboxShards

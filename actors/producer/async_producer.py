@@ -25,7 +25,7 @@ from escrowmq.actors.client.consumer_groups import TopicPartition
 from escrowmq.actors.client.group_work import Reader, Span
 from escrowmq.actors.client.loop_bridge import LoopBridge
 from escrowmq.actors.client.schedule_ids import ScheduleId
-from escrowmq.actors.producer import bulk, cancelling, handing_over
+from escrowmq.actors.producer import bulk, cancelling, enqueue
 from escrowmq.actors.producer.blocks import Outcome
 from escrowmq.actors.producer.bulk_requests import LocalBatch, Requested, TransactionColumns
 from escrowmq.actors.producer.callback_check import check_callable
@@ -140,7 +140,7 @@ class AsyncProducer(AsyncClosing):
         """As ``Producer.send_many``, in a helper thread; returns when each row has an offset or an error. If
         the task is cancelled, the rows that were not handed over yet are not sent; the others may be."""
         delivery = Delivery(delay_s, deliver_at)
-        return await self._ended(handing_over.send_many, topic, values, keys, headers, partition, delivery)
+        return await self._ended(enqueue.send_many, topic, values, keys, headers, partition, delivery)
 
     async def send_table(
         self,
@@ -156,7 +156,7 @@ class AsyncProducer(AsyncClosing):
         """As ``Producer.send_table``, in a helper thread; returns when each row has an offset or an error.
         A cancelled task: as for ``send_many``."""
         delivery = Delivery(delay_s, deliver_at)
-        return await self._ended(handing_over.send_table, topic, table, value, key, partition, delivery)
+        return await self._ended(enqueue.send_table, topic, table, value, key, partition, delivery)
 
     async def _ended(self, send: Callable[..., SentMany], *args: Any) -> SentMany:
         given_up = threading.Event()

@@ -15,9 +15,9 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
+from escrowmq.actors.client.client_loop import ClientLoop
 from escrowmq.actors.client.router import result_of
 from escrowmq.actors.client.share_level import await_level
-from escrowmq.actors.client.turns import Turns
 from escrowmq.replication.errors import (
     InvalidMessage,
     OutcomeUnknown,
@@ -122,7 +122,11 @@ def _newest(answer: Sequence[Any]) -> int:
 
 
 def claim(
-    router: Turns, name: str, claimant: str, timeout_s: float, clock: Callable[[], float] = time.monotonic
+    router: ClientLoop,
+    name: str,
+    claimant: str,
+    timeout_s: float,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Claimed:
     """Claims ``name`` in all groups, for ``claimant``, and returns when all of them have it.
 

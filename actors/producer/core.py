@@ -17,12 +17,12 @@ from typing import Any
 
 from escrowmq.actors.client.background import Background, Threads
 from escrowmq.actors.client.catalog import TopicCatalog
+from escrowmq.actors.client.client_loop import ClientLoop
 from escrowmq.actors.client.failures import Failure, FailureKind
 from escrowmq.actors.client.forking import FORKED, tell_after_fork
 from escrowmq.actors.client.replica_calls import ReplicaCalls
 from escrowmq.actors.client.router import Router
 from escrowmq.actors.client.topology import ClusterInfo
-from escrowmq.actors.client.turns import Turns
 from escrowmq.actors.client.values import Serialize
 from escrowmq.actors.client.wakeup import Waiter
 from escrowmq.actors.producer.batcher import BuiltRequest, GroupBatcher
@@ -31,13 +31,13 @@ from escrowmq.actors.producer.buffer_bound import BufferBound
 from escrowmq.actors.producer.claiming import Claimed, claim
 from escrowmq.actors.producer.config import ProducerConfig
 from escrowmq.actors.producer.delay_gate import DelayGate, level_9
+from escrowmq.actors.producer.delayed_stream import DelayedBatch, DelayedStream
 from escrowmq.actors.producer.encoder import Encoder, check_app
 from escrowmq.actors.producer.fence_name import FenceName
 from escrowmq.actors.producer.ids import client_version, instance_id, transaction_ids
-from escrowmq.actors.producer.later_stream import LaterParcel, LaterStream
-from escrowmq.actors.producer.parcel import Parcel
 from escrowmq.actors.producer.partition_stream import ROWS_MAX, PartitionStream
-from escrowmq.actors.producer.running import RunningHere
+from escrowmq.actors.producer.record_batch import RecordBatch
+from escrowmq.actors.producer.running_transactions import RunningTransactions
 from escrowmq.actors.producer.runs import Piece, Run
 from escrowmq.actors.producer.send_future import SendFuture
 from escrowmq.actors.producer.statistics import Counted, ProducerStatistics
@@ -66,7 +66,7 @@ class ProducerCore:
         config: ProducerConfig,
         calls: ReplicaCalls | None = None,
         clock: Callable[[], float] = time.monotonic,
-        turns: Turns | None = None,
+        turns: ClientLoop | None = None,
         *,
         answers_checks: bool = True,
         instance: str | None = None,
@@ -81,7 +81,7 @@ class ProducerCore:
         self.app, self.config, self.info, self.clock = check_app(app), config, info, background.clock
         self.instance = instance or instance_id(client_version())
         self.ids = transaction_ids(self.instance)
-        self.running = RunningHere()
+        self.running = RunningTransactions()
         self.router = turns or Router(
             info, config.channel, calls, name="escrowmq-producer", background=background
         )
@@ -114,9 +114,9 @@ class ProducerCore:
         self._bound = BufferBound(config.buffer_bytes, config.buffer_s + config.linger_ms / 1000)
         self._closed = self._ended = False
         self._why = _CLOSED
-        self._parcels: list[Parcel] = []
-        self._open: dict[str, dict[int, Parcel]] = {}  # those of them that still take messages
-        self._open_later: dict[tuple[str, int], LaterParcel] = {}
+        self._parcels: list[RecordBatch] = []
+        self._open: dict[str, dict[int, RecordBatch]] = {}  # those of them that still take messages
+        self._open_later: dict[tuple[str, int], DelayedBatch] = {}
         self._blocks: list[tuple[int, Block]] = []
         self._inbox_bytes = 0
         # Whether the router's thread will look at the inbox by itself before a linger is over. Waking it for
@@ -189,7 +189,7 @@ class ProducerCore:
             place = topic, self.gathers(topic) if partition is None else partition
             parcel = self._open_later.get(place)
             if parcel is None or parcel.size >= self.config.request_bytes or len(parcel.rows) >= ROWS_MAX:
-                parcel = self._open_later[place] = LaterParcel(*place)
+                parcel = self._open_later[place] = DelayedBatch(*place)
                 self._parcels.append(parcel)
             future = SendFuture(parcel, len(parcel.rows))
             parcel.rows.append(row)
@@ -199,7 +199,7 @@ class ProducerCore:
         self._wake_if_due()
         return future
 
-    def hand_over(self, topic: str, piece: Piece, size: int) -> list[Parcel] | None:
+    def hand_over(self, topic: str, piece: Piece, size: int) -> list[RecordBatch] | None:
         """Queues encoded messages of ``size`` bytes if there is room now; None if not. One parcel for each
         run."""
         with self._lock:
@@ -230,26 +230,26 @@ class ProducerCore:
             self._sticky.clear()  # all topics begin again at their first partition
         return self._sticky.setdefault(topic, 0)
 
-    def _parcel_of(self, topic: str, run: Run) -> Parcel:
+    def _parcel_of(self, topic: str, run: Run) -> RecordBatch:
         partition = run.partition
         if partition is None:
             partition = self.gathers(topic)
             if run.size >= self.config.request_bytes // 2:  # about a batch: the next one goes elsewhere
                 self._turn_sticky(topic, partition)
         if run.times is not None:
-            later = LaterParcel(topic, partition)
+            later = DelayedBatch(topic, partition)
             later.fill(run.rows, run.sizes, run.size, run.times)
             self._open_later.pop((topic, partition), None)
             return later
-        parcel = Parcel(topic, partition)
+        parcel = RecordBatch(topic, partition)
         parcel.rows, parcel.sizes, parcel.size = run.rows, run.sizes, run.size
         of_topic = self._open.get(topic)
         if of_topic is not None:
             of_topic.pop(partition, None)  # what is sent from now on comes after these
         return parcel
 
-    def _new_parcel(self, topic: str, partition: int) -> Parcel:
-        parcel = self._open.setdefault(topic, {})[partition] = Parcel(topic, partition)
+    def _new_parcel(self, topic: str, partition: int) -> RecordBatch:
+        parcel = self._open.setdefault(topic, {})[partition] = RecordBatch(topic, partition)
         self._parcels.append(parcel)
         return parcel
 
@@ -391,7 +391,7 @@ class ProducerCore:
     # ------------------------------------------------------------ the router's thread
 
     def pump(self, now: float) -> float:
-        """See :class:`escrowmq.actors.client.turns.Source`."""
+        """See :class:`escrowmq.actors.client.client_loop.Source`."""
         while self._timers and self._timers[0][0] <= now:
             heapq.heappop(self._timers)[2]()
         self._sort_inbox(now)
@@ -408,7 +408,7 @@ class ProducerCore:
         return self._look_again(now, wake, missing)
 
     def waited_for(self) -> bool:
-        """See :class:`escrowmq.actors.client.turns.Waited`: something must be tried again."""
+        """See :class:`escrowmq.actors.client.client_loop.Waited`: something must be tried again."""
         return bool(self._timers) or any(batcher.waits_for_time for batcher in self._batchers)
 
     def _look_again(self, now: float, wake: float, missing: list[float]) -> float:
@@ -458,7 +458,7 @@ class ProducerCore:
         make: Callable[..., PartitionStream] = PartitionStream
         if later:
             owner = owner_of(self.instance)
-            make = partial(LaterStream, owner=owner, cluster_id=self.info.cluster_id)
+            make = partial(DelayedStream, owner=owner, cluster_id=self.info.cluster_id)
         name, epoch = (self.instance, 0) if self.claimed is None else self.claimed[:2]
         stream = make(
             topic,
@@ -490,7 +490,7 @@ class ProducerCore:
         )
 
     def stopped(self, detail: str) -> None:
-        """See :class:`escrowmq.actors.client.turns.Source`."""
+        """See :class:`escrowmq.actors.client.client_loop.Source`."""
         with self._room:
             self._closed = self._ended = True
             self._room.notify_all()

@@ -11,8 +11,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from escrowmq.actors.client.client_loop import ClientLoop
 from escrowmq.actors.client.router import result_of
-from escrowmq.actors.client.turns import Turns
 from escrowmq.replication.calling.answers import LevelReport
 from escrowmq.replication.delivery_times import check_not_too_far, delivery_time
 from escrowmq.replication.errors import NotSupported
@@ -30,7 +30,7 @@ class DelayGate:
 
     def __init__(
         self,
-        router: Turns,
+        router: ClientLoop,
         timeout_s: float,
         wall_clock: Callable[[], float] = time.time,
         pause: Callable[[float], None] = time.sleep,
@@ -79,7 +79,7 @@ class DelayGate:
         return time_ms if time_ms <= 0 else check_not_too_far(time_ms, self._wall_clock() * 1000)
 
 
-def level_9(router: Turns, timeout_s: float) -> DelayGate:
+def level_9(router: ClientLoop, timeout_s: float) -> DelayGate:
     """For transactions that move offsets, or that have no local transaction."""
     return DelayGate(
         router, timeout_s, level=LEVEL_OF_OFFSETS, what="offsets in transactions, and local=False, need"

@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 
+from escrowmq.actors.client.client_loop import ClientLoop
 from escrowmq.actors.client.router import result_of
-from escrowmq.actors.client.turns import Turns
 from escrowmq.replication.calling.answers import LevelReport
 from escrowmq.replication.errors import Unavailable
 from escrowmq.replication.format.codec import LEVEL_OF_FENCES
@@ -32,7 +32,7 @@ class FenceName:
 
     def __init__(
         self,
-        router: Turns,
+        router: ClientLoop,
         timeout_s: float,
         clock: Callable[[], float],
         learn: Callable[[], bytes],

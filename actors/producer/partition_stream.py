@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from escrowmq.actors.client.failures import Failure, FailureKind
 from escrowmq.actors.producer.claiming import fenced
 from escrowmq.actors.producer.delayed_messages import too_many_scheduled
-from escrowmq.actors.producer.parcel import Ending, Parcel
+from escrowmq.actors.producer.record_batch import Ending, RecordBatch
 from escrowmq.actors.producer.statistics import Counted
 from escrowmq.replication.errors import (
     EscrowMQError,
@@ -43,7 +43,7 @@ class _Queued:
 
     __slots__ = ("_ends", "_joined", "_rows", "_sent", "_sizes", "count", "parcel", "since", "size", "start")
 
-    def __init__(self, parcel: Parcel, now: float) -> None:
+    def __init__(self, parcel: RecordBatch, now: float) -> None:
         self.parcel, self.start, self.since = parcel, 0, now
         self._rows: list[Encoded] = parcel.rows  # type: ignore[assignment]  # its own list, and no one else's
         self._sizes = parcel.sizes
@@ -92,7 +92,7 @@ class Batch:
 
     def __init__(
         self,
-        parts: list[tuple[Parcel, int, int]],
+        parts: list[tuple[RecordBatch, int, int]],
         rows: list[Encoded],
         count: int,
         size: int,
@@ -142,7 +142,7 @@ class PartitionStream:
         """Before anything is sent: an earlier stream of this place may have used all epochs below."""
         self.epoch = max(self.epoch, epoch)
 
-    def add(self, parcel: Parcel, now: float) -> None:
+    def add(self, parcel: RecordBatch, now: float) -> None:
         """Queues messages, and takes their rows out of the parcel; their linger and their deadline start at
         ``now``."""
         self.queued_bytes += parcel.size
@@ -191,7 +191,7 @@ class PartitionStream:
     def _next_batch(self, bytes_max: int) -> Batch:
         queue = self._queue
         deadline = queue[0].since + self._timeout_s
-        parts: list[tuple[Parcel, int, int]] = []
+        parts: list[tuple[RecordBatch, int, int]] = []
         rows: list[Encoded] = []
         count = size = 0
         while queue and count < ROWS_MAX:

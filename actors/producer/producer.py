@@ -23,7 +23,7 @@ from escrowmq.actors.client.schedule_ids import ScheduleId
 from escrowmq.actors.client.statistics_timer import StatisticsTimer
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.client.values import Serializer, serializer_of
-from escrowmq.actors.producer import bulk, cancelling, handing_over, numbered
+from escrowmq.actors.producer import bulk, cancelling, enqueue, numbered
 from escrowmq.actors.producer.async_producer import AsyncProducer
 from escrowmq.actors.producer.bulk_requests import LocalBatch, Requested, TransactionColumns
 from escrowmq.actors.producer.callback_check import check_callable
@@ -249,7 +249,7 @@ class Producer(Closing):
         there was none have that error. Everything else is as for ``send``.
         """
         delivery = Delivery(delay_s, deliver_at)
-        return handing_over.send_many(self._core, topic, values, keys, headers, partition, delivery)
+        return enqueue.send_many(self._core, topic, values, keys, headers, partition, delivery)
 
     def send_table(
         self,
@@ -272,7 +272,7 @@ class Producer(Closing):
         in C, so a row costs a third of a ``send``.
         """
         delivery = Delivery(delay_s, deliver_at)
-        return handing_over.send_table(self._core, topic, table, value, key, partition, delivery)
+        return enqueue.send_table(self._core, topic, table, value, key, partition, delivery)
 
     # ------------------------------------------------------------ transactions
 

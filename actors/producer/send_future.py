@@ -1,10 +1,10 @@
 """The future of a plain message, cheap enough for hundreds of thousands at a time.
 
-It is a parcel (parcel.py) and the message's number in it, in an object that Python's garbage collector does
-not track. Only ``msgspec.Struct`` makes classes of such objects: whatever ``class`` makes is tracked, even a
-subclass of ``int`` with empty ``__slots__``. Making 100,000 of them among 1,000,000 other objects takes 0.4
-us each and starts no collection; 2 us if they are tracked, and 5 us for a future with two lists, as it was
-before. Metadata, waiters and callbacks are made for those who ask.
+It is a batch (record_batch.py) and the message's number in it, in an object that Python's garbage collector
+does not track. Only ``msgspec.Struct`` makes classes of such objects: whatever ``class`` makes is tracked,
+even a subclass of ``int`` with empty ``__slots__``. Making 100,000 of them among 1,000,000 other objects
+takes 0.4 us each and starts no collection; 2 us if they are tracked, and 5 us for a future with two lists,
+as it was before. Metadata, waiters and callbacks are made for those who ask.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import msgspec
 
 from escrowmq.actors.client.forking import FORKED
 from escrowmq.actors.client.loop_bridge import LoopBridge
-from escrowmq.actors.producer.parcel import Ending, Parcel, call_back
+from escrowmq.actors.producer.record_batch import Ending, RecordBatch, call_back
 from escrowmq.replication.errors import Closed
 from escrowmq.replication.model import RecordMetadata
 
@@ -58,7 +58,7 @@ class SendFuture(msgspec.Struct, gc=False, eq=False, frozen=True):
     ``asyncio.wrap_future`` accept it. A message that was handed over cannot be cancelled. Every call of
     ``result`` or ``exception`` makes its own object."""
 
-    _parcel: Parcel
+    _parcel: RecordBatch
     _number: int
 
     def __eq__(self, other: object) -> bool:
@@ -104,7 +104,7 @@ class SendFuture(msgspec.Struct, gc=False, eq=False, frozen=True):
     def add_done_callback(self, fn: Callable[[Future[RecordMetadata]], object]) -> None:
         """Calls ``fn`` with this future when it is done: in the producer's thread, or now if it is done."""
         parcel = self._parcel
-        with Parcel.lock:
+        with RecordBatch.lock:
             if parcel.ending(self._number) is None:
                 parcel.asked(self._number, self).callbacks.append(fn)
                 return
@@ -118,16 +118,16 @@ class SendFuture(msgspec.Struct, gc=False, eq=False, frozen=True):
 
     def _block(self, timeout: float | None) -> Ending:
         parcel, number = self._parcel, self._number
-        if parcel.process != Parcel.processes:
+        if parcel.process != RecordBatch.processes:
             raise Closed(f"this message was sent by the parent process, which gets its answer: {FORKED}")
         waiter = _Blocked()
-        with Parcel.lock:
+        with RecordBatch.lock:
             ending = parcel.ending(number)
             if ending is not None:
                 return ending
             parcel.asked(number, self).waiters.append(waiter)
         if not waiter.wait(timeout):
-            with Parcel.lock:
+            with RecordBatch.lock:
                 ending = parcel.ending(number)
                 if ending is not None:
                     return ending
@@ -146,7 +146,7 @@ class SendFuture(msgspec.Struct, gc=False, eq=False, frozen=True):
 
     @property
     def _condition(self) -> Any:
-        return Parcel.lock
+        return RecordBatch.lock
 
     @property
     def _state(self) -> str:
@@ -154,7 +154,7 @@ class SendFuture(msgspec.Struct, gc=False, eq=False, frozen=True):
 
     @property
     def _waiters(self) -> list[Any]:
-        with Parcel.lock:
+        with RecordBatch.lock:
             return _Told() if self.done() else self._parcel.asked(self._number, self).waiters
 
     # ------------------------------------------------------------ what only the producer may do

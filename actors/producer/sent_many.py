@@ -14,7 +14,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from typing import TYPE_CHECKING, Any, overload
 
 from escrowmq.actors.client.loop_bridge import LoopBridge
-from escrowmq.actors.producer.parcel import Ending, Parcel
+from escrowmq.actors.producer.record_batch import Ending, RecordBatch
 from escrowmq.actors.producer.send_future import SendFuture
 from escrowmq.replication.errors import EscrowMQError, NotSupported
 from escrowmq.replication.model import RecordMetadata
@@ -38,11 +38,11 @@ class SentMany(Sequence[RecordMetadata]):
     """
 
     def __init__(self) -> None:
-        self._parts: list[tuple[Parcel, Sequence[int]]] = []
+        self._parts: list[tuple[RecordBatch, Sequence[int]]] = []
         self._count = 0
         self._place: tuple[Any, Any] | None = None  # part and number in it, by row: made for who asks
 
-    def add(self, parcel: Parcel, numbers: Sequence[int]) -> None:
+    def add(self, parcel: RecordBatch, numbers: Sequence[int]) -> None:
         """For the producer: so many more rows, and which ones of the call they are."""
         self._parts.append((parcel, numbers))
         self._count += len(numbers)
@@ -107,7 +107,7 @@ class SentMany(Sequence[RecordMetadata]):
             return [self.future(one).result() for one in range(*row.indices(self._count))]
         return self.future(row).result()
 
-    def _find(self, row: int) -> tuple[Parcel, int]:
+    def _find(self, row: int) -> tuple[RecordBatch, int]:
         if row < 0:
             row += self._count
         if not 0 <= row < self._count:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from escrowmq.actors.client.turns import Turns
+from escrowmq.actors.client.client_loop import ClientLoop
 from escrowmq.actors.producer.blocks import PrepareBlock
 from escrowmq.actors.producer.compression import Compression
 from escrowmq.replication.calling.answers import LevelReport
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 class ValuePacker:
     """Thread-safe. Raises NotSupported without pyarrow."""
 
-    def __init__(self, how: Compression, router: Turns, clock: Callable[[], float]) -> None:
+    def __init__(self, how: Compression, router: ClientLoop, clock: Callable[[], float]) -> None:
         codec_of(how.method, how.level)  # now, and not when something is sent
         self._method, self._level, self._least = how.method, how.level, how.least
         self._router, self._clock = router, clock

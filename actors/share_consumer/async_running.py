@@ -9,7 +9,7 @@ from typing import Protocol
 
 from escrowmq.actors.client.failure_arguments import reason_of
 from escrowmq.actors.client.pausing import Concerns, Gate
-from escrowmq.actors.client.surely import is_cancelled, surely
+from escrowmq.actors.client.uncancellable import is_cancelled, uncancellable
 from escrowmq.actors.share_consumer.core import ShareConsumerCore
 from escrowmq.actors.share_consumer.record import ShareRecord
 from escrowmq.actors.share_consumer.running import go_on, put_off
@@ -133,7 +133,7 @@ class AsyncRunner:
 
     async def _say(self, record: ShareRecord, what: Callable[..., None], *about: object) -> None:
         try:
-            await surely(what, record, *about)
+            await uncancellable(what, record, *about)
         except (RecordNotHeld, Closed):
             pass
         except EscrowMQError as error:  # the lease ends, and the message comes again

@@ -14,11 +14,11 @@ from typing import Self
 from escrowmq.actors.client.call_arguments import check_wait
 from escrowmq.actors.client.closing import AsyncClosing
 from escrowmq.actors.client.handling_once import HandlesOnce, once
-from escrowmq.actors.client.loop_news import LoopNews
+from escrowmq.actors.client.loop_condition import LoopCondition
 from escrowmq.actors.client.pausing import PauseOn
 from escrowmq.actors.client.pausing import pause_on as concerns_of
-from escrowmq.actors.client.surely import made, surely
 from escrowmq.actors.client.topology import ClusterInfo
+from escrowmq.actors.client.uncancellable import made, uncancellable
 from escrowmq.actors.client.values import Deserializer
 from escrowmq.actors.consumer.arguments import check_poll
 from escrowmq.actors.share_consumer.arguments import check_threads
@@ -39,7 +39,7 @@ class AsyncShareConsumer(AsyncClosing):
     """
 
     def __init__(self, core: ShareConsumerCore) -> None:
-        self._core, self._news = core, LoopNews(core.condition, core.background)
+        self._core, self._news = core, LoopCondition(core.condition, core.background)
         self._settling: set[asyncio.Future[None]] = set()
 
     @classmethod
@@ -127,23 +127,23 @@ class AsyncShareConsumer(AsyncClosing):
 
     async def ack_with(self, record: ShareRecord, result: bytes) -> None:
         """As :meth:`ShareConsumer.ack` with a ``result``."""
-        await surely(self._core.ack, record, result)
+        await uncancellable(self._core.ack, record, result)
 
     async def nack(self, record: ShareRecord, delay_s: float | None = None, reason: str = "") -> None:
         """As :meth:`ShareConsumer.nack`."""
-        await surely(self._core.nack, record, delay_s, reason)
+        await uncancellable(self._core.nack, record, delay_s, reason)
 
     async def reject(self, record: ShareRecord, reason: str = "") -> None:
         """As :meth:`ShareConsumer.reject`."""
-        await surely(self._core.reject, record, reason)
+        await uncancellable(self._core.reject, record, reason)
 
     async def release(self, record: ShareRecord) -> None:
         """As :meth:`ShareConsumer.release`."""
-        await surely(self._core.release, record)
+        await uncancellable(self._core.release, record)
 
     async def extend(self, record: ShareRecord, lease_s: float) -> None:
         """As :meth:`ShareConsumer.extend`."""
-        await surely(self._core.extend, record, lease_s)
+        await uncancellable(self._core.extend, record, lease_s)
 
     async def flush(self, timeout_s: float | None = None) -> None:
         """As :meth:`ShareConsumer.flush`."""

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from escrowmq.actors.client.catalog import TopicCatalog
-from escrowmq.actors.client.outcomes import outcome, submitting
+from escrowmq.actors.client.results import outcome, submitting
 from escrowmq.actors.client.router import Router, result_of
 from escrowmq.actors.client.share_groups import make_internal_topics, of_kind
 from escrowmq.actors.client.share_level import await_level
-from escrowmq.actors.share_consumer.in_hand import PlaceOfBatch
+from escrowmq.actors.share_consumer.held_batches import PlaceOfBatch
 from escrowmq.replication.errors import (
     EscrowMQError,
     GroupKindMismatch,

@@ -29,7 +29,7 @@ from escrowmq.actors.consumer.arguments import check_topics
 from escrowmq.actors.share_consumer import arguments as args
 from escrowmq.actors.share_consumer.beginning import Begun, begin
 from escrowmq.actors.share_consumer.config import ShareConsumerConfig
-from escrowmq.actors.share_consumer.in_hand import InHand, Unreadable
+from escrowmq.actors.share_consumer.held_batches import HeldBatches, Unreadable
 from escrowmq.actors.share_consumer.record import ShareRecord
 from escrowmq.actors.share_consumer.session import ShareSession
 from escrowmq.actors.share_consumer.settling import Settling
@@ -76,7 +76,7 @@ class ShareConsumerCore:
         self.closed, self._why = False, "this share consumer was closed; create a new one"
         tell_after_fork(self)
         self._counted = ShareCounted()
-        self._in_hand = InHand(self.config.lease_extend_max_s, deserialize, wanted)
+        self._held_batches = HeldBatches(self.config.lease_extend_max_s, deserialize, wanted)
         self.router = Router(
             info, self.config.channel, calls or over_ray(info), name=THREAD, background=background
         )
@@ -91,7 +91,7 @@ class ShareConsumerCore:
             self.router,
             group,
             self.member,
-            self._in_hand,
+            self._held_batches,
             self.condition,
             self._counted,
             self.config.call_timeout_s,
@@ -107,7 +107,7 @@ class ShareConsumerCore:
             self.config,
             self.router,
             self.condition,
-            self._in_hand,
+            self._held_batches,
             self._counted,
         )
         self.router.attach(self._session)
@@ -203,7 +203,7 @@ class ShareConsumerCore:
                 raise EscrowMQError(f"this share consumer failed ({session.failure!r}); close it") from (
                     session.failure
                 )
-            records, unreadable = self._in_hand.take(max_records, now)
+            records, unreadable = self._held_batches.take(max_records, now)
             self._ack_passed_over(now)
             self._counted.records += len(records)
             if session.polled(max_records, len(records), now):
@@ -212,9 +212,9 @@ class ShareConsumerCore:
 
     def _ack_passed_over(self, now: float) -> None:
         """Other tags are done with for the whole group."""
-        passed = self._in_hand.passed_over
+        passed = self._held_batches.passed_over
         for batch, offset in passed:
-            if self._session.gathering.add(batch.gid, batch.place, offset, now):
+            if self._session.ack_accumulator.add(batch.gid, batch.place, offset, now):
                 self.router.wakeup.set()
         self._counted.passed_over += len(passed)
         passed.clear()
@@ -224,7 +224,7 @@ class ShareConsumerCore:
         letters if they stay unreadable."""
         for batch, offset, reason in unreadable:
             with self.condition:
-                self._in_hand.settled(batch, offset)
+                self._held_batches.settled(batch, offset)
             try:
                 self.settling.nack_in(batch, offset, BY_TABLE, reason_text(reason), BY_CLIENT)
             except EscrowMQError as error:  # its lease ends, and it comes again
@@ -252,9 +252,9 @@ class ShareConsumerCore:
             return
         with self.condition:
             self.check_open()
-            batch = self._in_hand.find(record)
-            self._in_hand.settled(batch, record.offset)
-            if self._session.gathering.add(batch.gid, batch.place, record.offset, self.clock()):
+            batch = self._held_batches.find(record)
+            self._held_batches.settled(batch, record.offset)
+            if self._session.ack_accumulator.add(batch.gid, batch.place, record.offset, self.clock()):
                 self.router.wakeup.set()
 
     def nack(self, record: ConsumerRecord, delay_s: float | None, reason: str) -> None:
@@ -284,14 +284,16 @@ class ShareConsumerCore:
         """See :meth:`ShareConsumer.flush`."""
         session, deadline = self._session, self.clock() + timeout_s
         with self.condition:
-            session.gathering.hurry(self.clock())
+            session.ack_accumulator.hurry(self.clock())
             self.router.wakeup.set()
         with self.condition:
             while session.acks_unconfirmed and session.failure is None and not session.ended:
                 left_s = deadline - self.clock()
                 if left_s <= 0:
                     why = "" if session.ack_delayed is None else f" ({session.ack_delayed})"
-                    raise Unavailable(f"{len(session.gathering)} or more acks are not confirmed{why}", 1.0)
+                    raise Unavailable(
+                        f"{len(session.ack_accumulator)} or more acks are not confirmed{why}", 1.0
+                    )
                 self.condition.wait(left_s)
             error = session.ack_given_up
             session.ack_delayed = session.ack_given_up = None
@@ -301,7 +303,7 @@ class ShareConsumerCore:
     def statistics(self) -> ShareConsumerStatistics:
         """See :meth:`ShareConsumer.statistics`."""
         with self.condition:
-            counted, held = self._counted, self._in_hand
+            counted, held = self._counted, self._held_batches
             p50, p99 = counted.ack_latencies.quantiles(self.clock(), 0.5, 0.99)
             return ShareConsumerStatistics(
                 group=self.group,
@@ -321,7 +323,7 @@ class ShareConsumerCore:
                 extensions=counted.extensions,
                 buffered=held.buffered,
                 held=len(held),
-                acks_waiting=len(self._session.gathering),
+                acks_waiting=len(self._session.ack_accumulator),
                 ack_p50_s=p50,
                 ack_p99_s=p99,
             )

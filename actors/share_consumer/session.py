@@ -16,15 +16,15 @@ from typing import Any
 
 from escrowmq.actors.client.channel import Request
 from escrowmq.actors.client.failures import Failure
-from escrowmq.actors.client.outcomes import outcome
+from escrowmq.actors.client.results import outcome
 from escrowmq.actors.client.router import Router
 from escrowmq.actors.client.settling_calls import why_not
+from escrowmq.actors.share_consumer.ack_accumulator import AckAccumulator, Ranges
 from escrowmq.actors.share_consumer.acquired import Acquired
 from escrowmq.actors.share_consumer.asking import FAILED_PAUSE_S, OTHERS_PAUSE_S, AskedGroup, Asking
 from escrowmq.actors.share_consumer.beginning import not_begun
 from escrowmq.actors.share_consumer.config import ShareConsumerConfig
-from escrowmq.actors.share_consumer.gathering import Gathering, Ranges
-from escrowmq.actors.share_consumer.in_hand import Batch, InHand, PlaceOfBatch
+from escrowmq.actors.share_consumer.held_batches import Batch, HeldBatches, PlaceOfBatch
 from escrowmq.actors.share_consumer.pace import HOLD_S, Pace
 from escrowmq.actors.share_consumer.ranges import flat, merged, pairs, ranges_of
 from escrowmq.actors.share_consumer.statistics import ShareCounted
@@ -74,7 +74,7 @@ class ShareSession:
         config: ShareConsumerConfig,
         router: Router,
         condition: threading.Condition,
-        in_hand: InHand,
+        held_batches: HeldBatches,
         counted: ShareCounted,
     ) -> None:
         """``topics``: broker group -> the topics that it has partitions of; ``begun``: the partitions that
@@ -86,8 +86,8 @@ class ShareSession:
         every = sorted({topic for some in topics.values() for topic in some})
         self._topics = {**topics, **dict.fromkeys(others, every)}
         self._config, self._router, self._condition = config, router, condition
-        self._in_hand, self._counted = in_hand, counted
-        self.gathering = Gathering(config.ack_linger_ms / 1000, config.ack_records)
+        self._held_batches, self._counted = held_batches, counted
+        self.ack_accumulator = AckAccumulator(config.ack_linger_ms / 1000, config.ack_records)
         self.asking = Asking(topics, config.groups_at_a_time, config.acquire_wait_s, others)
         #: Messages that polls wait for now, and what the last one asked for if it got nothing.
         self.waiting, self._unmet, self._polled_at = 0, 0, -math.inf
@@ -114,7 +114,7 @@ class ShareSession:
     @property
     def acks_unconfirmed(self) -> bool:
         """Whether some acks have no answer yet."""
-        return bool(self.gathering) or any(self._acks_under_way.values())
+        return bool(self.ack_accumulator) or any(self._acks_under_way.values())
 
     # ------------------------------------------------------------ the router's side
 
@@ -141,27 +141,32 @@ class ShareSession:
 
     def _pump(self, now: float) -> float:
         full = {gid for gid, under_way in self._acks_under_way.items() if under_way >= ACKS_UNDER_WAY_MAX}
-        for gid in self.gathering.due(now):
+        for gid in self.ack_accumulator.due(now):
             if gid not in full:
                 self._send_acks(gid)
         self._give_back_late(now)
         alike: dict[tuple[int, float], list[Batch]] = {}
-        for batch in self._in_hand.tend(now):
+        for batch in self._held_batches.tend(now):
             alike.setdefault((batch.gid, batch.lease_s), []).append(batch)
         for (gid, lease_s), batches in alike.items():
             self._extend(gid, batches, lease_s)
-        for asked in self.asking.next(now, self._in_hand.buffered, self._target(now)):
+        for asked in self.asking.next(now, self._held_batches.buffered, self._target(now)):
             self._ask(asked)
-        late = self._in_hand.waits_since() + self._hold_s
+        late = self._held_batches.waits_since() + self._hold_s
         if late <= now:  # polled for in vain; the next poll may change how long it waits
-            late = self._in_hand.waits_since() + self._patience_s
-        return min(self._in_hand.next_tend(), self.asking.next_ask(now), self.gathering.next_due(full), late)
+            late = self._held_batches.waits_since() + self._patience_s
+        return min(
+            self._held_batches.next_tend(),
+            self.asking.next_ask(now),
+            self.ack_accumulator.next_due(full),
+            late,
+        )
 
     # ------------------------------------------------------------ how much is wanted
 
     def polled(self, asked: int, got: int, now: float) -> bool:
         """The application has polled for so many messages. Whether something is to be done about it now."""
-        held = self._in_hand
+        held = self._held_batches
         self._pace.polled(now, held.done, held.handed - got, got)
         self._polled_at, self.aside = now, False
         self._unmet = 0 if got else asked
@@ -176,7 +181,7 @@ class ShareSession:
             return 0
         wanted = max(self.waiting, self._unmet)
         if self.waiting or now < self._polled_at + self._hold_s:
-            ahead = self._pace.holds(now, self._in_hand.handed) - self._in_hand.handed
+            ahead = self._pace.holds(now, self._held_batches.handed) - self._held_batches.handed
             return max(min(ahead, wanted + self._config.prefetch_records), wanted)
         return wanted if now < self._polled_at + self._idle_s else 0
 
@@ -188,7 +193,7 @@ class ShareSession:
     def _give_back_late(self, now: float) -> None:
         """The application is busy, or hangs: others have time for what lies here, and nothing is asked for
         until it polls again."""
-        if self._in_hand.waits_since() + self._patience_s <= now:
+        if self._held_batches.waits_since() + self._patience_s <= now:
             self.aside = True
         if not self._target(now):
             self.give_back()
@@ -227,7 +232,7 @@ class ShareSession:
             self.asking.failed(asked, answer, now, asked_at)
             return
         _, rows, lease_s, again_s, number = answer
-        self._in_hand.answered[asked.gid] = asked.call
+        self._held_batches.answered[asked.gid] = asked.call
         if number >= 0:
             asked.received = number
         if not asked.other:
@@ -241,7 +246,7 @@ class ShareSession:
                     self.asking.failed(asked, error, now, asked_at)
                     return
                 self._counted.bytes += content.size
-                self._in_hand.add(asked.gid, content, now, lease_s)
+                self._held_batches.add(asked.gid, content, now, lease_s)
                 found = True
             elif not (asked.other and row.code != ResultCode.UNKNOWN_SHARE):
                 again_s = max(again_s, FAILED_PAUSE_S)
@@ -286,7 +291,7 @@ class ShareSession:
     def _extended(self, batches: list[Batch], answer: Any, asked_at: float) -> None:
         if isinstance(answer, EscrowMQError):
             for batch in batches:
-                self._in_hand.not_extended(batch, self._router.clock())
+                self._held_batches.not_extended(batch, self._router.clock())
             return
         self._counted.extensions += 1
         lost = {(topic, partition): list(pairs(ranges)) for topic, partition, ranges in answer[1]}
@@ -297,22 +302,22 @@ class ShareSession:
                 for offset in batch.tended
                 if first <= offset <= last
             ]
-            self._in_hand.extended(batch, refused, asked_at)
+            self._held_batches.extended(batch, refused, asked_at)
 
     def give_back(self) -> None:
         """Release what lies in the buffer."""
         by_group: dict[int, list[tuple[PlaceOfBatch, Ranges]]] = {}
-        for batch, offsets in self._in_hand.give_back():
+        for batch, offsets in self._held_batches.give_back():
             by_group.setdefault(batch.gid, []).append((batch.place, ranges_of(offsets)))
             self._counted.released += len(offsets)
         for gid, given in by_group.items():
-            args = self._group, self._member, _joined(given), self._in_hand.answered[gid]
+            args = self._group, self._member, _joined(given), self._held_batches.answered[gid]
             self._call(gid, "share_release", args, _ignore)
 
     # ------------------------------------------------------------ acks
 
     def _send_acks(self, gid: int) -> None:
-        acks = self.gathering.take(gid)
+        acks = self.ack_accumulator.take(gid)
         request = b"".join(
             share_ack(self._group, topic, partition, flat(ranges), topic_id)
             for (topic, partition, topic_id), ranges in acks.items()
@@ -335,7 +340,7 @@ class ShareSession:
             # An ack counts whenever it comes, so it is worth every attempt.
             if isinstance(error, _WORTH_ANOTHER_TRY) and not self.ended:
                 self.ack_delayed = error
-                self.gathering.put_back(gid, place, ranges, now + ACK_AGAIN_S)
+                self.ack_accumulator.put_back(gid, place, ranges, now + ACK_AGAIN_S)
             else:
                 self.ack_given_up = error
                 self._counted.acks_failed += count

@@ -12,7 +12,7 @@ from typing import Any
 
 from escrowmq.actors.client.router import Router, result_of
 from escrowmq.actors.client.settling_calls import send_settling
-from escrowmq.actors.share_consumer.in_hand import Batch, InHand
+from escrowmq.actors.share_consumer.held_batches import Batch, HeldBatches
 from escrowmq.actors.share_consumer.statistics import ShareCounted
 from escrowmq.replication.errors import EscrowMQError, LeaseLost, UnknownGroup, UnknownTopic
 from escrowmq.replication.format.share_ops import REJECT, nack, share_reply
@@ -27,36 +27,36 @@ class Settling:
         router: Router,
         group: str,
         member: str,
-        in_hand: InHand,
+        held_batches: HeldBatches,
         condition: threading.Condition,
         counted: ShareCounted,
         timeout_s: float,
         pause: Callable[[float], None],
     ) -> None:
-        self._router, self._group, self._member, self._in_hand = router, group, member, in_hand
+        self._router, self._group, self._member, self._held_batches = router, group, member, held_batches
         self._condition, self._counted, self._timeout_s, self._pause = condition, counted, timeout_s, pause
 
     def nack(self, record: ConsumerRecord, delay_ms: int, reason: str, by: str) -> None:
         """The message could not be handled. Raises RecordNotHeld, LeaseLost, UnknownTopic, TooManyScheduled,
         Unavailable, DiskFull, OutcomeUnknown."""
         with self._condition:
-            batch = self._in_hand.find(record)
-            self._in_hand.settled(batch, record.offset)
+            batch = self._held_batches.find(record)
+            self._held_batches.settled(batch, record.offset)
         try:
             self.nack_in(batch, record.offset, delay_ms, reason, by)
         except (LeaseLost, UnknownTopic, UnknownGroup):
             raise
         except EscrowMQError:
             with self._condition:
-                self._in_hand.reopened(batch, record.offset)
+                self._held_batches.reopened(batch, record.offset)
             raise
 
     def ack(self, record: ConsumerRecord, app: str, row: bytes) -> None:
         """The message is done, and the app is told ``row``, unless it was done before. Raises RecordNotHeld,
         UnknownTopic, Unavailable, DiskFull, OutcomeUnknown: then it may be repeated."""
         with self._condition:
-            batch = self._in_hand.find(record)
-            self._in_hand.settled(batch, record.offset)
+            batch = self._held_batches.find(record)
+            self._held_batches.settled(batch, record.offset)
         topic, partition, topic_id = batch.place
         request = share_reply(self._group, topic, partition, app, [record.offset], [row], topic_id)
         place = topic, partition, record.offset
@@ -66,7 +66,7 @@ class Settling:
             raise
         except EscrowMQError:
             with self._condition:
-                self._in_hand.reopened(batch, record.offset)
+                self._held_batches.reopened(batch, record.offset)
             raise
         with self._condition:
             self._counted.acked += 1
@@ -88,15 +88,15 @@ class Settling:
     def release(self, record: ConsumerRecord) -> None:
         """Back at once, and not counted. Raises RecordNotHeld, LeaseLost, Unavailable, OutcomeUnknown."""
         with self._condition:
-            batch = self._in_hand.find(record)
-            self._in_hand.settled(batch, record.offset)
+            batch = self._held_batches.find(record)
+            self._held_batches.settled(batch, record.offset)
         try:
-            self._call(batch, record, "share_release", self._in_hand.answered[batch.gid])
+            self._call(batch, record, "share_release", self._held_batches.answered[batch.gid])
         except LeaseLost:
             raise
         except EscrowMQError:
             with self._condition:
-                self._in_hand.reopened(batch, record.offset)
+                self._held_batches.reopened(batch, record.offset)
             raise
         with self._condition:
             self._counted.released += 1
@@ -105,11 +105,11 @@ class Settling:
         """Its lease ends in ``lease_s`` from now. Raises RecordNotHeld, LeaseLost, Unavailable,
         OutcomeUnknown."""
         with self._condition:
-            batch = self._in_hand.find(record)
+            batch = self._held_batches.find(record)
         until = self._router.clock() + lease_s
         self._call(batch, record, "share_extend", lease_s)
         with self._condition:
-            self._in_hand.extended_alone(batch, record.offset, until)
+            self._held_batches.extended_alone(batch, record.offset, until)
 
     def _call(self, batch: Batch, record: ConsumerRecord, method: str, *args: Any) -> None:
         places = [(record.topic, record.partition, [record.offset, record.offset])]

@@ -16,7 +16,7 @@ from typing import IO, Any
 import escrowmq
 
 #: The kernel ends what it runs as soon as this process ends: no JVM may stay behind.
-TETHER = Path(escrowmq.__file__).parent / "spark_integration/session/tether.py"
+TETHER = Path(escrowmq.__file__).parent / "spark_integration/session/parent_death.py"
 #: Load programs import this folder, which is not installed, and do not run where it lies.
 _PYTHONPATH = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
 START_S = 90.0

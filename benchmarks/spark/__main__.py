@@ -17,7 +17,7 @@ from benchmarks.group import GroupUnderTest
 from benchmarks.load.__main__ import brokers, progress
 from benchmarks.measure import machine
 from benchmarks.spark import contests
-from benchmarks.spark.ahead import reading_ahead
+from benchmarks.spark.ahead import body_prefetcher
 from benchmarks.spark.page import render, write_page
 from escrowmq.spark_integration import provide_java, spark_session, stop_session
 
@@ -73,7 +73,7 @@ def _of_size(bench: contests.Bench, size: int, rows: int) -> dict[str, Any]:
     topic = f"rows-{size}"
     parquet = contests.fill(bench, topic, rows, size)
     found = {"rows": rows, "reading": contests.reading(bench, topic, rows, size, parquet)}
-    found["ahead"] = reading_ahead(bench, topic, rows, size)
+    found["ahead"] = body_prefetcher(bench, topic, rows, size)
     found["streaming"] = contests.streaming(bench, topic, rows, size)
     found["writing"] = contests.writing(bench, topic, rows, size, parquet)
     return found

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 IN_FLIGHT = (1, 2, 3, 5)
 
 
-def reading_ahead(bench: Bench, topic: str, rows: int, row_bytes: int) -> dict[str, Any]:
+def body_prefetcher(bench: Bench, topic: str, rows: int, row_bytes: int) -> dict[str, Any]:
     """Read all partitions in sequence and decode every row, for each number of fetches in flight."""
 
     def contender(in_flight: int) -> Callable[[], None]:

@@ -36,9 +36,9 @@ from escrowmq.feedback.config import AnswererConfig, FeedbackConfig, LeaderTimin
 from escrowmq.feedback.states import TransactionState, TxStatusQuerier
 from escrowmq.replication.errors import Unavailable
 from escrowmq.replication.format import ops
-from escrowmq.replication.host import driver, running
-from escrowmq.replication.host.hosting import ReplicaHost
+from escrowmq.replication.host import driver, running_replica
 from escrowmq.replication.host.repair import NoPeers
+from escrowmq.replication.host.replica_process import ReplicaProcess
 from escrowmq.replication.host.replica_setup import ReplicaSetup
 from escrowmq.replication.log.datadir import Identity
 from escrowmq.replication.model import Message
@@ -75,11 +75,11 @@ class Group:
         self.info = ClusterInfo("walk", "walk", 1, REPLICAS)
         #: Called with (replica, method) for every answered call of feedback.
         self.answered: Callable[[int, str], None] = lambda rid, method: None
-        self._usual = driver.TICK_S, running.TIMER_S
-        driver.TICK_S = running.TIMER_S = SELDOM_S
+        self._usual = driver.TICK_S, running_replica.TIMER_S
+        driver.TICK_S = running_replica.TIMER_S = SELDOM_S
         self._pools = [ThreadPoolExecutor(CALLS_AT_A_TIME, f"call-{rid}") for rid in range(REPLICAS)]
         self._handing = ThreadPoolExecutor(1, "client-answers")
-        self._hosts = [ReplicaHost(self._setup(folder, rid)) for rid in range(REPLICAS)]
+        self._hosts = [ReplicaProcess(self._setup(folder, rid)) for rid in range(REPLICAS)]
         self._parts: list[Parts] = []
         self._brokers: list[BrokerCalls] = []
         for host in self._hosts:
@@ -163,7 +163,7 @@ class Group:
             host.close()
         for pool in (*self._pools, self._handing):
             pool.shutdown(wait=False)
-        driver.TICK_S, running.TIMER_S = self._usual
+        driver.TICK_S, running_replica.TIMER_S = self._usual
 
 
 class _Broker(BrokerCalls):

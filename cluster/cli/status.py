@@ -14,7 +14,7 @@ from escrowmq.cluster.cli.failing import FAILED
 from escrowmq.cluster.cli.options import ConnectionOptions, with_connection
 from escrowmq.cluster.cli.output import console, duration, plain, show_json, show_pairs, show_rows, when
 from escrowmq.cluster.cli.shown import Format, Shown
-from escrowmq.cluster.look import Look, take
+from escrowmq.cluster.status_snapshot import StatusSnapshot, take
 
 if TYPE_CHECKING:
     from escrowmq.actors.admin.types import ClusterStatus, FeedbackStatus, GroupStatus, ReplicaStatus
@@ -43,20 +43,22 @@ def status(
 
     With --watch, --format json prints one object per line.
     """
-    look: Look = connection.read("status") if watch is None else _watch(connection, watch, shown, wide=wide)
+    look: StatusSnapshot = (
+        connection.read("status") if watch is None else _watch(connection, watch, shown, wide=wide)
+    )
     show(look, shown, wide=wide)
     if not look.well:
         raise typer.Exit(FAILED)
 
 
-def _watch(connection: ConnectionOptions, every_s: float, shown: Format, *, wide: bool) -> Look:
+def _watch(connection: ConnectionOptions, every_s: float, shown: Format, *, wide: bool) -> StatusSnapshot:
     with connection.joined() as cluster:
         while True:
             show_again(take(cluster), shown, wide=wide)
             time.sleep(every_s)
 
 
-def show_again(look: Look, shown: Format, *, wide: bool) -> None:
+def show_again(look: StatusSnapshot, shown: Format, *, wide: bool) -> None:
     """Clear the terminal and show; in a pipe, one output follows the other."""
     if shown is Format.json:
         print(json.dumps(plain(_told(look)), ensure_ascii=False), flush=True)
@@ -66,7 +68,7 @@ def show_again(look: Look, shown: Format, *, wide: bool) -> None:
     show(look, shown, wide=wide)
 
 
-def show(look: Look, shown: Format, *, wide: bool) -> None:
+def show(look: StatusSnapshot, shown: Format, *, wide: bool) -> None:
     """Tables, or one JSON document."""
     if shown is Format.json:
         show_json(_told(look))
@@ -119,7 +121,7 @@ def _tables_missing(found: ClusterStatus) -> list[str]:
     ]
 
 
-def _told(look: Look) -> dict[str, Any]:
+def _told(look: StatusSnapshot) -> dict[str, Any]:
     told = {**look.health, "away": look.away, "head_in_words": look.head}
     said = {"healthy": look.found.healthy, "problems": list(look.found.problems), "address": look.address}
     return {**plain(look.found), **said, "supervisor": told}

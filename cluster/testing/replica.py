@@ -29,7 +29,7 @@ from escrowmq.replication.host.driver import Driver
 from escrowmq.replication.host.parking import ParkingLot
 from escrowmq.replication.host.replica_setup import ReplicaSetup
 from escrowmq.replication.host.room_watch import RoomWatch
-from escrowmq.replication.host.running import TIMER_S, RunningReplica
+from escrowmq.replication.host.running_replica import TIMER_S, RunningReplica
 from escrowmq.replication.host.scrubbing import Scrubber, ScrubState
 from escrowmq.replication.log.datadir import Identity
 from escrowmq.replication.log.journal import SegmentJournal
@@ -176,7 +176,7 @@ class MemoryReplica(RunningReplica):
     def _after_tick(self) -> None:
         """Run after each function that the driver's thread would run."""
         self.replica.pump(self.now_ms())
-        applied, desk = self.replica.state.applied_index, self.replica.share_desk
+        applied, desk = self.replica.state.applied_index, self.replica.lease_dispatcher
         if applied != self._last_applied or desk.freed:
             self._last_applied, desk.freed = applied, False
             self.news.announce()
@@ -192,7 +192,7 @@ class MemoryReplica(RunningReplica):
         """When the timer steps next. A real replica's timer runs ten times a second; this one only when
         something can be due."""
         now = self._stage.now()
-        due_ms, ends_ms = self.replica.state.due.next_ms(), self.replica.share_desk.leases.next_ms()
+        due_ms, ends_ms = self.replica.state.due.next_ms(), self.replica.lease_dispatcher.leases.next_ms()
         pauses_ms = [IDLE_S * 1000]
         pauses_ms += [] if due_ms is None else [due_ms - self.now_ms()]
         pauses_ms += [] if ends_ms is None else [ends_ms - self.replica.monotonic_ms()]

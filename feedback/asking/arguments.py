@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from escrowmq.feedback.asking.seats import CheckKey
+from escrowmq.feedback.asking.live_producers import CheckKey
 from escrowmq.feedback.policy import Trouble
 from escrowmq.replication.errors import InvalidMessage
 from escrowmq.replication.format.codec import FENCE_BYTES

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from escrowmq.feedback.asking.arguments import AskedCheck
+from escrowmq.feedback.asking.live_producers import CheckKey, LiveProducer, LiveProducers
 from escrowmq.feedback.asking.owners import Owners
-from escrowmq.feedback.asking.seats import CheckKey, ProducerSeat, Seats
 from escrowmq.feedback.config import FeedbackConfig
 from escrowmq.feedback.policy import Trouble, Verdict, absent_pause_s, judge, pick, running_pause_s
 from escrowmq.replication.calling.answers import LockedRow
@@ -113,7 +113,7 @@ class CheckTable:
         self._were_free: OrderedDict[AskedCheck, None] = OrderedDict()
         self.owners = Owners(config.owner_gone_s, now) if owners is None else owners
         self._wanted = self.owners.wanted
-        self.seats = Seats(config.producers_max, config.silent_s, config.answer_s)
+        self.seats = LiveProducers(config.producers_max, config.silent_s, config.answer_s)
 
     # ---------------------------------------------------------------- in and out
 
@@ -157,7 +157,7 @@ class CheckTable:
 
     def arrive(
         self, instance: str, room: int, working: Iterable[AskedCheck], now: float, fence: bytes = b""
-    ) -> ProducerSeat | None:
+    ) -> LiveProducer | None:
         """A poll: the producer is alive, has room for ``room`` checks, and works on ``working``, whose local
         transactions it does not run. ``fence``: the table that it answers from."""
         self.owners.heard(instance, now)
@@ -421,7 +421,7 @@ class CheckTable:
         else:
             self._out_of_line(check)
 
-    def _hand(self, check: Check, seat: ProducerSeat, now: float) -> None:
+    def _hand(self, check: Check, seat: LiveProducer, now: float) -> None:
         self._move(check, Stage.HANDED)
         check.instance, check.handed_at, check.confirmed = seat.instance, now, False
         seat.holding[check.key] = None

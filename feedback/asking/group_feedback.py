@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from escrowmq.feedback.asking.looking import look
+from escrowmq.feedback.asking.prepared_check import look
 from escrowmq.feedback.brokers import GroupLeader
 from escrowmq.feedback.config import FeedbackConfig
 from escrowmq.feedback.endless import endless

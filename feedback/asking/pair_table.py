@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from escrowmq.feedback.asking.app_producers import AppProducers
 from escrowmq.feedback.asking.due_watch import Pair
 from escrowmq.feedback.asking.group_feedback import Way
-from escrowmq.feedback.asking.lobby import Lobby
+from escrowmq.feedback.asking.poll_admission import PollAdmission
 from escrowmq.feedback.asking.topic_feedback import Host, TopicFeedback
 
 log = logging.getLogger(__name__)
@@ -42,9 +42,9 @@ class Keeper(Host, Protocol):
 class PairTable:
     """``pinned``: only one pair is here, and it never sleeps. One event loop."""
 
-    def __init__(self, keeper: Keeper, lobby: Lobby, way: Way, *, pinned: bool) -> None:
-        self._keeper, self._lobby, self._way, self._pinned = keeper, lobby, way, pinned
-        self._config, self._counts = way.config, lobby.counts
+    def __init__(self, keeper: Keeper, admission: PollAdmission, way: Way, *, pinned: bool) -> None:
+        self._keeper, self._poll_admission, self._way, self._pinned = keeper, admission, way, pinned
+        self._config, self._counts = way.config, admission.counts
         self._pairs: dict[Pair, TopicFeedback] = {}
         self._working: dict[TopicFeedback, None] = {}  # those that have deadlines
         self._asleep: OrderedDict[TopicFeedback, None] = OrderedDict()  # the longest asleep first
@@ -80,7 +80,7 @@ class PairTable:
         if self.full:
             self._counts["pairs_full"] += 1
             text = "%d apps and topics have checks here: further ones wait"
-            self._lobby.say("pairs_full", text, len(self._pairs))
+            self._poll_admission.say("pairs_full", text, len(self._pairs))
             self._place.clear()
             await self._place.wait()
         return max(self._config.pairs_max - len(self._pairs), 1)
@@ -89,7 +89,7 @@ class PairTable:
         """The pair, created if there is none yet; None: it does not belong here."""
         pair = self._pairs.get((app, topic))
         if pair is None and self._keeper.belongs_here((app, topic)):
-            producers = self._lobby.app(app)
+            producers = self._poll_admission.app(app)
             pair = TopicFeedback(app, topic, self._way, self._keeper, producers.owners)
             self._pairs[app, topic] = producers.hosted[topic] = pair
         return pair
@@ -99,7 +99,7 @@ class PairTable:
         key = pair.app, pair.topic
         if self._pairs.get(key) is not pair:
             return
-        producers = self._lobby.app(pair.app)
+        producers = self._poll_admission.app(pair.app)
         if pair.working:
             self.wake(pair, producers)
         else:
@@ -153,7 +153,7 @@ class PairTable:
             del self._pairs[pair.app, pair.topic]
         self._working.pop(pair, None)
         self._asleep.pop(pair, None)
-        producers = self._lobby.apps.get(pair.app)
+        producers = self._poll_admission.apps.get(pair.app)
         if producers is not None and producers.hosted.get(pair.topic) is pair:
             del producers.hosted[pair.topic]
             producers.awake.pop(pair, None)

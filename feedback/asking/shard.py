@@ -24,9 +24,9 @@ from escrowmq.feedback.asking.app_producers import AppProducers, Polled, Present
 from escrowmq.feedback.asking.checks import WANTED_MAX
 from escrowmq.feedback.asking.due_watch import DueWatch, Pair
 from escrowmq.feedback.asking.group_feedback import Way
-from escrowmq.feedback.asking.lobby import Lobby
 from escrowmq.feedback.asking.pair_table import PairTable
-from escrowmq.feedback.asking.pulse import Pulse
+from escrowmq.feedback.asking.pause_detector import PauseDetector
+from escrowmq.feedback.asking.poll_admission import PollAdmission
 from escrowmq.feedback.asking.shard_report import ShardReport
 from escrowmq.feedback.asking.topic_feedback import Handed, Place, TopicFeedback
 from escrowmq.feedback.brokers import AskMembers, Brokers, GroupLeader
@@ -83,7 +83,7 @@ class FeedbackShard:
             gid: DueWatch(leader, self, index, shards, self._way.owner, config, owned=owned)
             for gid, leader in leaders.items()
         }
-        self._lobby = Lobby(
+        self._poll_admission = PollAdmission(
             f"feedback process {index}",
             config,
             rng,
@@ -92,12 +92,12 @@ class FeedbackShard:
             ended=self._poll_ended,
             forget=self._forget_app,
         )
-        self._apps = self._lobby.apps
-        #: Event counts, of this class and of the lobby.
-        self.counts = self._lobby.counts
-        self._pairs = PairTable(self, self._lobby, self._way, pinned=only is not None)
+        self._apps = self._poll_admission.apps
+        #: Event counts, of this class and of the admission.
+        self.counts = self._poll_admission.counts
+        self._pairs = PairTable(self, self._poll_admission, self._way, pinned=only is not None)
         self._lacking: OrderedDict[tuple[str, bytes], float] = OrderedDict()
-        self._news, self._pulse = 0, Pulse(config.tick_s)
+        self._news, self._pulse = 0, PauseDetector(config.tick_s)
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -142,16 +142,16 @@ class FeedbackShard:
         app, instance, room = arguments.app_of(app), arguments.instance_of(instance), arguments.room_of(room)
         keys, wait_s = arguments.working_of(working), arguments.wait_of(wait_s)
         fence = arguments.fence_of(fence)
-        lobby = self._lobby
-        lobby.pace.arrive(instance, self.now())
-        if not lobby.has_place_for(app):
-            return lobby.away()
-        producers = lobby.app(app)
+        admission = self._poll_admission
+        admission.pace.arrive(instance, self.now())
+        if not admission.has_place_for(app):
+            return admission.away()
+        producers = admission.app(app)
         self._apps.move_to_end(app)
         wanted = instance in producers.owners.wanted or any(p.wants(instance) for p in producers.awake)
         beyond = WANTED_MAX if wanted else 0
         present = producers.arrive(instance, room, self._config.producers_max + beyond)
-        parks = present is not None and lobby.has_place_to_park(producers, beyond)
+        parks = present is not None and admission.has_place_to_park(producers, beyond)
         if present is not None:
             present.led_elsewhere = present.led_elsewhere and present.fence == fence
             present.fence = fence
@@ -159,12 +159,12 @@ class FeedbackShard:
             self._lacking.pop((app, fence), None)
         self._tell(producers, instance, room, keys, parked=parks, fence=fence)
         if present is None:
-            lobby.say("producers", "app %r has too many producers: more are sent away", app)
+            admission.say("producers", "app %r has too many producers: more are sent away", app)
         if present is None or not parks:
-            return lobby.away()
+            return admission.away()
         poll = producers.park(present)
-        lobby.parked += 1
-        longest = min(wait_s, lobby.pace.wait_s()) * self._rng.uniform(0.8, 1.0)
+        admission.parked += 1
+        longest = min(wait_s, admission.pace.wait_s()) * self._rng.uniform(0.8, 1.0)
         timer = asyncio.get_running_loop().call_later(longest, producers.end_poll, present, ("ok", []), poll)
         self._match(producers)
         try:
@@ -190,7 +190,7 @@ class FeedbackShard:
                 present.led_elsewhere = trouble is Trouble.ELSEWHERE
             pair = self._pairs.get(app, topic)
             if pair is None and state in DECISIVE:  # a late answer: as true as an early one
-                if not self._lobby.has_place_for(app) or self._pairs.full:
+                if not self._poll_admission.has_place_for(app) or self._pairs.full:
                     refused.append(number)
                     continue
                 pair = self._pairs.host(app, topic)
@@ -204,14 +204,16 @@ class FeedbackShard:
             self._pairs.review(pair)
         if refused:
             self.counts["answers_refused"] += len(refused)
-            self._lobby.say("answers_refused", "answers of app %r wait for a leader: more are sent away", app)
+            self._poll_admission.say(
+                "answers_refused", "answers of app %r wait for a leader: more are sent away", app
+            )
         return "ok", refused
 
     def leave(self, app: str, instance: str, idle: bool = False) -> None:
         """The producer closes: its checks go to the others at once. ``idle``: also those of its own
         transactions, since it runs none of them; otherwise those wait until it is gone."""
         app, instance, idle = arguments.app_of(app), arguments.instance_of(instance), arguments.idle_of(idle)
-        self._lobby.pace.leave(instance)
+        self._poll_admission.pace.leave(instance)
         producers = self._apps.get(app)
         if producers is None:
             return
@@ -270,7 +272,7 @@ class FeedbackShard:
         if hosted is None:
             return
         if rows:
-            self._pairs.guarded(hosted, self._pairs.wake, hosted, self._lobby.app(hosted.app))
+            self._pairs.guarded(hosted, self._pairs.wake, hosted, self._poll_admission.app(hosted.app))
             self._pairs.guarded(hosted, hosted.take, gid, rows)
         self._pairs.review(hosted)
 
@@ -292,7 +294,7 @@ class FeedbackShard:
     def hand(self, pair: TopicFeedback, instance: str, checks: list[Handed]) -> None:
         """Send these checks with this producer's poll."""
         self.counts["handed"] += len(checks)
-        self._lobby.app(pair.app).hand(instance, checks)
+        self._poll_admission.app(pair.app).hand(instance, checks)
 
     def lost(self, pair: TopicFeedback, instance: str) -> None:
         """It did not confirm what it was handed, or is silent. If it is alive, it polls again."""
@@ -404,9 +406,9 @@ class FeedbackShard:
             pairs_here=len(self._pairs),
             pairs_working=self._pairs.at_work,
             pairs_due=sum(len(app.due) for app in self._apps.values()),
-            polls_parked=self._lobby.parked,
-            poll_wait_s=self._lobby.pace.wait_s(),
-            producers=self._lobby.pace.producers,
+            polls_parked=self._poll_admission.parked,
+            poll_wait_s=self._poll_admission.pace.wait_s(),
+            producers=self._poll_admission.pace.producers,
             tables_missing=tuple(
                 f"{app} {fence.hex()}" for app, fence in islice(reversed(self._lacking), LACKING_SHOWN)
             ),

@@ -16,8 +16,8 @@ from typing import Any, Protocol
 from escrowmq.feedback.asking.arguments import AskedCheck
 from escrowmq.feedback.asking.checks import Check, CheckTable
 from escrowmq.feedback.asking.group_feedback import GroupFeedback, Way
+from escrowmq.feedback.asking.live_producers import CheckKey
 from escrowmq.feedback.asking.owners import Owners
-from escrowmq.feedback.asking.seats import CheckKey
 from escrowmq.feedback.names import feedback_name
 from escrowmq.feedback.policy import Trouble, Verdict
 from escrowmq.replication.calling.answers import LockedRow

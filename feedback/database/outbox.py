@@ -17,7 +17,7 @@ from escrowmq.feedback.database.durability import warn_of_lost_commits
 from escrowmq.feedback.database.errors import DatabaseMisused
 from escrowmq.feedback.database.failures import explained
 from escrowmq.feedback.database.opening import database_of
-from escrowmq.feedback.database.outbox_desk import OutboxDesk, OutboxEntry, OutboxShard
+from escrowmq.feedback.database.outbox_admin import OutboxAdmin, OutboxEntry, OutboxShard
 from escrowmq.feedback.database.outbox_errors import SendTooLarge
 from escrowmq.feedback.database.outbox_rows import content_of, order_key_of, row_bytes, shard_of
 from escrowmq.feedback.database.outbox_statements import INSERT_MAX, OutboxStatements
@@ -65,7 +65,7 @@ class Outbox:
         self._message_bytes_max, self._transaction_bytes_max = message_bytes_max, transaction_bytes_max
         self.database = database_of(database)
         self.statements = OutboxStatements(dialect_of(self.database.dialect), table)
-        self.desk = OutboxDesk(self.database, self.statements)
+        self.desk = OutboxAdmin(self.database, self.statements)
         self._woken: list[Callable[[], None]] = []
         self._notifies: bool | None = None if self.statements.dialect.name == "postgresql" else False
 

@@ -101,7 +101,7 @@ class OutboxStatements:
         self._for_people()
 
     def _for_people(self) -> None:
-        """Those with which people look at rows and shards; see ``outbox_desk``."""
+        """Those with which people look at rows and shards; see ``outbox_admin``."""
         table = self.table
         self.highest_shard = f"SELECT MAX(shard) FROM {table}"
         self.counted = (

@@ -30,7 +30,7 @@ from escrowmq.replication.host.sync_place import SyncPlace
 from escrowmq.replication.log.peer_marks import Incarnation, Incarnations
 from escrowmq.replication.log.syncjob import SyncJob
 from escrowmq.replication.metrics import LATENCY_S, Histogram
-from escrowmq.replication.net.client_door import Door
+from escrowmq.replication.net.client_listener import ClientListener
 from escrowmq.replication.net.handshake import About, PeerIdentity
 from escrowmq.replication.net.tcp import LinkCounters, Resolve, TcpTransport
 from escrowmq.replication.net.tls import TlsFiles, TlsIdentity
@@ -116,7 +116,7 @@ class Driver:
         self._removals: queue.SimpleQueue[SyncJob | None] = queue.SimpleQueue()
         self._done: asyncio.Event | None = None
         #: Of clients' own connections; None: no client has asked for one yet.
-        self.door: Door | None = None
+        self.door: ClientListener | None = None
         self._door_starts: asyncio.Future[None] | None = None
         name = identity.replica
         self._thread = threading.Thread(target=self._run, name=f"raft-{name}", daemon=True)
@@ -167,7 +167,7 @@ class Driver:
         self.submit(run)
         return future.result(timeout_s)
 
-    def serve(self, door: Door) -> None:
+    def serve(self, door: ClientListener) -> None:
         """Let clients connect to ``door`` soon, on the address of this replica's links, until it stops. Once
         only; any thread. What its requests violate ends the process, as everything in the loop. Raises as
         ``submit``."""

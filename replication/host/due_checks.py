@@ -15,7 +15,7 @@ from typing import Any
 from escrowmq.replication.calling.answers import DuePairs, LockedChecks, OpenPairs, Reply
 from escrowmq.replication.calling.sharing import part_of
 from escrowmq.replication.errors import InvalidMessage
-from escrowmq.replication.host.running import RunningReplica
+from escrowmq.replication.host.running_replica import RunningReplica
 from escrowmq.replication.state.machine import StateMachine
 
 #: Maximum size of one answer, whatever its caller asks for.

@@ -28,7 +28,7 @@ from escrowmq.replication.calling.answers import (
 )
 from escrowmq.replication.errors import Closed
 from escrowmq.replication.host.member_changes import report_of
-from escrowmq.replication.host.running import RunningReplica
+from escrowmq.replication.host.running_replica import RunningReplica
 from escrowmq.replication.model import OpenTransaction, TransactionState
 from escrowmq.replication.replica.releases import NEVER
 from escrowmq.replication.state.machine import StateMachine

@@ -20,7 +20,7 @@ from escrowmq.replication.calling.metrics_report import (
 from escrowmq.replication.host.finding import Finder
 from escrowmq.replication.host.inspection import politely
 from escrowmq.replication.host.request_counts import RequestCounts
-from escrowmq.replication.host.running import RunningReplica
+from escrowmq.replication.host.running_replica import RunningReplica
 from escrowmq.replication.state.overdue import overdue
 from escrowmq.replication.state.transactions import STATE_OF
 

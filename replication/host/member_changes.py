@@ -18,7 +18,7 @@ from typing import Any, Final
 from escrowmq.replication.calling.answers import MembersReport, Reply, StepTaken
 from escrowmq.replication.errors import ChangeNotYet, ChangeRefused, Closed, DiskFull, Overloaded, Unavailable
 from escrowmq.replication.format.membership import CHANGE_ID_MAX, LEARNERS_MAX, Members, in_order
-from escrowmq.replication.host.running import NOT_RUNNING, RunningReplica
+from escrowmq.replication.host.running_replica import NOT_RUNNING, RunningReplica
 from escrowmq.replication.raft.members import Act, Goal, Step, in_vain, next_step
 from escrowmq.replication.raft.newcomers import votes_in
 

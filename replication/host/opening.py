@@ -18,7 +18,7 @@ from escrowmq.replication.host.recovered import Recovered
 from escrowmq.replication.host.repair import ASK_INTERVAL_S, Look
 from escrowmq.replication.host.replica_setup import ReplicaSetup
 from escrowmq.replication.host.restoring import Pause, Restoring
-from escrowmq.replication.host.running import RunningReplica
+from escrowmq.replication.host.running_replica import RunningReplica
 from escrowmq.replication.log.datadir import DataDir
 from escrowmq.replication.log.disk import RealDisk
 from escrowmq.replication.log.journal import SegmentJournal

@@ -15,7 +15,7 @@ from escrowmq.replication.calling.answers import FetchEnds, FoundOffsets, Reply,
 from escrowmq.replication.calling.offset_answers import HeldPlaces
 from escrowmq.replication.errors import CorruptLog, DamagedEntry, DiskFailed, Unavailable
 from escrowmq.replication.format.share_settings import GroupSettings
-from escrowmq.replication.host.running import NOT_RUNNING, RunningReplica
+from escrowmq.replication.host.running_replica import NOT_RUNNING, RunningReplica
 from escrowmq.replication.model import NO_ID, TopicInfo
 from escrowmq.replication.replica import fetching
 from escrowmq.replication.replica.fetching import (

@@ -11,7 +11,7 @@ from escrowmq.replication.calling.answers import Reply
 from escrowmq.replication.errors import Closed, InvalidMessage, Overloaded
 from escrowmq.replication.format.codec import Op, OpType
 from escrowmq.replication.host.request_counts import RequestCounts
-from escrowmq.replication.host.running import NOT_RUNNING, RunningReplica
+from escrowmq.replication.host.running_replica import NOT_RUNNING, RunningReplica
 from escrowmq.replication.replica.replica import DISK_FULL_RETRY_S
 from escrowmq.replication.replica.validation import brings_new_work, parse_request
 from escrowmq.replication.state.topics import Topic

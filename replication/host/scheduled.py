@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 
 from escrowmq.replication.calling.answers import Reply, ScheduledMessages
-from escrowmq.replication.host.running import RunningReplica
+from escrowmq.replication.host.running_replica import RunningReplica
 from escrowmq.replication.timers.record import KEY_BYTES, RECORD, TIME_MAX, last_key
 
 #: Records read at a time, and in one call: with many messages of other topics, the caller asks again.

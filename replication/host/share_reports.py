@@ -8,7 +8,7 @@ from __future__ import annotations
 from escrowmq.replication.calling.answers import Reply
 from escrowmq.replication.calling.share_reports import FinalRanges, SharePlace, SharePlaces
 from escrowmq.replication.format.internal_topics import dead_topic, retry_topic
-from escrowmq.replication.host.running import RunningReplica
+from escrowmq.replication.host.running_replica import RunningReplica
 from escrowmq.replication.state.topics import Partition
 
 
@@ -31,7 +31,7 @@ class ShareReports:
 
     def members(self, group: str) -> Reply:
         """``("ok", [member, ...])``: who holds messages of the group at this leader, or waits for some."""
-        return self._running.led(lambda: self._running.replica.share_desk.members(group))
+        return self._running.led(lambda: self._running.replica.lease_dispatcher.members(group))
 
     def final(self, group: str, topic: str, partition: int) -> Reply:
         """``("ok", FinalRanges | None)``; None: there is no such partition here, or the group has not begun
@@ -66,7 +66,7 @@ class ShareReports:
             pair.start,
             partition.index.end,
             pair.waiting,
-            self._running.replica.share_desk.leases.held((group, partition.slot)),
+            self._running.replica.lease_dispatcher.leases.held((group, partition.slot)),
             later.get(partition.slot, 0),
             pair.expired,
             pair.ranges,

@@ -31,7 +31,7 @@ from escrowmq.replication.format.internal_topics import (
 from escrowmq.replication.format.share_ops import DROPPED, REDRIVEN
 from escrowmq.replication.host.find_search import Sought
 from escrowmq.replication.host.finding import ROWS_MAX, Finder
-from escrowmq.replication.host.running import RunningReplica
+from escrowmq.replication.host.running_replica import RunningReplica
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.state.held_letters import Settlement, settlement_of
 from escrowmq.replication.state.topics import Partition
@@ -237,7 +237,7 @@ class ShareTraces:
     ) -> ShareProgress | None:
         """What is told of a message that a consumer has; None: none has it. In the replica's thread."""
         replica = self._running.replica
-        lease = replica.share_desk.leases.lease_of((group, partition.slot), offset)
+        lease = replica.lease_dispatcher.leases.lease_of((group, partition.slot), offset)
         if lease is None:
             return None
         until_ms = self._running.now_ms() + lease.until_ms - replica.monotonic_ms()

@@ -1,8 +1,8 @@
 """Share consumers' calls for leases, in threads of the broker: who waits how long, and reading the messages.
 
-The desk in the replica's thread decides (replica/share_desk.py); here a thread waits for it, and then reads
-the bodies, as fetches do. Half of the threads may wait for messages; further callers are answered at once
-with what there is, and told when to ask again.
+The dispatcher in the replica's thread decides (replica/lease_dispatcher.py); here a thread waits for it,
+and then reads the bodies, as fetches do. Half of the threads may wait for messages; further callers are
+answered at once with what there is, and told when to ask again.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from escrowmq.replication.errors import (
 from escrowmq.replication.format.internal_topics import owner_problem
 from escrowmq.replication.format.share_settings import LEASE_MS
 from escrowmq.replication.host.reads import MENDING_S
-from escrowmq.replication.host.running import NOT_RUNNING, RunningReplica
+from escrowmq.replication.host.running_replica import NOT_RUNNING, RunningReplica
 from escrowmq.replication.replica.fetching import FETCH_BYTES_MAX, Join, in_bytes, read_runs
-from escrowmq.replication.replica.share_desk import Ask
+from escrowmq.replication.replica.lease_dispatcher import AcquireRequest
 from escrowmq.replication.sharing.pieces import UNNUMBERED
 from escrowmq.replication.sharing.ranges import Range
 
 if TYPE_CHECKING:
     from escrowmq.replication.replica.handing_out import HandedOut
 
-#: The beginning of an ``Ask``: group, member, topics, messages, bytes, lease in ms.
+#: The beginning of an ``AcquireRequest``: group, member, topics, messages, bytes, lease in ms.
 Asked = tuple[str, str, tuple[str, ...], int, int, int]
 #: Bounds of one call: each costs the replica's thread a few milliseconds at most.
 TOPICS_MAX, RECORDS_MAX, PLACES_MAX, RANGES_MAX = 1_000, 10_000, 1_000, 10_000
@@ -55,7 +55,7 @@ class Sharing:
     """Leases at one replica. Thread-safe; leader only."""
 
     def __init__(self, running: RunningReplica) -> None:
-        self._running, self._desk = running, running.replica.share_desk
+        self._running, self._desk = running, running.replica.lease_dispatcher
         self._places = max(1, running.setup.config.share_threads // 2)
         self._lock = threading.Lock()
         self._waiting, self._turned, self._turned_at = 0, 0.0, 0.0
@@ -146,7 +146,7 @@ class Sharing:
         def ask() -> None:
             now_ms = running.replica.monotonic_ms()
             until_ms = now_ms + int(wait_s * 1000)
-            made = Ask(
+            made = AcquireRequest(
                 *asked, until_ms, lambda reply: answer.set_result((reply, made.number)), call, received
             )
             self._desk.acquire(made, now_ms)

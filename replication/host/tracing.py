@@ -19,7 +19,7 @@ from escrowmq.replication.host.find_search import Sought
 from escrowmq.replication.host.finding import Finder
 from escrowmq.replication.host.inspection import politely
 from escrowmq.replication.host.reads import MENDING_S, Reads
-from escrowmq.replication.host.running import RunningReplica
+from escrowmq.replication.host.running_replica import RunningReplica
 from escrowmq.replication.host.share_tracing import ShareTraces
 from escrowmq.replication.model import NO_ID, ResultCode
 from escrowmq.replication.state.index import Run

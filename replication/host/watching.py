@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from escrowmq.replication.calling.answers import PartitionBounds, PartitionSpans, Reply
-from escrowmq.replication.host.running import RunningReplica
+from escrowmq.replication.host.running_replica import RunningReplica
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.topics import Partition

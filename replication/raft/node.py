@@ -34,11 +34,11 @@ from escrowmq.replication.format.codec import MEMBERSHIP
 from escrowmq.replication.format.membership import NOBODY, Members, encode_members, founding
 from escrowmq.replication.format.wire import RaftMessage
 from escrowmq.replication.log.peer_marks import Incarnation, Incarnations
-from escrowmq.replication.raft.changing import MemberChanges
 from escrowmq.replication.raft.guards import FollowerGuard, sound_index
 from escrowmq.replication.raft.handover import Handover
-from escrowmq.replication.raft.hearing import Hearing
+from escrowmq.replication.raft.known_peers import KnownPeers
 from escrowmq.replication.raft.members import Circle, Step, after
+from escrowmq.replication.raft.membership_changes import MembershipChanges
 from escrowmq.replication.raft.prevote import PreVote
 from escrowmq.replication.raft.progress import quorum_index
 from escrowmq.replication.raft.proposals import COMMAND_BYTES_MAX, OnProposed, Proposals
@@ -137,11 +137,11 @@ class RaftNode:
             drop=drop_link,
         )
         link_of = self._rejoin.link
-        self._changes = MemberChanges(self._circle, self._core, journal, self.marks, link_of, self.send)
+        self._changes = MembershipChanges(self._circle, self._core, journal, self.marks, link_of, self.send)
         self._votes = Votes(self._circle, self._core, self.marks, self._rejoin.learn, link_of)
         self._handlers = self._all_handlers()
-        self._hearing = Hearing(self_id, others, self._possible)
-        if self._hearing.known != others:
+        self._known_peers = KnownPeers(self_id, others, self._possible)
+        if self._known_peers.known != others:
             self._on_peers(self.heard)
 
     def _all_handlers(self) -> dict[str, Callable[[str, RaftMessage], object]]:
@@ -194,7 +194,7 @@ class RaftNode:
     @property
     def heard(self) -> frozenset[str]:
         """Peers to keep links to: all that may be members, and those that this replica was told of."""
-        return frozenset(self._hearing.known)
+        return frozenset(self._known_peers.known)
 
     @property
     def leader_id(self) -> str | None:
@@ -344,7 +344,7 @@ class RaftNode:
 
     def deliver(self, peer: str, message: RaftMessage) -> None:
         """A message from ``peer``, decoded. Unknown types and senders are ignored."""
-        if self._closed or peer not in self._hearing.known:
+        if self._closed or peer not in self._known_peers.known:
             return
         kind = message["type"]
         handler = self._handlers.get(kind)
@@ -360,7 +360,7 @@ class RaftNode:
     def connected(self, peer: str, *, knows_us: bool = False) -> None:
         """The link to ``peer`` is up. ``knows_us``: the peer keeps incarnations, and has ours."""
         self._linked[peer] = knows_us
-        if peer not in self._hearing.known:
+        if peer not in self._known_peers.known:
             return
         self._connected.add(peer)
         self._rejoin.connected(peer, knows_us=knows_us)
@@ -476,7 +476,7 @@ class RaftNode:
     # -------------------------------------------------------------- members
     def told_of(self, peer: str) -> None:
         """Somebody who may know says that ``peer`` belongs to the group: listen to it."""
-        self._hearing.told_of(peer)
+        self._known_peers.told_of(peer)
         self._hear()
 
     def _possible(self) -> list[Members]:
@@ -488,13 +488,13 @@ class RaftNode:
         before, self._member_edits = self._circle.members, self._journal.members.edits
         self._circle.follow(self._possible())
         if self._circle.members != before:
-            self._core.follow(self._circle.voters, {*self._hearing.named(), *self._circle.peers})
+            self._core.follow(self._circle.voters, {*self._known_peers.named(), *self._circle.peers})
             self._replicator.follow()
         self._hear()
 
     def _hear(self) -> None:
         """Adopt links that were up before their peers were known, and drop peers that are gone."""
-        came, gone = self._hearing.look()
+        came, gone = self._known_peers.look()
         for peer in came:
             if peer in self._linked:
                 self.connected(peer, knows_us=self._linked[peer])
@@ -504,6 +504,6 @@ class RaftNode:
             if linked is not None:  # it may be listened to again
                 self._linked[peer] = linked
             self._rejoin.forget(peer)
-        self.marks.forget(self._hearing.retired(gone))
+        self.marks.forget(self._known_peers.retired(gone))
         if came or gone:
             self._on_peers(self.heard)

@@ -21,11 +21,16 @@ from escrowmq.replication.format.codec import Op, OpType
 from escrowmq.replication.format.share_settings import SHARE
 from escrowmq.replication.format.timer_ops import timer as build_timer
 from escrowmq.replication.model import ResultCode
-from escrowmq.replication.replica.bodies import Bodies, LogBehindBodies, LogReader, NobodyReads
-from escrowmq.replication.replica.carrying import AHEAD_MS, Carrying
 from escrowmq.replication.replica.commit_hold import CommitHold
+from escrowmq.replication.replica.compaction import AHEAD_MS, Compaction
 from escrowmq.replication.replica.copies import Rows
 from escrowmq.replication.replica.entry_writing import COPY_BYTES_MAX, ComposedEntry, EntryWriter
+from escrowmq.replication.replica.prefetched_bodies import (
+    LogBehindBodies,
+    LogReader,
+    NobodyReads,
+    PrefetchedBodies,
+)
 from escrowmq.replication.replica.references import References
 from escrowmq.replication.replica.releases import Releases, references_of
 from escrowmq.replication.replica.repeated_keys import COPIES_MAX, RepeatedKeys
@@ -64,9 +69,9 @@ class Admission:
         copy_bytes: int,
         timers_max: int,
         carry_ahead_ms: int = AHEAD_MS,
-        bodies: Bodies | None = None,
+        bodies: PrefetchedBodies | None = None,
     ) -> None:
-        """``bodies``: see ``bodies.py``; None: they are read here."""
+        """``bodies``: see ``prefetched_bodies.py``; None: they are read here."""
         bodies = bodies or NobodyReads()
         copied_from = LogBehindBodies(log, bodies)
         self._state, self._log = state, log
@@ -83,7 +88,7 @@ class Admission:
         self.shares = ShareAdmission(state, Rows(log), self._topics, self.releases)
         self.hold = CommitHold()
         self._repeated = RepeatedKeys(state)
-        self.carrying = Carrying(state, self.releases, copied_from.read_range, bodies, carry_ahead_ms)
+        self.carrying = Compaction(state, self.releases, copied_from.read_range, bodies, carry_ahead_ms)
         #: Entries that were given up, in the order of the log: each is applied, or the leadership ends.
         self._unsure: deque[ComposedEntry] = deque()
         self._last_ms = 0

@@ -7,8 +7,8 @@ from functools import partial
 from itertools import chain
 
 from escrowmq.replication.format import ops as build
-from escrowmq.replication.replica.bodies import LogReader
 from escrowmq.replication.replica.entry_writing import EntryWriter
+from escrowmq.replication.replica.prefetched_bodies import LogReader
 from escrowmq.replication.replica.topics_under_way import TopicsUnderWay
 from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.open_tx import Run

@@ -21,7 +21,7 @@ from typing import Any
 from escrowmq.replication.format import timer_ops as build
 from escrowmq.replication.metrics import LATENCY_S, Histogram
 from escrowmq.replication.model import ResultCode
-from escrowmq.replication.replica.bodies import AGAIN_MS, Bodies, is_lacking, needed
+from escrowmq.replication.replica.prefetched_bodies import AGAIN_MS, PrefetchedBodies, is_lacking, needed
 from escrowmq.replication.replica.release_pace import ReleasePace
 from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.open_tx import OpenTx
@@ -61,7 +61,7 @@ class Timing:
 class Releases:
     """The delayed messages of one leader. Used in its thread."""
 
-    def __init__(self, state: StateMachine, timers_max: int, bodies: Bodies) -> None:
+    def __init__(self, state: StateMachine, timers_max: int, bodies: PrefetchedBodies) -> None:
         """``timers_max``: so many may wait. ``bodies``: whoever reads those that are to be copied."""
         self._bodies, self._waiting = bodies, False  # whether some are being read for this
         self._state, self._timers, self.timers_max = state, state.timers, timers_max
@@ -125,7 +125,7 @@ class Releases:
         return self._in_memory(_fitting(found, copied, segment), copied, segment, now_ms)
 
     def _in_memory(self, records: list[bytes], copied: int, segment: int, now_ms: int) -> list[bytes]:
-        """As many as can be written without a look at a disk; see ``bodies.py``."""
+        """As many as can be written without a look at a disk; see ``prefetched_bodies.py``."""
         wanted = needed(records, segment, copied)
         lacking = next((record for record in wanted if is_lacking(record, self._bodies)), None)
         if lacking is None:

@@ -25,14 +25,14 @@ from escrowmq.replication.raft.replicator import LeadCheck
 from escrowmq.replication.raft.types import Clock
 from escrowmq.replication.replica import fetching, retention
 from escrowmq.replication.replica.admission import Admission
-from escrowmq.replication.replica.bodies import Bodies
-from escrowmq.replication.replica.carrying import AHEAD_MS
 from escrowmq.replication.replica.checkpoints import Checkpoints, Job
+from escrowmq.replication.replica.compaction import AHEAD_MS
 from escrowmq.replication.replica.entry_writing import ComposedEntry
 from escrowmq.replication.replica.group_time import LEVEL_OF_CLOCKS, Clocks, GroupTime
+from escrowmq.replication.replica.lease_dispatcher import LeaseDispatcher
 from escrowmq.replication.replica.levels import next_level
+from escrowmq.replication.replica.prefetched_bodies import PrefetchedBodies
 from escrowmq.replication.replica.read_index import ReadIndex
-from escrowmq.replication.replica.share_desk import ShareDesk
 from escrowmq.replication.replica.submission import AboutTopics, Submission
 from escrowmq.replication.replica.validation import level_needed
 from escrowmq.replication.state.machine import LEVEL_MAX, Result, StateMachine
@@ -97,7 +97,7 @@ class Replica:
         on_due: Callable[[], None] = lambda: None,
         number_of: Callable[[str], int] = int,
         monotonic: Clock,
-        bodies: Bodies | None = None,
+        bodies: PrefetchedBodies | None = None,
     ) -> None:
         """``start_job(job, done)`` runs ``job.run()`` anywhere, then ``done()`` in this thread;
         ``number_of`` turns a Raft id into the replica number that clients know; ``monotonic``: seconds;
@@ -113,9 +113,9 @@ class Replica:
             carry_ahead_ms=limits.carry_ahead_ms,
             bodies=bodies,
         )
-        self.share_desk = ShareDesk(state, self._submit_own, self.not_leader)
-        self.admission.shares.members = self.share_desk.members
-        self.share_desk.is_deleting = self.admission.shares.is_deleting
+        self.lease_dispatcher = LeaseDispatcher(state, self._submit_own, self.not_leader)
+        self.admission.shares.members = self.lease_dispatcher.members
+        self.lease_dispatcher.is_deleting = self.admission.shares.is_deleting
         self.read_index = ReadIndex()
         self._start_job, self._on_due = start_job, on_due
         self._number_of, self._monotonic = number_of, monotonic
@@ -137,7 +137,7 @@ class Replica:
     def attach(self, raft: Raft, clocks: Clocks | None = None) -> None:
         """The node that applies to this replica; once, before anything else. ``clocks``: of its group."""
         self._raft, self.time.clocks = raft, clocks
-        self.share_desk.attach(raft)
+        self.lease_dispatcher.attach(raft)
 
     # -------------------------------------------------------------- applying
 
@@ -149,13 +149,13 @@ class Replica:
             self.state.counts = self.led
             results = self.state.apply_ops(index, entry.now_ms, entry.ops)
             self.state.counts = self._followed
-            if self.share_desk.leases.in_use:
-                self.share_desk.applied(entry.ops)
+            if self.lease_dispatcher.leases.in_use:
+                self.lease_dispatcher.applied(entry.ops)
         else:
             results = self.state.apply(index, command)
             self.admission.applied_late(command)
-            if self._leads and self.share_desk.leases.in_use and command:
-                self.share_desk.applied(decode_command(command)[1])
+            if self._leads and self.lease_dispatcher.leases.in_use and command:
+                self.lease_dispatcher.applied(decode_command(command)[1])
         if self.checkpoints.due(index, len(command)):
             self.state.members = self.journal.members.said(index)
             self.checkpoints.begin(self.state, term)
@@ -251,12 +251,12 @@ class Replica:
         now_ms = self.time.at(now_ms)
         if not self._leads:
             self._leads, self._retention = True, None
-            self.share_desk.begin()
-            self.admission.shares.leases = self.share_desk.leases
+            self.lease_dispatcher.begin()
+            self.admission.shares.leases = self.lease_dispatcher.leases
             self.terms_led += 1
             self._next_retention_ms = now_ms + self.limits.retention_pause_ms
-        if self.share_desk.lead_rounds.waits or self.share_desk.parked:
-            self.share_desk.step(self.monotonic_ms())
+        if self.lease_dispatcher.lead_rounds.waits or self.lease_dispatcher.parked:
+            self.lease_dispatcher.step(self.monotonic_ms())
         if self.read_index.rounds.waits:
             self.read_index.step(raft)
         if self.state.claims.overtaken.waiting and not self._rolling_back:
@@ -274,7 +274,7 @@ class Replica:
         self.admission.forget_decisions()
         if self.admission.waiting():
             self.admission.fail_all(self.not_leader())
-        self.share_desk.resign()
+        self.lease_dispatcher.resign()
         self.read_index.resign()
 
     def wake_in_ms(self) -> int | None:
@@ -354,7 +354,7 @@ class Replica:
         if self.state.due.advance(now_ms):
             self._on_due()
         if self._leads:
-            self.share_desk.on_timer(self.monotonic_ms())
+            self.lease_dispatcher.on_timer(self.monotonic_ms())
             self._end_expired(now_ms)
             self._end_overtaken(now_ms)
             self._retain(now_ms)

@@ -37,7 +37,6 @@ from escrowmq.replication.state.group_offsets import ByTopic
 from escrowmq.replication.state.held_letters import Letters
 from escrowmq.replication.state.held_offsets import Held
 from escrowmq.replication.state.index import Columns, Table
-from escrowmq.replication.state.lives import Copy, from_snapshot, to_snapshot
 from escrowmq.replication.state.machine import LEVEL_MAX, StateMachine
 from escrowmq.replication.state.open_table import OpenTx, View
 from escrowmq.replication.state.overtaken import TxKey
@@ -45,6 +44,7 @@ from escrowmq.replication.state.shares import Group, Pair
 from escrowmq.replication.state.shares import Key as ShareKey
 from escrowmq.replication.state.timers import FrozenCounts
 from escrowmq.replication.state.topics import Topic
+from escrowmq.replication.state.transaction_history import Copy, from_snapshot, to_snapshot
 from escrowmq.replication.timers.store import Frozen
 
 _MAGIC = b"EMQS"

@@ -9,8 +9,8 @@ from typing import Any
 from escrowmq.replication.format.codec import Op, OpType
 from escrowmq.replication.format.timer_ops import OF_DELAYED
 from escrowmq.replication.model import ResultCode
-from escrowmq.replication.state.carrying import carry
 from escrowmq.replication.state.claims import Claims
+from escrowmq.replication.state.compaction import carry
 from escrowmq.replication.state.producer_memory import SEQUENCES_KEPT, ProducerMemory
 from escrowmq.replication.state.timers import Timers
 from escrowmq.replication.state.topics import Partition, TopicTable

@@ -19,10 +19,10 @@ from escrowmq.replication.model import ResultCode, TransactionState
 from escrowmq.replication.state.decided import AcrossGroups, Decided
 from escrowmq.replication.state.dedup import TwoGenerations
 from escrowmq.replication.state.given_ids import APP_AS_GIVEN_IDS, GivenIds
-from escrowmq.replication.state.lives import Lived, Lives, Settling
 from escrowmq.replication.state.open_table import STEP, OpenTable
 from escrowmq.replication.state.open_tx import Entry, OpenTx, Run
 from escrowmq.replication.state.settings import Settings
+from escrowmq.replication.state.transaction_history import Lived, Settling, TransactionHistory
 
 #: What an app with settled ids counts in addition to them, for its tables, which every pass over all apps
 #: visits. So of apps that come and go (each batch write of Spark is one) at most some 20,000 stay.
@@ -128,7 +128,7 @@ class TransactionTable:
         self._young = 0  # settled ids in the apps' young generations; derived from them
         self.given = GivenIds()
         #: History of the most recently settled ones.
-        self.lives = Lives()
+        self.lives = TransactionHistory()
         self.across = AcrossGroups()
         #: Open ones that the leader rolls back when their time has passed: (app, id).
         self.unattended: dict[tuple[str, str], None] = {}

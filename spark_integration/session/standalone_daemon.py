@@ -176,7 +176,7 @@ class SparkDaemon:
 
     def _run(self, environment: Mapping[str, str]) -> None:
         """Start the JVM and wait for its end."""
-        tether = Path(__file__).with_name("tether.py")
+        tether = Path(__file__).with_name("parent_death.py")
         command = [sys.executable, str(tether), str(os.getpid()), *self._command(environment["SPARK_HOME"])]
         with self._log.open("ab") as log:
             self._log_start = log.tell()

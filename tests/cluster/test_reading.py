@@ -28,12 +28,12 @@ from escrowmq.actors.admin.types import (
 from escrowmq.actors.client.consumer_groups import MemberDescription
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.cluster import reading_client, reading_server, reading_socket
-from escrowmq.cluster.look import Look
 from escrowmq.cluster.reading_client import NotAnswered, ask
 from escrowmq.cluster.reading_server import ReadingServer
 from escrowmq.cluster.reading_socket import Answer, Question, is_ours, receive, send
 from escrowmq.cluster.reads import READS
 from escrowmq.cluster.settings import ClusterSettings, RaySettings
+from escrowmq.cluster.status_snapshot import StatusSnapshot
 from escrowmq.replication.errors import Closed, ConfigError, Unavailable, UnknownGroup
 from escrowmq.replication.model import OpenTransaction, TopicInfo
 from tests.support.places import info
@@ -140,7 +140,7 @@ def test_answers_are_what_they_were(server: ReadingServer) -> None:
     assert asked("changes")[0].learners == (2,) and asked("nodes")[0].head
     assert asked("rebalance")[0].to_node == "b"
     look = asked("status")
-    assert isinstance(look, Look) and look.found == ClusterStatus("c", ()) and look.well
+    assert isinstance(look, StatusSnapshot) and look.found == ClusterStatus("c", ()) and look.well
     assert (look.health["nodes"], look.address, look.namespace) == ([{"node": "a"}], ADDRESS, "escrowmq")
 
 

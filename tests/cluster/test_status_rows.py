@@ -16,7 +16,14 @@ from escrowmq.cluster.cli import output
 from escrowmq.cluster.cli import status as command
 from escrowmq.cluster.cli.output import duration, plain
 from escrowmq.cluster.cli.shown import Format
-from escrowmq.cluster.cli.status import Look, feedback_rows, group_rows, replica_row, show, show_again
+from escrowmq.cluster.cli.status import (
+    StatusSnapshot,
+    feedback_rows,
+    group_rows,
+    replica_row,
+    show,
+    show_again,
+)
 from escrowmq.feedback.asking.shard_report import ShardReport
 from escrowmq.replication.calling.answers import AcrossReport, GivenIdsReport, OverdueReport
 
@@ -106,7 +113,7 @@ def test_durations_are_written_for_people() -> None:
     ]  # fmt: skip
 
 
-def busy() -> Look:
+def busy() -> StatusSnapshot:
     """A cluster of long numbers and long names, and one replica that has not answered."""
     across = AcrossReport(undone=12_345, oldest_ms=1, branches=2_000_000, due=7, against_home=3)
     details = {"free_bytes": 1_234_567_890_123, "scrub": {"damaged": 12, "mended": 12, "done_ms": 5}}
@@ -122,7 +129,9 @@ def busy() -> Look:
         {"group": 15, "replica": r, "node": "worker-10-128-255-255", "condition": "alive"} for r in (0, 14)
     ]
     seats[1]["failure"] = {"text": "DiskFailed: sda"}
-    return Look(found, {"nodes": [1, 2], "replicas": seats}, None, None, "10.128.255.255:6379", "escrowmq")
+    return StatusSnapshot(
+        found, {"nodes": [1, 2], "replicas": seats}, None, None, "10.128.255.255:6379", "escrowmq"
+    )
 
 
 def printed(monkeypatch: pytest.MonkeyPatch, *, wide: bool) -> list[str]:

@@ -12,7 +12,7 @@ from escrowmq.cluster import placement
 from escrowmq.cluster.placement import Condition, ReplicaKey, Seat, Seen
 from escrowmq.replication.log import peer_marks
 from escrowmq.replication.log.peer_marks import Incarnations, PeerMarks
-from escrowmq.replication.raft.changing import MemberChanges
+from escrowmq.replication.raft.membership_changes import MembershipChanges
 from escrowmq.replication.raft.rejoin import Rejoin
 from escrowmq.replication.raft.votes import Votes
 from tests.controls.member_faults import many_changes, without_looking_who_stays
@@ -168,7 +168,7 @@ def promoted_without_marks(patch: pytest.MonkeyPatch) -> None:
     Random schedules do not find a case where the missing votes alone matter;
     tests/replication/raft/test_promotion_beside_a_ghost.py has one written by hand.
     """
-    patch.setattr(MemberChanges, "knows_the_marks", lambda self, replica: True)
+    patch.setattr(MembershipChanges, "knows_the_marks", lambda self, replica: True)
     patch.setattr(Votes, "going_out", lambda self, message: message)
     patch.setattr(Votes, "_marks_are_known", lambda self: False)
 

@@ -12,8 +12,8 @@ from escrowmq.actors.share_consumer.acquired import Acquired
 from escrowmq.actors.share_consumer.asking import Asking
 from escrowmq.replication.format import forwarded
 from escrowmq.replication.message_headers import TAG
+from escrowmq.replication.replica.lease_dispatcher import LeaseDispatcher
 from escrowmq.replication.replica.share_admission import ShareAdmission
-from escrowmq.replication.replica.share_desk import ShareDesk
 from escrowmq.replication.state.machine import LEVEL_MAX
 from tests.controls.planting import plant
 from tests.controls.scenes import world
@@ -75,7 +75,7 @@ def topics_outlive_their_group(patch: pytest.MonkeyPatch) -> None:
 @plant("deleted-while-members-hold", "double-lease", conditions=deleted_often, start=44, long=True)
 def deleted_while_members_hold(patch: pytest.MonkeyPatch) -> None:
     """A leader deletes a share group although members hold messages of it."""
-    patch.setattr(ShareDesk, "members", lambda self, group: [])
+    patch.setattr(LeaseDispatcher, "members", lambda self, group: [])
 
 
 def woken_by_the_deletion(patch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,8 @@ import pytest
 from escrowmq.replication.format.membership import Members
 from escrowmq.replication.host.member_changes import MemberChanges as BrokerChanges
 from escrowmq.replication.raft import members as rules
-from escrowmq.replication.raft.changing import MemberChanges
 from escrowmq.replication.raft.members import Circle, Goal
+from escrowmq.replication.raft.membership_changes import MembershipChanges
 from escrowmq.replication.raft.node import RaftNode
 from escrowmq.replication.raft.pysync import Core
 from tests.controls.planting import plant
@@ -48,7 +48,7 @@ def late_operators(patch: pytest.MonkeyPatch) -> None:
 def without_looking_who_stays(patch: pytest.MonkeyPatch) -> None:
     """Remove voters whatever the state of those that stay, even one that lost its disk, so that more changes
     happen."""
-    patch.setattr(MemberChanges, "go_on_without", lambda self, replica: True)
+    patch.setattr(MembershipChanges, "go_on_without", lambda self, replica: True)
 
 
 @plant(
@@ -63,7 +63,7 @@ def without_looking_who_stays(patch: pytest.MonkeyPatch) -> None:
 def two_changes_at_once(patch: pytest.MonkeyPatch) -> None:
     """A leader changes members again before the previous change is applied."""
     without_looking_who_stays(patch)
-    patch.setattr(MemberChanges, "last_change_applied", lambda self: True)
+    patch.setattr(MembershipChanges, "last_change_applied", lambda self: True)
 
 
 @plant(
@@ -84,7 +84,7 @@ def members_taken_at_apply(patch: pytest.MonkeyPatch) -> None:
 @plant("learner-promoted-early", "early-promotion", *WRONG, workload="raw", conditions=many_changes)
 def learner_promoted_early(patch: pytest.MonkeyPatch) -> None:
     """A learner becomes a voter at once, with an empty disk."""
-    patch.setattr(MemberChanges, "caught_up", lambda self, replica: True)
+    patch.setattr(MembershipChanges, "caught_up", lambda self, replica: True)
 
 
 @plant("member-id-used-again", *WRONG, workload="raw", conditions=many_changes)
@@ -136,7 +136,7 @@ def tail_ignored_at_start(patch: pytest.MonkeyPatch) -> None:
         begin(self, *args, **named)  # type: ignore[arg-type]
         applied: Sequence[Members] = self._journal.members.since(self.applied_index)[:1]
         self._circle.follow(applied)
-        self._core.follow(self._circle.voters, {*self._hearing.known, *self._circle.peers})
+        self._core.follow(self._circle.voters, {*self._known_peers.known, *self._circle.peers})
 
     patch.setattr(RaftNode, "__init__", ignorant)
 

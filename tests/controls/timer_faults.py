@@ -12,10 +12,10 @@ from escrowmq.replication.format.codec import Op
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.raft.clocks import GroupClock
 from escrowmq.replication.replica import timer_files
-from escrowmq.replication.replica.carrying import Carrying
+from escrowmq.replication.replica.compaction import Compaction
 from escrowmq.replication.replica.group_time import GroupTime
 from escrowmq.replication.replica.releases import Releases, Timing
-from escrowmq.replication.state import carrying
+from escrowmq.replication.state import compaction
 from escrowmq.replication.state.open_tx import OpenTx
 from escrowmq.replication.state.producer_memory import ProducerMemory
 from escrowmq.replication.state.timer_operations import TimerOperations
@@ -251,7 +251,7 @@ def scheduled_for_the_namesake(patch: pytest.MonkeyPatch) -> None:
 )
 def carried_without_the_rule(patch: pytest.MonkeyPatch) -> None:
     """What is carried stays where it was, too."""
-    patch.setattr(carrying, "tombstone", lambda key, log_index, copies: b"")
+    patch.setattr(compaction, "tombstone", lambda key, log_index, copies: b"")
 
 
 @plant(
@@ -265,21 +265,21 @@ def carried_without_the_rule(patch: pytest.MonkeyPatch) -> None:
 )
 def carried_against_a_cancellation(patch: pytest.MonkeyPatch) -> None:
     """A message can be cancelled while it is being carried, and carried while it is being cancelled."""
-    patch.setattr(Carrying, "waits", lambda self, submission: False)
+    patch.setattr(Compaction, "waits", lambda self, submission: False)
     patch.setattr(Releases, "is_cancelling", lambda self, key: False)
 
 
 @plant("carried-past-a-release", "schedule-duplicate", *LOST, conditions=timed, start=309, within=40)
 def carried_past_a_release(patch: pytest.MonkeyPatch) -> None:
     """A message can be released while it is being carried."""
-    write = Carrying.write
+    write = Compaction.write
 
-    def careless(self: Carrying, *args: Any) -> Any:
+    def careless(self: Compaction, *args: Any) -> Any:
         with pytest.MonkeyPatch.context() as inner:
             inner.setattr(Releases, "coming", lambda self, timing, earliest_ms: None)
             return write(self, *args)
 
-    patch.setattr(Carrying, "write", careless)
+    patch.setattr(Compaction, "write", careless)
 
 
 @plant("own-clock", "early", conditions=timed, start=11, within=60, often={"clock-ahead": 12})

@@ -14,7 +14,7 @@ from functools import partial
 from escrowmq import EscrowMQError, Message
 from escrowmq.actors.outbox.shipping import BrokerShipping, claim_name
 from escrowmq.feedback.database.outbox import OUTBOX_TABLE, Outbox
-from escrowmq.feedback.database.outbox_desk import OutboxEntry
+from escrowmq.feedback.database.outbox_admin import OutboxEntry
 from tests.history.outbox import Row
 from tests.relays.cluster import VALUE_BYTES, RelayBroker
 from tests.relays.database import LateRows, SteppedDatabase

@@ -72,7 +72,7 @@ def _check_node(replica: SimReplica, cache_bytes: int) -> None:
         _inside(replica, "bytes proposed", proposals.outstanding_bytes, bound)
         _inside(replica, "entries proposed", entries, config.outstanding_entries_max)
     if node._guard._held:
-        _inside(replica, "acknowledgements held back", len(node._guard._held), len(node._hearing.known))
+        _inside(replica, "acknowledgements held back", len(node._guard._held), len(node._known_peers.known))
     if node._replicator._progress:
         bound = config.window_bytes + max(config.send_batch_bytes, COMMAND_BYTES_MAX)
         for peer, state in node._replicator._progress.items():

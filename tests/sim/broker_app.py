@@ -11,7 +11,7 @@ from escrowmq.actors.consumer.fetcher import NO_END
 from escrowmq.replication.format.codec import decode_lazily, decode_rows
 from escrowmq.replication.format.packing import LEVEL_OF_PACKED, PACKED, PackedRows
 from escrowmq.replication.host.due_checks import lock_due
-from escrowmq.replication.host.running import TIMER_S
+from escrowmq.replication.host.running_replica import TIMER_S
 from escrowmq.replication.model import NO_ID
 from escrowmq.replication.raft.node import RaftNode
 from escrowmq.replication.replica.checkpoints import STATE_PARTS, Checkpoints, Job, snapshot_name

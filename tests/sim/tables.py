@@ -18,11 +18,11 @@ from escrowmq.replication.log.holes import HOLES_MAX
 from escrowmq.replication.log.stored_files import DESCRIPTORS
 from escrowmq.replication.raft.proposals import COMMAND_BYTES_MAX
 from escrowmq.replication.replica.dead_origins import LETTERS_MAX
-from escrowmq.replication.replica.share_desk import TURNS_MAX
+from escrowmq.replication.replica.lease_dispatcher import TURNS_MAX
 from escrowmq.replication.state.attempts import ATTEMPTS_KEPT
 from escrowmq.replication.state.deleted_groups import DELETED_GROUPS_MAX
-from escrowmq.replication.state.lives import LIVES_KEPT
 from escrowmq.replication.state.stored_runs import KEPT_BYTES
+from escrowmq.replication.state.transaction_history import LIVES_KEPT
 from escrowmq.replication.state.transactions import AUDIT_KEPT
 from tests.sim.containers import sizes
 from tests.sim.world import Violation
@@ -62,7 +62,7 @@ Most = Callable[[Counter[str], "SimReplica", Any], int]
 def _peers(found: Counter[str], replica: SimReplica, broker: Any) -> int:
     """Nothing remains of former members, except votes of this term and the like."""
     most = VOTERS_MAX + LEARNERS_MAX if replica.members_change else 0
-    return max(len(replica.node._hearing.known) + 1, most)
+    return max(len(replica.node._known_peers.known) + 1, most)
 
 
 def _links(found: Counter[str], replica: SimReplica, broker: Any) -> int:
@@ -255,10 +255,10 @@ BOUNDS: dict[str, int | Most] = {
     "_Member.given": LEASED,
     "Window.held": LEASED,
     "Window.free": LEASED,
-    "ShareDesk.parked": REQUESTS,
+    "LeaseDispatcher.parked": REQUESTS,
     **{f"Rounds.{name}": REQUESTS for name in ("_asked", "_next")},
-    "ShareDesk._told_ms": GROUPS,
-    "ShareDesk._turns": TURNS_MAX,
+    "LeaseDispatcher._told_ms": GROUPS,
+    "LeaseDispatcher._turns": TURNS_MAX,
     "DeadOrigins._known": GROUPS,
     "_Letters.places": LETTERS_MAX,
     "DeadOrigins._under_way": REQUESTS,
@@ -316,9 +316,9 @@ BOUNDS: dict[str, int | Most] = {
     "TransactionTable._fronts": _apps,
     "TransactionTable._untidy": _apps,
     "TransactionTable.apps": _apps,
-    "Lives._counts": len(LIVES_KEPT),
-    "Lives._rings": len(LIVES_KEPT),
-    "Lives._rings[]": max(LIVES_KEPT),
+    "TransactionHistory._counts": len(LIVES_KEPT),
+    "TransactionHistory._rings": len(LIVES_KEPT),
+    "TransactionHistory._rings[]": max(LIVES_KEPT),
     "Snapshot.lives": len(LIVES_KEPT),
     "Snapshot.lives[]": max(LIVES_KEPT),
     "TransactionTable.audit": AUDIT_KEPT,
@@ -433,10 +433,10 @@ BOUNDS: dict[str, int | Most] = {
     "FollowerGuard._held[]": lambda found, replica, broker: 20 * found["FollowerGuard._held"],
     "Handover._asked": _peers,
     "Handover._connected": _peers,
-    "MemberChanges._held": LEARNERS_MAX,
-    "MemberChanges._rounds": LEARNERS_MAX,
-    "Hearing._told": _peers,
-    "Hearing.known": _peers,
+    "MembershipChanges._held": LEARNERS_MAX,
+    "MembershipChanges._rounds": LEARNERS_MAX,
+    "KnownPeers._told": _peers,
+    "KnownPeers.known": _peers,
     "MemberHistory._commands": FILES,
     "MemberHistory._indexes": FILES,
     "PeerProgress._flights": COMMAND_BYTES_MAX,

@@ -9,8 +9,8 @@ import pytest
 
 from escrowmq.replication.log.vote import NAME as VOTE_FILE
 from escrowmq.replication.log.vote import SLOT_POSITIONS
-from escrowmq.replication.raft.changing import MemberChanges
 from escrowmq.replication.raft.members import Goal
+from escrowmq.replication.raft.membership_changes import MembershipChanges
 from tests.sim.broker_workload import BrokerWorkload
 from tests.sim.members import Change, Operators
 from tests.sim.replica import SimReplica
@@ -89,7 +89,7 @@ def test_a_damaged_run_file_of_both_snapshots_is_found_before_a_voter_goes() -> 
 
 def test_none_votes_either_whose_damage_would_make_a_majority(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of three voters and two learners, one of each may be damaged; of four voters, two may not."""
-    monkeypatch.setattr(MemberChanges, "caught_up", lambda self, replica: False)
+    monkeypatch.setattr(MembershipChanges, "caught_up", lambda self, replica: False)
     simulation = Simulation(SEED, Plan.of(SEED, size=3, kind="fifo"), chaos_s=2.0, faults=[])
     change = ask(simulation, Goal("change-1", add=("r3",)))
     seen = list[int]()

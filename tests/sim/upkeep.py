@@ -1,6 +1,6 @@
 """A simulated replica's work besides its ticks: it mends damaged entries, and scrubs its log for damage.
 
-The broker's own Mender and Scrubber, as ``replication/host/upkeep.py`` drives them in threads.
+The broker's own Mender and Scrubber, as ``replication/host/maintenance.py`` drives them in threads.
 """
 
 from __future__ import annotations

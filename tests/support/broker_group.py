@@ -16,8 +16,8 @@ from escrowmq.actors.broker.config import BrokerConfig
 from escrowmq.actors.broker.parts import Parts
 from escrowmq.replication.calling.answers import Leadership, LevelReport, MembersReport
 from escrowmq.replication.errors import Closed, Unavailable
-from escrowmq.replication.host.hosting import ReplicaHost
 from escrowmq.replication.host.repair import Manifest
+from escrowmq.replication.host.replica_process import ReplicaProcess
 from escrowmq.replication.host.replica_setup import ReplicaSetup
 from escrowmq.replication.log.datadir import Identity
 from tests.support.reading import at, everything, named
@@ -30,7 +30,7 @@ class Member:
     """One replica: its host, and its parts once it is open, as the Broker actor has them."""
 
     def __init__(self, setup: ReplicaSetup, branch_work: Callable[[Parts], BranchWork] | None = None) -> None:
-        self.rid, self.host = setup.identity.replica, ReplicaHost(setup)
+        self.rid, self.host = setup.identity.replica, ReplicaProcess(setup)
         self._parts: Parts | None = None
         self._branch_work = branch_work
         self.branch_work: BranchWork | None = None

@@ -8,7 +8,7 @@ import pytest
 
 from escrowmq.replication.format.wire import RaftMessage
 from escrowmq.replication.raft.replicator import LeadCheck, Replicator
-from escrowmq.replication.replica.share_desk import Ask, ShareDesk
+from escrowmq.replication.replica.lease_dispatcher import AcquireRequest, LeaseDispatcher
 
 
 def an_answer_of_an_earlier_round(patch: pytest.MonkeyPatch) -> None:
@@ -46,24 +46,24 @@ def an_answer_of_a_learner(patch: pytest.MonkeyPatch) -> None:
 
 def a_leader_that_is_not_ready(patch: pytest.MonkeyPatch) -> None:
     """It hands out before it has applied what its predecessors have committed."""
-    attach, acquire = ShareDesk.attach, ShareDesk.acquire
-    times: dict[ShareDesk, int] = {}
+    attach, acquire = LeaseDispatcher.attach, LeaseDispatcher.acquire
+    times: dict[LeaseDispatcher, int] = {}
 
-    def eager(self: ShareDesk, raft: Any) -> None:
+    def eager(self: LeaseDispatcher, raft: Any) -> None:
         attach(self, raft)
         self._raft = cast(Any, Eager(raft))
 
-    def note(self: ShareDesk, ask: Ask, now_ms: int) -> None:
+    def note(self: LeaseDispatcher, ask: AcquireRequest, now_ms: int) -> None:
         times[self] = now_ms
         acquire(self, ask, now_ms)
 
-    def serve(self: ShareDesk) -> None:
+    def serve(self: LeaseDispatcher) -> None:
         if self._raft is not None and self._raft.ready and self in times:
             self.step(times[self])
 
-    patch.setattr(ShareDesk, "attach", eager)
-    patch.setattr(ShareDesk, "acquire", note)
-    patch.setattr(ShareDesk, "resign", serve)
+    patch.setattr(LeaseDispatcher, "attach", eager)
+    patch.setattr(LeaseDispatcher, "acquire", note)
+    patch.setattr(LeaseDispatcher, "resign", serve)
 
 
 class Eager:

@@ -7,9 +7,9 @@ from typing import Any
 
 from escrowmq.replication.format import claim_ops, offset_ops, ops, share_ops, timer_ops
 from escrowmq.replication.format.codec import PrepareExtra, decode_ops, encode_command, encode_row
-from escrowmq.replication.state.lives import to_snapshot
 from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.snapshot import Snapshot
+from escrowmq.replication.state.transaction_history import to_snapshot
 from escrowmq.replication.timers.record import KEY_BYTES, RECORD, TIME_MAX
 from escrowmq.replication.timers.sealed_file import SealedFile, encode
 from tests.support.stored_bytes import StoredBytes

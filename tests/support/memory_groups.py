@@ -19,7 +19,7 @@ from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import OpType, PrepareExtra, encode_command
 from escrowmq.replication.host.due_checks import DueChecks
 from escrowmq.replication.host.inspection import Inspection
-from escrowmq.replication.host.running import RunningReplica
+from escrowmq.replication.host.running_replica import RunningReplica
 from escrowmq.replication.replica.validation import parse_request
 from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.transactions import STATE_OF

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from escrowmq.actors.broker.parts import Parts
-from escrowmq.replication.host.hosting import open_replica
+from escrowmq.replication.host.replica_process import open_replica
 from escrowmq.replication.host.replica_setup import ReplicaSetup
-from escrowmq.replication.host.running import RunningReplica
+from escrowmq.replication.host.running_replica import RunningReplica
 from tests.support.waiting import wait_until
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from escrowmq.actors.producer.parcel import Ending, Parcel
 from escrowmq.actors.producer.partition_stream import PartitionStream
+from escrowmq.actors.producer.record_batch import Ending, RecordBatch
 from escrowmq.actors.producer.send_future import SendFuture
 from escrowmq.replication.errors import EscrowMQError
 
 
-def parcel_of(*rows: bytes, topic: str = "t", partition: int = 0) -> tuple[Parcel, list[Any]]:
+def parcel_of(*rows: bytes, topic: str = "t", partition: int = 0) -> tuple[RecordBatch, list[Any]]:
     """A parcel, and the future of each row: a SendFuture, which callers take for one of the standard
     library."""
-    parcel = Parcel(topic, partition)
+    parcel = RecordBatch(topic, partition)
     parcel.rows, parcel.size = list(rows), sum(map(len, rows))
     return parcel, [SendFuture(parcel, number) for number in range(len(rows))]
 
@@ -25,11 +25,11 @@ def queued(stream: PartitionStream, *rows: bytes, now: float = 0.0) -> list[Send
     return futures
 
 
-def store(parcel: Parcel, base: int = 0, start: int = 0, end: int = 1, timestamp: int = 1) -> None:
+def store(parcel: RecordBatch, base: int = 0, start: int = 0, end: int = 1, timestamp: int = 1) -> None:
     """Its messages from ``start`` up to ``end`` are stored."""
     parcel.end(Ending(parcel, start, end).stored(base, timestamp))
 
 
-def fail(parcel: Parcel, error: EscrowMQError, start: int = 0, end: int = 1) -> None:
+def fail(parcel: RecordBatch, error: EscrowMQError, start: int = 0, end: int = 1) -> None:
     """Its messages from ``start`` up to ``end`` are not stored."""
     parcel.end(Ending(parcel, start, end).failed(error))

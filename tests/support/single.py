@@ -13,8 +13,8 @@ from escrowmq.replication.calling.answers import LevelReport
 from escrowmq.replication.log.disk import Disk, RealDisk
 from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.raft.replicator import LeadCheck
-from escrowmq.replication.replica.bodies import Bodies
 from escrowmq.replication.replica.checkpoints import Checkpoints, Job
+from escrowmq.replication.replica.prefetched_bodies import PrefetchedBodies
 from escrowmq.replication.replica.replica import Limits, Replica
 from escrowmq.replication.replica.validation import parse_request
 from escrowmq.replication.state.machine import LEVEL_MAX, StateMachine
@@ -65,7 +65,7 @@ class Single(Submitting):
         limits: Limits | None = None,
         gid: int = 0,
         groups: int = 1,
-        bodies: Callable[[StateMachine, SegmentJournal], Bodies] | None = None,
+        bodies: Callable[[StateMachine, SegmentJournal], PrefetchedBodies] | None = None,
     ) -> None:
         """``bodies``: makes whoever reads bodies of old messages; None: they are read where they are
         needed."""

@@ -19,8 +19,8 @@ from escrowmq.actors.client.topology import SUPERVISOR, ClusterInfo
 from escrowmq.replication.calling.answers import LevelReport
 from escrowmq.replication.errors import DataDirLocked, Unavailable
 from escrowmq.replication.format import ops
-from escrowmq.replication.host.hosting import ReplicaHost
 from escrowmq.replication.host.repair import NoPeers
+from escrowmq.replication.host.replica_process import ReplicaProcess
 from escrowmq.replication.host.replica_setup import ReplicaSetup
 from escrowmq.replication.log.datadir import Identity
 from escrowmq.replication.replica.levels import next_level
@@ -218,7 +218,7 @@ def test_stopping_gives_the_directory_back_open_or_not(
             wait_until(lambda b=broker: b.whoami()[0], what="the leader")
         broker.stop()
         broker.stop()
-        ReplicaHost(setup).close()
+        ReplicaProcess(setup).close()
         assert broker.submit(ops.create_topic("t", {"partitions": 1})) == ("not_leader", None, 0)
         with pytest.raises(Unavailable, match="stopping"):
             broker.topics()

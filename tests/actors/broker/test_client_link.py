@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from escrowmq.actors.broker.config import BrokerConfig
-from escrowmq.replication.net.client_door import Door
+from escrowmq.replication.net.client_listener import ClientListener
 from tests.support.broker_group import BrokerGroup
 from tests.support.waiting import wait_until
 
@@ -63,7 +63,7 @@ def test_what_a_request_violates_ends_the_process_as_elsewhere_in_the_loop(
     def broken(request: bytes, done: Any) -> None:
         raise AssertionError("an invariant is violated")
 
-    door = Door(broken, time.monotonic)
+    door = ClientListener(broken, time.monotonic)
     parts.running.driver.serve(door)
     parts.running.driver.call(lambda: door.begin(b"", print))
     assert [str(error) for error in ended] == ["an invariant is violated"]

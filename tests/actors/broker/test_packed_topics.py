@@ -13,7 +13,7 @@ import pytest
 from escrowmq.actors.broker import packed_topics
 from escrowmq.actors.broker.packed_topics import PIECE_TOPICS, PackedTopics, TopicPacker
 from escrowmq.replication.format import ops
-from escrowmq.replication.host.running import NOT_RUNNING
+from escrowmq.replication.host.running_replica import NOT_RUNNING
 from escrowmq.replication.model import TopicInfo
 from tests.support.broker_group import BrokerGroup
 

@@ -16,9 +16,9 @@ import pytest
 from escrowmq.actors.client.client_link import ClientLink
 from escrowmq.actors.client.linked_calls import CONNECT_TIMEOUT_S, SILENT_S, LinkedCalls
 from escrowmq.actors.client.replica_calls import OnAnswer
-from escrowmq.replication.net import client_door
-from escrowmq.replication.net.client_door import Door
+from escrowmq.replication.net import client_listener
 from escrowmq.replication.net.client_frames import PREFIX, REQUEST_BYTES_MAX, frame
+from escrowmq.replication.net.client_listener import ClientListener
 from tests.support.waiting import wait_until
 
 OK = ("ok", [[0]])
@@ -57,7 +57,7 @@ class Broker:
         self.start()
 
     def start(self) -> None:
-        self.door = Door(self.begin, time.monotonic, clients_max=100)
+        self.door = ClientListener(self.begin, time.monotonic, clients_max=100)
         self.loop.run(self.door.start("127.0.0.1"))
 
     def begin(self, request: bytes, done: Callable[[tuple[Any, ...]], None]) -> None:
@@ -331,13 +331,13 @@ def test_requests_before_the_greeting_are_refused(broker: Broker) -> None:
 
 
 def test_a_greeting_that_never_ends_is_cut_off(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_door, "GREETING_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(client_listener, "GREETING_TIMEOUT_S", 0.2)
     assert talk(broker, b"\0\0") == b""
     assert broker.door.refused == 1
 
 
 def test_strangers_beyond_the_bound_push_out_the_oldest(broker: Broker, client: Client) -> None:
-    broker.door._clients_max = 4 * client_door.STRANGERS_SHARE
+    broker.door._clients_max = 4 * client_listener.STRANGERS_SHARE
     address = broker.door.address
     assert address is not None
     idle = [socket.create_connection(address, 5.0) for _ in range(12)]
@@ -376,7 +376,7 @@ def test_a_flood_of_requests_is_checked_in_slices(
     loop: Loop, broker: Broker, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Other work of the loop (heartbeats) gets its turn between them."""
-    monkeypatch.setattr(client_door, "WAITING_BYTES_MAX", 1000)
+    monkeypatch.setattr(client_listener, "WAITING_BYTES_MAX", 1000)
     client.link_up()
     turns: list[int] = []
 

@@ -15,8 +15,8 @@ import pytest
 import uvloop
 
 from escrowmq.replication.net import unread_answers
-from escrowmq.replication.net.client_door import Door
 from escrowmq.replication.net.client_frames import ClientGreeting, FrameBuffer, frame
+from escrowmq.replication.net.client_listener import ClientListener
 from escrowmq.replication.net.unread_answers import UnreadAnswers
 from tests.support.waiting import wait_until
 
@@ -31,7 +31,7 @@ class House:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop, self.highest = loop, 0
         self.guests: list[RawClient] = []
-        self.door = Door(self.begin, time.monotonic, clients_max=100)
+        self.door = ClientListener(self.begin, time.monotonic, clients_max=100)
         self.thread = threading.Thread(target=loop.run_forever, daemon=True)
         self.thread.start()
         asyncio.run_coroutine_threadsafe(self.door.start("127.0.0.1"), loop).result(10.0)

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from escrowmq.actors.consumer.takeover import TakeOver
+from escrowmq.actors.consumer.rebalance import Rebalance
 from escrowmq.replication.errors import Closed, ConfigError, EscrowMQError, StaleMember
 from tests.support.polling import numbered, read, settle, values
 
@@ -53,7 +53,7 @@ def test_on_revoke_commits_before_the_next_reader_begins(brokers, topic, unique,
 
 
 def test_planted_a_handler_that_is_called_too_late_is_found(monkeypatch, brokers, topic, unique, consumer_of):
-    telling = TakeOver._leaving
+    telling = Rebalance._leaving
 
     def late(self, gone):
         """Gives up first."""
@@ -65,7 +65,7 @@ def test_planted_a_handler_that_is_called_too_late_is_found(monkeypatch, brokers
         self._apply(offer.partitions, frozenset(self._positions.assigned()) - gone)
         return call
 
-    monkeypatch.setattr(TakeOver, "_leaving", late)
+    monkeypatch.setattr(Rebalance, "_leaving", late)
     with pytest.raises((AssertionError, AttributeError)):
         _, again = hand_over(brokers, topic, unique, consumer_of)
         assert again == []

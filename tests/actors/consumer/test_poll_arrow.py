@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from escrowmq import Closed, ConfigError, Consumer, ConsumerRecord, InvalidMessage, Message
 from escrowmq.actors.consumer.arrow_batches import SCHEMA, batches_of
 from escrowmq.actors.consumer.positions import Positions
+from escrowmq.actors.consumer.record_drain import RecordDrain
 from escrowmq.actors.consumer.redelivery import Redelivery
 from escrowmq.actors.consumer.statistics import Counted
-from escrowmq.actors.consumer.taking import Taking
 from escrowmq.replication.errors import CorruptLog
 from escrowmq.replication.format.codec import encode_row
 from escrowmq.testing import InMemoryCluster
@@ -203,7 +203,7 @@ def test_a_record_that_comes_again_is_not_lost_when_the_next_bytes_are_damaged(f
     positions.fetched(("t", 0), state.epoch, 1, [(1, 1, 5, len(damaged))], damaged, (0, 2), 0.0, early=False)
     again = ConsumerRecord("t", 0, 0, 5, None, b"again", {}, None)
     redelivery.add(again, 1.0)
-    taking = Taking(positions, redelivery, Counted(), lambda: None)
+    taking = RecordDrain(positions, redelivery, Counted(), lambda: None)
     found = getattr(taking, form)(10, 2.0)
     assert found == ([again] if form == "records" else batches_of([again]))
     assert state.position == 1 and not state.chunks, "the damaged chunk is fetched from another replica"

@@ -9,7 +9,7 @@ import pytest
 
 from escrowmq.actors.client.failures import Failure, FailureKind
 from escrowmq.actors.client.schedule_ids import ScheduleId
-from escrowmq.actors.producer.later_stream import LaterParcel, LaterStream
+from escrowmq.actors.producer.delayed_stream import DelayedBatch, DelayedStream
 from escrowmq.actors.producer.partition_stream import Batch
 from escrowmq.actors.producer.send_future import SendFuture
 from escrowmq.replication.errors import NotSupported, OutcomeUnknown, TooManyScheduled, TopicRecreated
@@ -25,7 +25,7 @@ class OneStream:
 
     def __init__(self) -> None:
         self.forgotten: list[str] = []
-        self.stream = LaterStream(
+        self.stream = DelayedStream(
             "orders",
             2,
             "me",
@@ -39,7 +39,7 @@ class OneStream:
         )
 
     def add(self, *times: int, size: int = 10) -> list[SendFuture]:
-        parcel = LaterParcel("orders", 2)
+        parcel = DelayedBatch("orders", 2)
         rows = [b"%0*d" % (size, number) for number in range(len(times))]
         parcel.fill(rows, None, size * len(times), list(times))
         self.stream.add(parcel, 0.0)
@@ -95,7 +95,7 @@ def test_ordinals_go_on_from_batch_to_batch_and_a_repetition_has_the_same(one: O
 
 
 def test_messages_that_were_joined_are_single_rows_again(one: OneStream) -> None:
-    parcel = LaterParcel("orders", 2)
+    parcel = DelayedBatch("orders", 2)
     parcel.fill([b"aabbbc"], [2, 3, 1], 6, [0, 1, 2])
     one.stream.add(parcel, 0.0)
     meta, batch = one.take(bytes_max=5)

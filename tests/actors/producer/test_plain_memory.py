@@ -13,7 +13,7 @@ import google_crc32c
 import pytest
 
 from escrowmq import Message, Producer, ProducerConfig, RecordMetadata
-from escrowmq.actors.producer.parcel import Parcel
+from escrowmq.actors.producer.record_batch import RecordBatch
 from escrowmq.testing import InMemoryCluster
 
 COUNT = 10_000
@@ -94,8 +94,8 @@ def test_what_nobody_keeps_is_freed_and_what_somebody_keeps_stays(cluster: InMem
     assert len(_parcels()) <= len(others)
 
 
-def _parcels() -> list[Parcel]:
-    return [found for found in gc.get_objects() if type(found) is Parcel]
+def _parcels() -> list[RecordBatch]:
+    return [found for found in gc.get_objects() if type(found) is RecordBatch]
 
 
 def test_with_and_without_a_partition_they_keep_the_order_in_which_they_were_sent(

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from escrowmq.actors.producer.producer import Producer
-from escrowmq.actors.producer.running import RunningHere
+from escrowmq.actors.producer.running_transactions import RunningTransactions
 from escrowmq.replication.errors import OutcomeUnknown, TransactionConflict
 from escrowmq.replication.model import Message
 from tests.support.brokers import Brokers
 from tests.support.producing import COMMITTED, UNKNOWN, ProducerOf
 
 
-def running(producer: Producer) -> RunningHere:
+def running(producer: Producer) -> RunningTransactions:
     return producer._core.running
 
 

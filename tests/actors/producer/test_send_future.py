@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from escrowmq.actors.producer.parcel import Parcel
+from escrowmq.actors.producer.record_batch import RecordBatch
 from escrowmq.replication.errors import Closed, OutcomeUnknown, Unavailable
 from escrowmq.replication.model import RecordMetadata
 from tests.support.plain import fail, parcel_of, store
@@ -33,7 +33,7 @@ def later(work: Callable[[], None]) -> None:
     threading.Timer(0.05, work).start()
 
 
-def one() -> tuple[Parcel, Any]:
+def one() -> tuple[RecordBatch, Any]:
     """A parcel of one message, and its future."""
     parcel, (future,) = parcel_of(b"row")
     return parcel, future
@@ -137,7 +137,7 @@ def test_what_a_callback_raises_is_logged_and_stops_nothing(caplog: pytest.LogCa
 
 
 def test_asyncio_can_wrap_it() -> None:
-    async def main(end: Callable[[Parcel], None]) -> RecordMetadata:
+    async def main(end: Callable[[RecordBatch], None]) -> RecordMetadata:
         parcel, future = one()
         later(lambda: end(parcel))
         return await asyncio.wrap_future(future)

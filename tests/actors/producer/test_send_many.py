@@ -26,7 +26,7 @@ from escrowmq import (
     SentMany,
     Unavailable,
 )
-from escrowmq.actors.producer import handing_over
+from escrowmq.actors.producer import enqueue
 from escrowmq.actors.producer.encoder import Encoder
 from escrowmq.actors.producer.many import Columns
 from escrowmq.actors.producer.runs import Piece
@@ -302,7 +302,7 @@ def test_who_gives_up_sends_no_further_rows(cluster: InMemoryCluster) -> None:
     with cluster.producer(app="shop", config=SMALL) as producer:
         asked = iter((False, True))
         values = [b"%040d" % number for number in range(200)]
-        sent = handing_over.send_many(
+        sent = enqueue.send_many(
             producer._core, "t", values, None, None, 0, given_up=lambda: next(asked, True)
         )
         assert 0 < len(sent) < len(values)

@@ -14,7 +14,7 @@ from escrowmq.actors.client.topic_places import TopicPlaces
 from escrowmq.actors.producer import core
 from escrowmq.actors.producer.batcher import BuiltRequest, GroupBatcher
 from escrowmq.actors.producer.config import ProducerConfig
-from escrowmq.actors.producer.later_stream import LaterParcel, LaterStream
+from escrowmq.actors.producer.delayed_stream import DelayedBatch, DelayedStream
 from escrowmq.actors.producer.partition_stream import PartitionStream
 from escrowmq.actors.producer.send_future import SendFuture
 from escrowmq.actors.producer.stream_table import STREAMS_MAX, StreamTable
@@ -200,7 +200,7 @@ def test_ids_of_delayed_messages_are_not_used_again() -> None:
     table = StreamTable(2)
     named: list[tuple[int, int]] = []
     for _ in range(3):
-        stream = LaterStream(
+        stream = DelayedStream(
             "t",
             0,
             "p",
@@ -213,7 +213,7 @@ def test_ids_of_delayed_messages_are_not_used_again() -> None:
             cluster_id="c",
         )
         table.add(("t", 0, True), stream)
-        parcel = LaterParcel("t", 0)
+        parcel = DelayedBatch("t", 0)
         parcel.fill([b"row"], None, 3, [-1_000])
         stream.add(parcel, 0.0)
         frame, batch = stream.take(1_000, 0)

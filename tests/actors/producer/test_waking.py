@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from escrowmq.actors.client.client_loop import ClientLoop
 from escrowmq.actors.client.config import ChannelConfig
 from escrowmq.actors.client.select_wakeup import SelectWakeup
 from escrowmq.actors.client.topology import ClusterInfo
-from escrowmq.actors.client.turns import Turns
 from escrowmq.actors.client.wakeup import Wakeup
 from escrowmq.actors.producer.batcher import GroupBatcher
 from escrowmq.actors.producer.blocks import DecisionBlock
@@ -41,7 +41,7 @@ class Producer:
     def __init__(self, groups: int = 1) -> None:
         self.now, self.requests, self.ids = 0.0, list[Any](), 0
         info = ClusterInfo("c", "n", groups, 1)
-        self.turns = Turns(info, ChannelConfig(), self, clock=lambda: self.now, rng=random.Random(1))
+        self.turns = ClientLoop(info, ChannelConfig(), self, clock=lambda: self.now, rng=random.Random(1))
         self.wakeup = self.turns.wakeup = CountingWakeup()
         config = ProducerConfig(transaction_linger_ms=1000 * LINGER_S)
         self.core = ProducerCore(info, "shop", config, clock=lambda: self.now, turns=self.turns)

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from escrowmq.actors.share_consumer.ack_accumulator import AckAccumulator
 from escrowmq.actors.share_consumer.acquired import Acquired
 from escrowmq.actors.share_consumer.asking import Asking
-from escrowmq.actors.share_consumer.gathering import Gathering
-from escrowmq.actors.share_consumer.in_hand import InHand
+from escrowmq.actors.share_consumer.held_batches import HeldBatches
 from escrowmq.actors.share_consumer.ranges import flat, merged, pairs, ranges_of
 from escrowmq.replication.calling.share_answers import AcquiredRow
 from escrowmq.replication.errors import CorruptLog, RecordNotHeld, Unavailable
@@ -42,7 +42,7 @@ def test_offsets_become_ranges_and_come_back() -> None:
 
 
 def test_acks_wait_for_others_and_travel_as_ranges() -> None:
-    gathering = Gathering(linger_s=0.005, records_max=4)
+    gathering = AckAccumulator(linger_s=0.005, records_max=4)
     assert gathering.add(0, PLACE, 1, 10.0), "the first one sets the time"
     assert not gathering.add(0, PLACE, 2, 10.001) and not gathering.add(0, PLACE, 9, 10.002)
     assert gathering.due(10.004) == [] and gathering.next_due() == 10.005
@@ -81,14 +81,14 @@ def test_an_answer_with_other_bytes_than_it_says_is_damage() -> None:
 # ------------------------------------------------------------ leases
 
 
-def in_hand(extend_max_s: float = 60.0) -> InHand:
-    held = InHand(extend_max_s)
+def held_batches(extend_max_s: float = 60.0) -> HeldBatches:
+    held = HeldBatches(extend_max_s)
     held.add(0, acquired(0, 9, 0), 100.0, 10.0)
     return held
 
 
 def test_a_lease_is_extended_at_its_half_until_the_limit() -> None:
-    held = in_hand(extend_max_s=20.0)
+    held = held_batches(extend_max_s=20.0)
     records, _ = held.take(3, 100.0)
     now, extended = 100.0, 0
     while (now := held.next_tend()) < float("inf"):
@@ -103,7 +103,7 @@ def test_a_lease_is_extended_at_its_half_until_the_limit() -> None:
 
 
 def test_what_was_refused_is_not_handed_out_and_what_is_out_is_not_extended() -> None:
-    held = in_hand()
+    held = held_batches()
     (first,), _ = held.take(1, 100.0)
     (batch,) = held.tend(105.0)
     held.extended(batch, [0, 4], 105.0)
@@ -113,7 +113,7 @@ def test_what_was_refused_is_not_handed_out_and_what_is_out_is_not_extended() ->
 
 
 def test_a_failed_extension_is_tried_again_before_the_lease_ends() -> None:
-    held = in_hand()
+    held = held_batches()
     (batch,) = held.tend(105.0)
     held.not_extended(batch, 105.0)
     assert held.tend(107.4) == [] and held.tend(107.5) == [batch]
@@ -122,7 +122,7 @@ def test_a_failed_extension_is_tried_again_before_the_lease_ends() -> None:
 
 
 def test_settled_records_are_not_known_any_more_and_reopened_ones_are() -> None:
-    held = in_hand()
+    held = held_batches()
     (record,), _ = held.take(1, 100.0)
     batch = held.find(record)
     held.settled(batch, record.offset)
@@ -133,7 +133,7 @@ def test_settled_records_are_not_known_any_more_and_reopened_ones_are() -> None:
 
 
 def test_the_buffer_is_given_back_without_what_is_out() -> None:
-    held = in_hand()
+    held = held_batches()
     held.take(4, 100.0)
     assert held.waits_since() == 100.0
     ((_, offsets),) = held.give_back()

@@ -74,7 +74,7 @@ class World:
 def desk(world: World) -> Any:
     """Of the leader of the only broker group."""
     broker: Any = world.cluster._network._brokers[0]
-    return broker._parts.running.replica.share_desk
+    return broker._parts.running.replica.lease_dispatcher
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from escrowmq import Message, OffsetOutOfRange, ShareConsumer, UnknownDeadLetter
 from escrowmq.actors.admin.dead_letters import DeadLetters
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.internal_topics import dead_topic
+from escrowmq.replication.replica.lease_dispatcher import LeaseDispatcher
 from escrowmq.replication.replica.share_admission import ShareAdmission
-from escrowmq.replication.replica.share_desk import ShareDesk
 from escrowmq.testing import InMemoryCluster
 
 
@@ -37,7 +37,7 @@ def pretend(queue: ShareConsumer, offset: int) -> None:
     """As if the next message were at another offset."""
     core = queue.core
     with core.condition:
-        (batch,) = core._in_hand._batches.values()
+        (batch,) = core._held_batches._batches.values()
         batch.open.add(offset)
         batch.handed.add(offset)
 
@@ -48,8 +48,8 @@ def test_an_ack_beyond_the_end_says_which_range_there_is(
     records = queue.poll()
     core = queue.core
     with core.condition:
-        batch = core._in_hand.find(records[0])
-        core._session.gathering.add(batch.gid, batch.place, 17, core.clock())
+        batch = core._held_batches.find(records[0])
+        core._session.ack_accumulator.add(batch.gid, batch.place, 17, core.clock())
     with pytest.raises(OffsetOutOfRange, match=r"offset 17 of orders/0 .* \[0, 3\]") as caught:
         queue.flush()
     assert (caught.value.start, caught.value.end) == (0, 3) and "seek" not in str(caught.value)
@@ -79,7 +79,7 @@ def test_a_group_that_was_deleted_is_unknown(
             submission, number, submission.units[number]
         ),
     )
-    monkeypatch.setattr(ShareDesk, "members", lambda self, group: [])
+    monkeypatch.setattr(LeaseDispatcher, "members", lambda self, group: [])
     cluster.admin.delete_group("mail")
     with pytest.raises(UnknownGroup, match="mail"):
         if say == "nack":

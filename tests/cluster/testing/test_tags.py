@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from escrowmq import ConfigError, InvalidMessage, Message, NotDeserializable, Producer
-from escrowmq.actors.consumer import taking
+from escrowmq.actors.consumer import record_drain
 from escrowmq.testing import InMemoryCluster
 
 TOPIC = "orders"
@@ -96,7 +96,7 @@ def test_only_messages_with_a_wanted_tag_are_returned_and_all_are_committed(
 def test_poll_passes_over_any_number_of_others(
     cluster: InMemoryCluster, producer: Producer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(taking, "PASSED_MAX", 7)
+    monkeypatch.setattr(record_drain, "PASSED_MAX", 7)
     send(producer, *[None] * 100, "big", "big")
     with cluster.consumer("g", [TOPIC], auto_offset_reset="earliest", tags=["big"]) as consumer:
         assert [record.offset for record in consumer.poll(1)] == [100]
@@ -107,7 +107,7 @@ def test_poll_passes_over_any_number_of_others(
 def test_the_asyncio_consumer_does_the_same(
     cluster: InMemoryCluster, producer: Producer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(taking, "PASSED_MAX", 7)
+    monkeypatch.setattr(record_drain, "PASSED_MAX", 7)
     send(producer, *[None] * 100, "big")
 
     async def offsets() -> list[int]:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from escrowmq.feedback.asking.checks import WANTED_MAX, CheckTable, Stage
-from escrowmq.feedback.asking.seats import CheckKey
+from escrowmq.feedback.asking.live_producers import CheckKey
 from escrowmq.feedback.config import AnswererConfig, FeedbackConfig
 from escrowmq.feedback.names import feedback_name
 from escrowmq.feedback.policy import (

@@ -21,11 +21,11 @@ from escrowmq.replication.errors import (
     Unavailable,
 )
 from escrowmq.replication.format import ops
-from escrowmq.replication.host import hosting
-from escrowmq.replication.host.hosting import ReplicaHost, open_replica
+from escrowmq.replication.host import replica_process
 from escrowmq.replication.host.repair import NoPeers
+from escrowmq.replication.host.replica_process import ReplicaProcess, open_replica
 from escrowmq.replication.host.replica_setup import ReplicaSetup
-from escrowmq.replication.host.running import NOT_RUNNING
+from escrowmq.replication.host.running_replica import NOT_RUNNING
 from escrowmq.replication.log.disk import RealDisk
 from escrowmq.replication.replica.checkpoints import Checkpoints
 from tests.support.one_replica import nothing_left, opens_and_has_everything, running
@@ -51,14 +51,14 @@ def test_closing_breaks_an_opening_off(tmp_path: Path, setup: ReplicaSetup) -> N
     waiting = replace(setup, data_dir=tmp_path / "new", founders=3, source=silent)
     ended: list[BaseException] = []
 
-    def attempt(host: ReplicaHost) -> None:
+    def attempt(host: ReplicaProcess) -> None:
         try:
             host.open(patience_s=60.0)
         except Closed as error:
             ended.append(error)
 
     with nothing_left():
-        host = ReplicaHost(waiting)
+        host = ReplicaProcess(waiting)
         thread = threading.Thread(target=attempt, args=(host,))
         thread.start()
         assert silent.asked.wait(10.0)
@@ -70,7 +70,7 @@ def test_closing_breaks_an_opening_off(tmp_path: Path, setup: ReplicaSetup) -> N
         with pytest.raises(Closed):
             host.open()
         host.close()
-    ReplicaHost(waiting).close()
+    ReplicaProcess(waiting).close()
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -87,23 +87,23 @@ def test_an_opening_that_cannot_be_broken_off_is_undone_at_its_end(
         return recover(self, factory, **more)
 
     monkeypatch.setattr(Checkpoints, "recover", slow)
-    monkeypatch.setattr(hosting, "BREAK_OFF_S", 0.1)
+    monkeypatch.setattr(replica_process, "BREAK_OFF_S", 0.1)
     ended: list[type] = []
 
-    def attempt(host: ReplicaHost) -> None:
+    def attempt(host: ReplicaProcess) -> None:
         try:
             host.open()
         except EscrowMQError as error:
             ended.append(type(error))
 
     with nothing_left(after_a_run=not fails):
-        host = ReplicaHost(setup)
+        host = ReplicaProcess(setup)
         thread = threading.Thread(target=attempt, args=(host,))
         thread.start()
         assert reached.wait(10.0)
         host.close()  # does not wait for ever
         with pytest.raises(DataDirLocked):  # the opening still works in there
-            ReplicaHost(setup)
+            ReplicaProcess(setup)
         goes_on.set()
         thread.join(10.0)
         assert ended == [DiskFailed if fails else Closed]
@@ -113,7 +113,7 @@ def test_an_opening_that_cannot_be_broken_off_is_undone_at_its_end(
 
 def test_closing_twice_and_at_once_is_closing(setup: ReplicaSetup) -> None:
     with nothing_left(after_a_run=True):
-        host = ReplicaHost(setup)
+        host = ReplicaProcess(setup)
         replica = host.open()
         assert wait_until(host.founded)
         threads = [threading.Thread(target=end) for end in (host.close, host.close, replica.close)]
@@ -183,7 +183,7 @@ def test_a_checkpoint_under_way_ends_before_the_directory_is_free(
         closing.join(0.5)
         assert closing.is_alive()
         with pytest.raises(DataDirLocked):
-            ReplicaHost(setup)
+            ReplicaProcess(setup)
         goes_on.set()
         closing.join(10.0)
     monkeypatch.undo()
@@ -192,8 +192,8 @@ def test_a_checkpoint_under_way_ends_before_the_directory_is_free(
 
 def test_a_replica_that_does_not_stop_keeps_its_directory(setup: ReplicaSetup, monkeypatch: Patch) -> None:
     told: list[str] = []
-    monkeypatch.setattr("escrowmq.replication.host.running.CHECKPOINT_WAIT_S", 0.1)
-    host = ReplicaHost(replace(setup, report=told.append))
+    monkeypatch.setattr("escrowmq.replication.host.running_replica.CHECKPOINT_WAIT_S", 0.1)
+    host = ReplicaProcess(replace(setup, report=told.append))
     replica = host.open()
     goes_on = threading.Event()
     stuck = replica.checkpointing._thread = threading.Thread(target=goes_on.wait, args=(20.0,))
@@ -202,7 +202,7 @@ def test_a_replica_that_does_not_stop_keeps_its_directory(setup: ReplicaSetup, m
         host.close()
         assert len(told) == attempt and "stays locked" in told[-1]
         with pytest.raises(DataDirLocked):
-            ReplicaHost(setup)
+            ReplicaProcess(setup)
     goes_on.set()
     stuck.join()
     host.close()  # now it can

@@ -16,7 +16,7 @@ from escrowmq.replication.errors import CorruptLog, Unavailable
 from escrowmq.replication.format.segment_format import log_name
 from escrowmq.replication.host import restoring
 from escrowmq.replication.host.repair import Manifest, NoPeers, copy_from_leader, offered_files
-from escrowmq.replication.host.running import NOT_RUNNING
+from escrowmq.replication.host.running_replica import NOT_RUNNING
 from escrowmq.replication.log.disk import Disk
 from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.log.marks import BEHIND, WANTS_COPY

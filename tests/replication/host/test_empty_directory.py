@@ -11,8 +11,8 @@ import pytest
 
 from escrowmq.actors.broker.config import BrokerConfig
 from escrowmq.replication.errors import Unavailable
-from escrowmq.replication.host.hosting import open_replica
 from escrowmq.replication.host.repair import NoPeers
+from escrowmq.replication.host.replica_process import open_replica
 from escrowmq.replication.host.replica_setup import ReplicaSetup
 from tests.support.broker_group import BrokerGroup
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from escrowmq.replication.errors import Unavailable
-from escrowmq.replication.host import running
+from escrowmq.replication.host import running_replica
 from tests.support.broker_group import BrokerGroup, Member
 from tests.support.requests import TOPIC
 from tests.support.waiting import wait_until
@@ -58,7 +58,7 @@ def test_a_leader_that_stood_still_while_it_was_replaced_answers_nothing(group: 
 def test_a_leader_without_a_majority_says_when_to_come_back(
     group: BrokerGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running, "CONFIRM_S", 0.05)
+    monkeypatch.setattr(running_replica, "CONFIRM_S", 0.05)
     old, stands = group.leader(), threading.Event()
     try:
         old.parts.running.driver.submit(lambda: stands.wait(30.0) and None)

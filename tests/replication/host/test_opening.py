@@ -28,9 +28,9 @@ from escrowmq.replication.errors import (
     Unavailable,
     UnknownVersion,
 )
-from escrowmq.replication.host.hosting import ReplicaHost, open_replica
+from escrowmq.replication.host.replica_process import ReplicaProcess, open_replica
 from escrowmq.replication.host.replica_setup import ReplicaSetup
-from escrowmq.replication.host.running import RunningReplica
+from escrowmq.replication.host.running_replica import RunningReplica
 from escrowmq.replication.log.datadir import Identity
 from escrowmq.replication.log.disk import RealFile
 from escrowmq.replication.log.marks import LEARNER, PORT_FILE, WANTS_COPY, Marks
@@ -197,21 +197,21 @@ def test_a_lock_file_that_cannot_be_written_locks_all_the_same(
     """Its content serves only the error message of processes that come too late."""
     monkeypatch.setattr(os, "pwrite", failing(OSError(28, "No space left on device")))
     with nothing_left():
-        first = ReplicaHost(setup)
+        first = ReplicaProcess(setup)
         with pytest.raises(DataDirLocked):
-            ReplicaHost(setup)
+            ReplicaProcess(setup)
         first.close()
 
 
 # ------------------------------------------------------------------ before and between
 def test_between_two_attempts_the_directory_stays_locked(setup: ReplicaSetup) -> None:
     with nothing_left():
-        host = ReplicaHost(replace(setup, listen_host="192.0.2.1"))
+        host = ReplicaProcess(replace(setup, listen_host="192.0.2.1"))
         for _ in range(2):
             with pytest.raises(Unavailable, match="listen"):
                 host.open()
             with pytest.raises(DataDirLocked):
-                ReplicaHost(setup)
+                ReplicaProcess(setup)
         host.close()
     opens_and_has_everything(setup)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from escrowmq.replication.errors import DiskFull, Superseded, Unavailable
-from escrowmq.replication.host.hosting import open_replica
+from escrowmq.replication.host.replica_process import open_replica
 from escrowmq.replication.log.disk import RealDisk
 from escrowmq.replication.log.marks import LEARNER, SUPERSEDED, Marks
 from escrowmq.replication.log.peer_marks import SLOT_BYTES, SLOT_POSITIONS, Incarnation, _decode

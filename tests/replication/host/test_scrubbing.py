@@ -13,7 +13,7 @@ import pytest
 
 from escrowmq.actors.broker.config import BrokerConfig
 from escrowmq.replication.errors import CorruptLog, DiskFull
-from escrowmq.replication.host import upkeep
+from escrowmq.replication.host import maintenance
 from escrowmq.replication.host.scrubbing import BUSY_MAX, BUSY_S, RATE_MIN, Scrubber, ScrubState
 from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.log.sidecar import sidecar_is_sound
@@ -233,7 +233,7 @@ def test_what_retention_takes_meanwhile_is_passed_over() -> None:
 def test_a_group_finds_and_mends_what_nobody_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One replica's old segment and another's snapshot; no replica leaves, and the status reports the
     damage."""
-    monkeypatch.setattr(upkeep, "FIRST_SCRUB_S", 0.0)
+    monkeypatch.setattr(maintenance, "FIRST_SCRUB_S", 0.0)
     config = BrokerConfig(segment_bytes=200_000, disk_reserve_bytes=0, scrub_period_s=0.5)
     with BrokerGroup(tmp_path, config) as trio:
         written, victim = trio.stop_a_full_follower()

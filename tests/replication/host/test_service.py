@@ -12,7 +12,7 @@ from escrowmq.replication.calling.answers import DuePairs, EarlierChecks, Locked
 from escrowmq.replication.errors import DataDirLocked, InvalidMessage, Unavailable
 from escrowmq.replication.format import ops
 from escrowmq.replication.host import due_checks
-from escrowmq.replication.host.hosting import ReplicaHost
+from escrowmq.replication.host.replica_process import ReplicaProcess
 from tests.support.broker_group import BrokerGroup, texts
 from tests.support.requests import prepare
 from tests.support.waiting import wait_until
@@ -79,7 +79,7 @@ def test_a_corrupt_replica_repairs_from_the_leader_instead_of_serving(trio: Brok
 
 def test_a_locked_directory_is_refused(trio: BrokerGroup) -> None:
     with pytest.raises(DataDirLocked):
-        ReplicaHost(trio.setup(0))
+        ReplicaProcess(trio.setup(0))
 
 
 def test_due_transactions_are_leased_to_one_asker(trio: BrokerGroup) -> None:

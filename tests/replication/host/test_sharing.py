@@ -132,7 +132,7 @@ def test_callers_without_a_place_are_told_when_to_ask_again(trio: BrokerGroup) -
     ]
     for thread in waiting:
         thread.start()
-    wait_until(lambda: trio.leader().parts.running.replica.share_desk.waiting == 2, what="both to wait")
+    wait_until(lambda: trio.leader().parts.running.replica.lease_dispatcher.waiting == 2, what="both to wait")
     began = time.monotonic()
     pauses = [sharing.acquire("mail", OTHER, [TOPIC], 1, MIB, None, 10.0)[3] for _ in range(100)]
     assert time.monotonic() - began < 9.0, "at once: none of them waited"
@@ -160,7 +160,7 @@ def test_only_the_leader_answers_and_one_that_stops_keeps_nobody_waiting(trio: B
     answers: list[Any] = []
     waiting = threading.Thread(target=lambda: answers.append(leader.parts.sharing.acquire(*asked[:-1], 30.0)))
     waiting.start()
-    wait_until(lambda: leader.parts.running.replica.share_desk.waiting == 1, what="the call to wait")
+    wait_until(lambda: leader.parts.running.replica.lease_dispatcher.waiting == 1, what="the call to wait")
     began = time.monotonic()
     trio.stop(leader.rid)
     waiting.join(10)

@@ -6,8 +6,8 @@ import pytest
 
 from escrowmq.replication.errors import SafetyViolation
 from escrowmq.replication.format.membership import Members
-from escrowmq.replication.raft.changing import MemberChanges
 from escrowmq.replication.raft.members import Act
+from escrowmq.replication.raft.membership_changes import MembershipChanges
 from escrowmq.replication.raft.pysync import Core
 from tests.support.asking import Asked, ask
 from tests.support.stage import OurMember, Stage, our_group
@@ -288,7 +288,7 @@ def test_without_an_entry_of_the_own_term_an_old_change_could_still_win(
     stage = four_and_a_learner_that_is_half_promoted()
     assert "own term" in ask(stage.members["r1"], Act.REMOVE, "r0").why
 
-    monkeypatch.setattr(MemberChanges, "own_term_applied", lambda self: True)
+    monkeypatch.setattr(MembershipChanges, "own_term_applied", lambda self: True)
     stage = four_and_a_learner_that_is_half_promoted()
     usurper = stage.members["r1"]
     assert ask(usurper, Act.REMOVE, "r0").calls == []

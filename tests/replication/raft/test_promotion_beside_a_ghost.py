@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from escrowmq.replication.log.peer_marks import Incarnation, Incarnations
-from escrowmq.replication.raft.changing import MemberChanges
 from escrowmq.replication.raft.members import Act
+from escrowmq.replication.raft.membership_changes import MembershipChanges
 from escrowmq.replication.raft.votes import Votes
 from tests.support.asking import Asked, ask
 from tests.support.stage import Mail, Message, OurMember, Stage
@@ -139,7 +139,7 @@ def votes_as_they_were(patch: pytest.MonkeyPatch) -> None:
 def test_two_majorities(monkeypatch: pytest.MonkeyPatch, mended: bool) -> None:
     """The votes at r3's election would also have told it."""
     if not mended:
-        monkeypatch.setattr(MemberChanges, "knows_the_marks", lambda self, replica: True)
+        monkeypatch.setattr(MembershipChanges, "knows_the_marks", lambda self, replica: True)
         votes_as_they_were(monkeypatch)
     stage = with_a_learner()
     stage.replace_r1()

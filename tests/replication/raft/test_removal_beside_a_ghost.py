@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from escrowmq.replication.log.peer_marks import Incarnation, Incarnations
-from escrowmq.replication.raft.changing import MemberChanges
 from escrowmq.replication.raft.members import Act
+from escrowmq.replication.raft.membership_changes import MembershipChanges
 from escrowmq.replication.raft.rejoin import Rejoin
 from tests.support.asking import ask
 from tests.support.stage import OurMember, Stage
@@ -50,7 +50,7 @@ class Three(Stage):
 
 
 def not_looking_at_links(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(MemberChanges, "was_replaced", lambda self, replica: False)
+    patch.setattr(MembershipChanges, "was_replaced", lambda self, replica: False)
 
 
 def keeping_what_the_predecessor_stored(patch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from escrowmq.replication.format.wire import RaftMessage
 from escrowmq.replication.raft.replicator import Replicator
-from escrowmq.replication.replica.share_desk import Ask, ShareDesk
+from escrowmq.replication.replica.lease_dispatcher import AcquireRequest, LeaseDispatcher
 from escrowmq.replication.state.index import PartitionIndex
 from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.topics import Partition
@@ -45,7 +45,7 @@ class SharingMember(OurMember):
             ),
             shares=SimpleNamespace(full=False, get=lambda group, partition: self.final()),
         )
-        self.desk = ShareDesk(
+        self.desk = LeaseDispatcher(
             cast(StateMachine, state), lambda frame, partition: None, lambda: ("not_leader",)
         )
         self.desk.attach(self.raft)
@@ -72,7 +72,7 @@ class SharingMember(OurMember):
     def asked(self) -> Asked:
         asked = Asked()
         self.desk.acquire(
-            Ask("mail", "m", ("orders",), 1, 1 << 20, 30_000, self.now_ms(), asked.answers.append),
+            AcquireRequest("mail", "m", ("orders",), 1, 1 << 20, 30_000, self.now_ms(), asked.answers.append),
             self.now_ms(),
         )
         self.desk.step(self.now_ms())

@@ -13,7 +13,7 @@ import pytest
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.sharing import window
 from escrowmq.replication.sharing.leases import DRAIN_MS, Leases
-from tests.support.share_desk import DEAD, LEASE_MS, ME, OTHER, RETRY, TICK_MS, Desk
+from tests.support.lease_dispatcher import DEAD, LEASE_MS, ME, OTHER, RETRY, TICK_MS, Desk
 
 FINE = [f"fine {n}" for n in range(6)]
 
@@ -81,7 +81,7 @@ def killed_twice(single: Desk, *values: str) -> None:
 def test_a_last_chance_comes_alone_to_a_member_that_holds_nothing(single: Desk) -> None:
     single.put("held")
     assert single.values(ME) == ["held"]
-    single.replica.share_desk.extend("g", ME, "t", 0, [(0, 0)], single.now_ms + 100 * LEASE_MS)
+    single.replica.lease_dispatcher.extend("g", ME, "t", 0, [(0, 0)], single.now_ms + 100 * LEASE_MS)
     single.put("a", "b")
     for member in ("cc" * 16, "dd" * 16):
         assert len(single.take(member)) == 2
@@ -103,7 +103,7 @@ def test_a_last_chance_comes_alone_to_a_member_that_holds_nothing(single: Desk) 
 def test_who_never_finishes_delays_last_chances_only_so_long(single: Desk) -> None:
     single.put("held")
     assert single.values("cc" * 16) == ["held"]
-    single.replica.share_desk.extend("g", "cc" * 16, "t", 0, [(0, 0)], single.now_ms + 100 * LEASE_MS)
+    single.replica.lease_dispatcher.extend("g", "cc" * 16, "t", 0, [(0, 0)], single.now_ms + 100 * LEASE_MS)
     killed_twice(single, "a")
     single.put("fresh")
     waiting = single.ask("cc" * 16, wait_ms=2 * DRAIN_MS)
@@ -126,10 +126,10 @@ def test_the_last_chance_that_expires_is_a_failure(single: Desk) -> None:
 def test_a_last_chance_can_be_given_back_and_acknowledged_by_others(single: Desk) -> None:
     killed_twice(single, "a", "b")
     assert single.values(ME) == ["a"]
-    assert single.replica.share_desk.release("g", ME, "t", 0, [(0, 0)]) == []
+    assert single.replica.lease_dispatcher.release("g", ME, "t", 0, [(0, 0)]) == []
     assert single.values(OTHER) == ["a"]
     assert single.nack(0, member=ME) == [ResultCode.PARTIAL, [[0, ResultCode.LEASE_LOST, None]]]
     assert single.ack(0, 1) == [0]
     single.put("c")
     assert single.values(ME) == ["c"]
-    assert not single.replica.share_desk.leases.doubtful
+    assert not single.replica.lease_dispatcher.leases.doubtful

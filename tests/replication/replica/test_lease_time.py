@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.share_desk import LEASE_MS, ME, OTHER, Desk
+from tests.support.lease_dispatcher import LEASE_MS, ME, OTHER, Desk
 
 A_DAY_MS = 86_400_000
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from escrowmq.replication.sharing.receipts import REMEMBERED_MS, Receipts
-from tests.support.share_desk import LEASE_MS, ME, OTHER, TICK_MS, Desk
+from tests.support.lease_dispatcher import LEASE_MS, ME, OTHER, TICK_MS, Desk
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def test_what_was_lost_on_the_way_comes_again_at_once_and_counts_no_expiry(singl
         else:  # as a member does that does not tell
             assert single.values() == (["a", "b"] if call < 2 else ["a"])
             single.pass_ms(LEASE_MS + TICK_MS)
-    assert single.replica.share_desk.unreceived == (4 if tells else 0)
+    assert single.replica.lease_dispatcher.unreceived == (4 if tells else 0)
 
 
 def test_what_was_received_stays_leased(single: Desk) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 from escrowmq.replication.calling.answers import Reply, StepTaken
 from escrowmq.replication.format.membership import Members, id_number, in_order
 from escrowmq.replication.host.member_changes import LEVEL, MemberChanges
-from escrowmq.replication.host.running import RunningReplica
+from escrowmq.replication.host.running_replica import RunningReplica
 from escrowmq.replication.raft.members import Goal, Step
 from escrowmq.replication.raft.node import RaftNode
 from tests.sim.broker_app import BrokerApplication

@@ -11,11 +11,11 @@ from escrowmq.replication.errors import Unavailable
 from escrowmq.replication.host.sharing import Sharing
 from escrowmq.replication.replica.fetching import in_bytes
 from escrowmq.replication.replica.handing_out import HandedOut
-from escrowmq.replication.replica.share_desk import Ask
+from escrowmq.replication.replica.lease_dispatcher import AcquireRequest
 from tests.sim.sharing.records import leadership
 
 if TYPE_CHECKING:
-    from escrowmq.replication.host.running import RunningReplica
+    from escrowmq.replication.host.running_replica import RunningReplica
     from tests.sim.replica import SimReplica
 
 METHODS = frozenset(("share_acquire", "share_extend", "share_release"))
@@ -35,7 +35,7 @@ class _Sharing(Sharing):
     """Without its threads."""
 
     def __init__(self, running: RunningReplica) -> None:
-        self._running, self._desk = running, running.replica.share_desk
+        self._running, self._desk = running, running.replica.lease_dispatcher
 
 
 def share_call(
@@ -73,5 +73,7 @@ def share_call(
     now_ms = running.replica.monotonic_ms()
     until_ms = now_ms + int(wait_s * 1000)
     lease_ms = int(LEASE_S * 1000)
-    ask = Ask(group, member, tuple(topics), wanted, max_bytes, lease_ms, until_ms, done, call, received)
-    running.replica.share_desk.acquire(ask, now_ms)
+    ask = AcquireRequest(
+        group, member, tuple(topics), wanted, max_bytes, lease_ms, until_ms, done, call, received
+    )
+    running.replica.lease_dispatcher.acquire(ask, now_ms)

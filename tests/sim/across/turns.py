@@ -6,11 +6,11 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+from escrowmq.actors.client.client_loop import ClientLoop
 from escrowmq.actors.client.config import ChannelConfig
 from escrowmq.actors.client.member_watch import MemberWatch
 from escrowmq.actors.client.replica_calls import OnAnswer
 from escrowmq.actors.client.topology import ClusterInfo
-from escrowmq.actors.client.turns import Turns
 from escrowmq.actors.client.wakeup import Wakeup
 from tests.sim.across.wire import Wire
 from tests.sim.faultplan import members_change
@@ -46,7 +46,7 @@ class _WhileAlive:
     def close(self) -> None: ...
 
 
-class WorldTurns(Turns):
+class WorldTurns(ClientLoop):
     """The turns of one client. ``dead``: its process has ended, and it takes no more turns."""
 
     def __init__(

@@ -18,7 +18,7 @@ from escrowmq.replication.errors import EscrowMQError, InvalidMessage
 from escrowmq.replication.format.codec import OpType
 from escrowmq.replication.host.due_checks import DueChecks
 from escrowmq.replication.host.inspection import Inspection
-from escrowmq.replication.host.running import RunningReplica
+from escrowmq.replication.host.running_replica import RunningReplica
 from escrowmq.replication.replica.validation import parse_request
 from escrowmq.replication.state.machine import LEVEL_MAX, StateMachine
 from tests.sim.across import share_calls

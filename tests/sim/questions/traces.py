@@ -13,7 +13,7 @@ from escrowmq.replication.calling.answers import Reply
 from escrowmq.replication.calling.finding_answers import MessageAt, MessageOrigin
 from escrowmq.replication.errors import Unavailable
 from escrowmq.replication.format.internal_topics import is_internal
-from escrowmq.replication.host.running import RunningReplica
+from escrowmq.replication.host.running_replica import RunningReplica
 from escrowmq.replication.host.share_tracing import ShareTraces
 from escrowmq.replication.host.tracing import Messages
 from escrowmq.replication.state.index import PartitionIndex

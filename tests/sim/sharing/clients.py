@@ -14,13 +14,13 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from escrowmq.actors.client.config import ChannelConfig
-from escrowmq.actors.client.outcomes import outcome
+from escrowmq.actors.client.results import outcome
 from escrowmq.actors.client.router import Router
 from escrowmq.actors.client.topology import ClusterInfo
+from escrowmq.actors.share_consumer.ack_accumulator import Ranges
 from escrowmq.actors.share_consumer.asking import AskedGroup
 from escrowmq.actors.share_consumer.config import ShareConsumerConfig
-from escrowmq.actors.share_consumer.gathering import Ranges
-from escrowmq.actors.share_consumer.in_hand import Batch, InHand, PlaceOfBatch
+from escrowmq.actors.share_consumer.held_batches import Batch, HeldBatches, PlaceOfBatch
 from escrowmq.actors.share_consumer.record import ShareRecord
 from escrowmq.actors.share_consumer.session import ShareSession
 from escrowmq.actors.share_consumer.settling import Settling
@@ -155,7 +155,7 @@ class _Session(ShareSession):
         super()._extended(batches, answer, asked_at)
 
     def give_back(self) -> None:
-        given = [_place(batch.place, n) for batch in self._in_hand._ready for n in sorted(batch.waiting)]
+        given = [_place(batch.place, n) for batch in self._held_batches._ready for n in sorted(batch.waiting)]
         if given:
             recorder = self.world.recorder
             recorder.ok(recorder.invoke("share-release", **self.shared, records=given))
@@ -184,7 +184,7 @@ class Client:
         self._clock: World = world.desks[0].world
         self._rng = self._clock.stream(f"share-client-{name}")
         self._turns = _Turns(self._clock, clients.wire, clients.info, ChannelConfig(), self._rng)
-        self._in_hand = InHand(EXTEND_MAX_S, tags=world.tags.bytes_of(group))
+        self._held_batches = HeldBatches(EXTEND_MAX_S, tags=world.tags.bytes_of(group))
         self._condition, counted = threading.Condition(threading.Lock()), ShareCounted()
         config = self._config(self._rng)
         blocking = cast(Router, _BlockingCalls(self._turns, self._fibres))
@@ -193,12 +193,12 @@ class Client:
         if world.layout.narrow is not None:
             self._topics &= world.ids.keys()
         topics = world.layout.topics_of(self._topics)
-        of_consumer = self._condition, self._in_hand, counted
+        of_consumer = self._condition, self._held_batches, counted
         begun = frozenset[PlaceOfBatch]()  # partitions that the group does not know are begun as new ones
         self._session = _Session(group, name, topics, begun, LEASE_S, config, router, *of_consumer)
         self._session.begin(world, group, name)
         self._settling = Settling(
-            blocking, group, name, self._in_hand, self._condition, counted, CALL_TIMEOUT_S, self._sleep
+            blocking, group, name, self._held_batches, self._condition, counted, CALL_TIMEOUT_S, self._sleep
         )
         self._turns.attach(self._session)
         self._fibres.start(name, self._poll)
@@ -268,7 +268,7 @@ class Client:
         with self._condition:
             if session.failure is not None:
                 raise Violation(f"a share consumer failed: {session.failure!r}", "client-failed")
-            records, unreadable = self._in_hand.take(most, self._now)
+            records, unreadable = self._held_batches.take(most, self._now)
             self._ack_passed_over()
             if session.polled(most, len(records), self._now):
                 self._turns.wakeup.set()
@@ -279,17 +279,17 @@ class Client:
 
     def _ack_passed_over(self) -> None:
         """As the consumer does it."""
-        passed = self._in_hand.passed_over
+        passed = self._held_batches.passed_over
         for batch, offset in passed:
             place = _place(batch.place, offset)
             op = self._world.settled_unasked(self.group, [place])
             self._session.acks.setdefault(place, []).append(op)
-            if self._session.gathering.add(batch.gid, batch.place, offset, self._now):
+            if self._session.ack_accumulator.add(batch.gid, batch.place, offset, self._now):
                 self._turns.wakeup.set()
         passed.clear()
 
     def _place_of(self, record: ShareRecord) -> Place:
-        return _place(self._in_hand.find(record).place, record.offset)
+        return _place(self._held_batches.find(record).place, record.offset)
 
     def _leaves(self) -> bool:
         """Whether it is no member any more. Perhaps it only pauses, with all that it has."""
@@ -321,7 +321,7 @@ class Client:
         with self._condition:
             session.stopping = True
             session.give_back()
-            session.gathering.hurry(self._now)
+            session.ack_accumulator.hurry(self._now)
         self._turns.wakeup.set()
         until = self._now + LEAVES_WITHIN_S
         while session.acks_unconfirmed and self._now < until:
@@ -344,7 +344,7 @@ class Client:
             if fate == "hang":
                 return
             with self._condition:
-                batch = self._in_hand.find(record)
+                batch = self._held_batches.find(record)
             place = _place(batch.place, record.offset)
             if fate == "ack":
                 self._ack(batch, record, place)
@@ -357,8 +357,8 @@ class Client:
         op = self._world.recorder.invoke("share-ack", group=self.group, records=[place])
         self._session.acks.setdefault(place, []).append(op)
         with self._condition:
-            self._in_hand.settled(batch, record.offset)
-            if self._session.gathering.add(batch.gid, batch.place, record.offset, self._now):
+            self._held_batches.settled(batch, record.offset)
+            if self._session.ack_accumulator.add(batch.gid, batch.place, record.offset, self._now):
                 self._turns.wakeup.set()
 
     def _settle(self, fate: str, record: ShareRecord, place: Place) -> bool:

@@ -123,7 +123,7 @@ class GroupDeletions:
             leader = next((app for replica, app in desk.leaders() if replica.node.ready), None)
             if leader is None:
                 return None
-            members += leader.replica.share_desk.members(self.group)
+            members += leader.replica.lease_dispatcher.members(self.group)
         return members
 
     def _steps(self, known: dict[str, int], submit: Submit) -> str:

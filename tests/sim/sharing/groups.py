@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from escrowmq.actors.admin.topic_creation import topic_settings
-from escrowmq.actors.client.outcomes import outcome
+from escrowmq.actors.client.results import outcome
 from escrowmq.actors.client.share_groups import Submit
-from escrowmq.actors.share_consumer.in_hand import PlaceOfBatch
+from escrowmq.actors.share_consumer.held_batches import PlaceOfBatch
 from escrowmq.replication.errors import UnknownGroup, UnknownTopic
 from escrowmq.replication.format import ops, share_ops
 from escrowmq.replication.format.codec import encode_row

@@ -19,7 +19,7 @@ from escrowmq.replication.calling.answers import Reply
 from escrowmq.replication.format import share_ops
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.replica.handing_out import HandedOut
-from escrowmq.replication.replica.share_desk import Ask
+from escrowmq.replication.replica.lease_dispatcher import AcquireRequest
 from tests.sim.broker_app import BrokerApplication
 from tests.sim.desk import LOST
 from tests.sim.replica import SimReplica
@@ -107,8 +107,8 @@ class Member:
             until_ms = now_ms + int(wait_s * 1000)
             topics = self._world.topics
             count = self._rng.choice(RECORDS)
-            asked = Ask(self.group, self.name, topics, count, 4_000, LEASE_MS, until_ms, done)
-            app.replica.share_desk.acquire(asked, now_ms)
+            asked = AcquireRequest(self.group, self.name, topics, count, 4_000, LEASE_MS, until_ms, done)
+            app.replica.lease_dispatcher.acquire(asked, now_ms)
 
         replica.guarded(ask)
         if replica.up:
@@ -266,7 +266,7 @@ class Member:
             return
         replica, app = found
         topic, number, offset, _ = record
-        desk, ranges = app.replica.share_desk, [(offset, offset)]
+        desk, ranges = app.replica.lease_dispatcher, [(offset, offset)]
 
         def tell() -> None:
             if not replica.node.ready:

@@ -15,7 +15,7 @@ from escrowmq.actors.client.replica_calls import OnAnswer
 from escrowmq.replication.calling.answers import Reply
 from escrowmq.replication.errors import EscrowMQError
 from escrowmq.replication.host.reads import Reads
-from escrowmq.replication.host.running import RunningReplica
+from escrowmq.replication.host.running_replica import RunningReplica
 from escrowmq.replication.replica.replica import Replica
 from escrowmq.replication.state.machine import StateMachine
 from tests.sim.across.wire import LONG_POLL_STEP_S, SimRunning, Wire

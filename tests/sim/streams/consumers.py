@@ -76,7 +76,7 @@ class Member:
         self._group, world = group, group.world
         self.process = Process(world, group.fibres, group.wire, name)
         #: Ids that it was given and has not committed.
-        self.in_hand: set[str] = set()
+        self.held_batches: set[str] = set()
         with self.process.making():
             self._consumer = Consumer(
                 group.info,
@@ -93,13 +93,13 @@ class Member:
         rng, process = self.process.rng, self.process
         while True:
             records = self._poll()
-            self.in_hand.update(self._group.given(record) for record in records)
+            self.held_batches.update(self._group.given(record) for record in records)
             if records and not self._group.calm and self._falters():
                 return
             if records and not self._group.calm and rng.random() < UNSUBSCRIBES:
                 self._stay_away()
             process.sleep(rng.choice(HANDLES_S) * rng.random())
-            if self.in_hand and (self._group.calm or rng.random() < COMMITS):
+            if self.held_batches and (self._group.calm or rng.random() < COMMITS):
                 self._commit()
 
     def _subscribe(self) -> None:
@@ -115,7 +115,7 @@ class Member:
         """Unsubscribes for a while, and polls as before. Others get what it had not committed."""
         self._group.done["unsubscribed"] += 1
         self._consumer.subscribe([])
-        self.in_hand.clear()
+        self.held_batches.clear()
         until = self._group.world.now + self.process.rng.choice(AWAY_S)
         while self._group.world.now < until:
             if records := self._poll():
@@ -143,7 +143,7 @@ class Member:
 
     def _commit(self) -> None:
         """What it holds is handled: behind a commit that succeeds nobody gets it again."""
-        had = set(self.in_hand)
+        had = set(self.held_batches)
         try:
             self._consumer.commit()
         except EscrowMQError as error:
@@ -152,7 +152,7 @@ class Member:
         else:
             self._group.done["commits"] += 1
             self._group.handled |= had
-            self.in_hand -= had
+            self.held_batches -= had
 
     def _falters(self) -> bool:
         """Whether it dies; or it stops for a while, with everything that it has."""
@@ -279,7 +279,7 @@ class StreamGroup:
         """Each message of the last life was handled."""
         if not self.members:
             return
-        had = self.handled.union(*(member.in_hand for member in self.members))
+        had = self.handled.union(*(member.held_batches for member in self.members))
         for model in self._all.recreated.models:
             life = model.life
             for number, held in {} if life is None else life.held.items():

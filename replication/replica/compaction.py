@@ -1,0 +1,239 @@
+"""What a leader decides about messages that wait long: which are stored anew, so that old segments can go.
+
+Retention asks, about every ten seconds, what else needs the log. If much older log is kept for messages
+that wait alone, a pass begins: the leader reads what waits in the order of delivery, a slice at a time, and
+carries what lies before the pass's bound: one entry at a time, so many bytes a second. A pass writes less
+than half of what can go afterwards, so the log grows little by it, however long messages wait.
+
+What may never meet in entries under way:
+
+- a release and a carried message: the release ends before the earliest of them (``Releases.coming``);
+- a cancellation and a carried message: what is about to be cancelled is left behind, and a cancellation of
+  what is under way waits until that is applied (``waits``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from escrowmq.replication.format.codec import OpType
+from escrowmq.replication.format.timer_ops import LEVEL_OF_CARRYING
+from escrowmq.replication.format.timer_ops import carry as build_carry
+from escrowmq.replication.log.segment import SegmentInfo
+from escrowmq.replication.replica.prefetched_bodies import PrefetchedBodies, is_lacking
+from escrowmq.replication.replica.releases import Releases, Timing
+from escrowmq.replication.replica.submission import Submission
+from escrowmq.replication.state.machine import StateMachine
+from escrowmq.replication.state.topics import Partition, Topic
+from escrowmq.replication.timers.record import (
+    FIRST_KEY,
+    KEY_BYTES,
+    PLACE,
+    deliver_ms_of,
+    key_bytes,
+    key_of,
+    last_key,
+    log_index_of,
+    size_of,
+    slot_of,
+)
+
+#: Messages, and their bytes, of one entry, unless one is larger: some 15 ms of the leader's thread.
+CARRIED_MAX, CARRIED_BYTES = 1_024, 256 << 10
+#: Bytes that are carried in a second, and the least time that a message costs of it: 16,000 a second.
+BYTES_PER_S, MESSAGES_PER_S = 4 << 20, 16_000
+#: Records that are read at a time, and how long the leader rests after a slice in which nothing was to be
+#: carried: a hundred million are looked through in some 20 minutes, for a tenth of the leader's thread.
+SLICE, REST_MS = 4_096, 50
+#: Who wants bodies, here.
+WHO = "carry"
+#: What can be read sooner goes by itself.
+AHEAD_MS = 60_000
+#: Of times up to the end of one of these, what is in memory is put in order together.
+_HOUR_MS = 3_600_000
+
+
+@dataclass(slots=True)
+class _Pass:
+    """``bound``: what lies in earlier entries is carried. ``place``: the key up to which all has been read;
+    ``before``: before the last slice."""
+
+    bound: int
+    place: bytes = FIRST_KEY
+    before: bytes = FIRST_KEY
+
+
+class Compaction:
+    """The passes of one leader. Used in its thread."""
+
+    def __init__(
+        self,
+        state: StateMachine,
+        releases: Releases,
+        read: Callable[[int, int, int], bytes],
+        bodies: PrefetchedBodies,
+        ahead_ms: int = AHEAD_MS,
+    ) -> None:
+        """``read(log_index, position, size)`` of an entry's bytes, after ``bodies`` has them in memory."""
+        self._bodies = bodies
+        self._state, self._releases, self._read, self._ahead_ms = state, releases, read, ahead_ms
+        self._pass: _Pass | None = None
+        self._under_way: frozenset[bytes] = frozenset()
+        self._next_ms = 0
+        #: Entries that carried messages, these, and their bytes: of this process, as leader.
+        self.entries = self.carried = self.carried_bytes = 0
+        #: Bytes of the log that were kept for waiting messages alone when retention looked last, as leader.
+        self.pinned_bytes = 0
+
+    def forget(self) -> None:
+        """Leadership is lost."""
+        self._pass, self._under_way, self._next_ms, self.pinned_bytes = None, frozenset(), 0, 0
+
+    # -------------------------------------------------------------- passes
+
+    def plan(self, needed: int, segments: Sequence[SegmentInfo]) -> None:
+        """Begin a pass, if it is worth it and none is under way. ``needed``: the first entry that anything
+        but waiting messages needs. ``segments``: of the log."""
+        counts = self._state.timers.counts
+        waiting = counts.oldest_index()
+        self.pinned_bytes = 0 if waiting is None else pinned(segments, waiting, needed)
+        if counts.total and self._pass is None:
+            bound = worth_carrying(segments, counts.sizes(), counts.block_entries, needed)
+            if bound is not None:
+                self.begin(bound)
+
+    def begin(self, bound: int) -> None:
+        """Carry what lies before entry ``bound``. No transaction that is open now may lie before it: what it
+        schedules may have the key of an older message."""
+        if self._pass is None and self._state.level >= LEVEL_OF_CARRYING:
+            self._pass = _Pass(bound)
+
+    def is_due(self, now_ms: int) -> bool:
+        """Whether ``write`` may have something to carry."""
+        return self._pass is not None and not self._under_way and now_ms >= self._next_ms
+
+    def write(
+        self, now_ms: int, deleting: Container[int | Topic], timing: Callable[[], Timing]
+    ) -> bytes | None:
+        """The CARRY of the next messages, or None. One call reads one slice. ``deleting``: slots of topics
+        that are about to be deleted; ``timing``: of the entry. Raises CorruptLog."""
+        look = self._pass
+        assert look is not None
+        timers = self._state.timers
+        near = last_key(now_ms + self._ahead_ms)
+        after = max(look.place, timers.released, self._releases.releasing, near)
+        begin_ms = timers.store.next_ms(after)
+        if begin_ms is None:
+            self._pass = None
+            return None
+        end_ms = (begin_ms // _HOUR_MS + 1) * _HOUR_MS - 1
+        look.before = after
+        found, look.place = timers.store.due(after, end_ms, SLICE)
+        chosen = self._chosen(found, look, deleting)
+        self._next_ms = now_ms + REST_MS
+        if not chosen:
+            return None
+        if any(is_lacking(record, self._bodies) for record in chosen):
+            self._bodies.want(WHO, chosen)
+            look.place = look.before
+            return None
+        self._bodies.want(WHO, ())
+        rows = [self._read(*PLACE.unpack_from(record, KEY_BYTES)) for record in chosen]
+        self._under_way = frozenset(map(key_bytes, chosen))
+        brings = timing()
+        brings.carried = len(chosen)
+        self._releases.coming(brings, deliver_ms_of(chosen[0]))
+        size = brings.carried_bytes = sum(map(len, rows))
+        self._next_ms = now_ms + max(size * 1000 // BYTES_PER_S, len(chosen) * 1000 // MESSAGES_PER_S)
+        return build_carry(b"".join(chosen), rows)
+
+    def _chosen(self, found: Sequence[bytes], look: _Pass, deleting: Container[int | Topic]) -> list[bytes]:
+        """What of these is carried now: all copies of a key or none. The rest is for the next slice."""
+        slots, chosen, size = self._state.topics.slots, list[bytes](), 0
+        old = {key_bytes(record) for record in found if log_index_of(record) < look.bound}
+        before = b""
+        for record in found if old else ():
+            key = key_bytes(record)
+            if key not in old or self._releases.is_cancelling(key):
+                continue
+            if (slot := slot_of(key)) not in slots or slot in deleting:
+                continue
+            size += size_of(record)
+            if key != before and chosen and (size > CARRIED_BYTES or len(chosen) >= CARRIED_MAX):
+                look.place = before
+                break
+            chosen.append(record)
+            before = key
+        return chosen
+
+    # -------------------------------------------------------------- beside other operations
+
+    def waits(self, submission: Submission) -> bool:
+        """Whether a request cancels what is just being carried: it has to wait until that is applied."""
+        return bool(self._under_way) and any(
+            key in self._under_way
+            for unit in submission.units
+            if unit.ops[0].type == OpType.CANCEL
+            for key in self._keys(unit.ops[0].meta)
+        )
+
+    def _keys(self, meta: tuple[str, int, Sequence[int], int]) -> list[bytes]:
+        topic, number, flat, _ = meta
+        partition = self._state.topics.find(topic, number)
+        if not isinstance(partition, Partition):
+            return []
+        it, slot = iter(flat), partition.slot
+        return [key_of(time_ms, slot, owner, n) for time_ms, owner, n in zip(it, it, it, strict=True)]
+
+    def ended(self, timing: Timing) -> None:
+        """An entry is applied, or certainly in no log."""
+        if timing.carried:
+            self._under_way = frozenset()
+
+    def count(self, timing: Timing) -> None:
+        """The entry is applied, at this leader."""
+        if timing.carried:
+            self.entries += 1
+            self.carried += timing.carried
+            self.carried_bytes += timing.carried_bytes
+
+    def again(self, now_ms: int) -> None:
+        """The entry is in no log, and the log takes none now: what it carried is to be read again."""
+        if self._pass is not None:
+            self._pass.place, self._next_ms = self._pass.before, now_ms + REST_MS
+
+
+def pinned(segments: Sequence[SegmentInfo], waiting: int, needed: int) -> int:
+    """Bytes of the segments that would go if no message waited. ``waiting``: the first entry with one that
+    does; ``needed``: the first one that anything else needs."""
+    return sum(
+        segment.size
+        for segment, following in pairwise(segments)
+        if segment.sealed and waiting < following.first <= needed
+    )
+
+
+def worth_carrying(
+    segments: Sequence[SegmentInfo], sizes: Sequence[tuple[int, int]], block_entries: int, needed: int
+) -> int | None:
+    """The highest end of a block such that waiting messages are less than half of the segments that can go
+    once what waits before it is carried; None: there is none.
+
+    ``sizes``: first entry and waiting bytes of each block of so many entries in which any wait. ``needed``:
+    the bound is no higher.
+    """
+    found: int | None = None
+    log_bytes = waiting = at = 0
+    for segment, following in pairwise(segments):
+        bound = -(-following.first // block_entries) * block_entries
+        log_bytes += segment.size
+        if not segment.sealed or bound > needed:
+            break
+        while at < len(sizes) and sizes[at][0] < following.first:
+            waiting += sizes[at][1]
+            at += 1
+        if at and 2 * waiting < log_bytes:
+            found = bound
+    return found

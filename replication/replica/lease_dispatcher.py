@@ -1,0 +1,416 @@
+"""Where share consumers ask a leader for messages: who waits, who is served, whose lease is over.
+
+**Confirmed rounds.** A leader that was deposed without knowing it would hand out what was acknowledged to its
+successor. So nothing is handed out before a round has shown that this replica still leads (read_index.py).
+One round serves all calls that wait for one. A call that finds nothing waits without a round, and takes part
+in one when there is something.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from escrowmq.replication.calling.answers import Reply
+from escrowmq.replication.format import share_ops
+from escrowmq.replication.format.codec import Op, OpType
+from escrowmq.replication.format.internal_topics import dead_topic, retry_topic
+from escrowmq.replication.model import ResultCode
+from escrowmq.replication.replica.handing_out import HandedOut, Reach
+from escrowmq.replication.replica.read_index import Lead, Rounds
+from escrowmq.replication.sharing.leases import Doomed, Leases, Pair
+from escrowmq.replication.sharing.pieces import UNNUMBERED
+from escrowmq.replication.sharing.ranges import Final, Range
+from escrowmq.replication.sharing.receipts import Given, Receipts
+from escrowmq.replication.sharing.window import EXPIRIES_MAX, Taken
+from escrowmq.replication.state.machine import StateMachine
+from escrowmq.replication.state.topics import Partition
+
+log = logging.getLogger(__name__)
+
+#: Calls that wait at one leader.
+ASKS_MAX = 10_000
+#: Partitions looked at for those that wait, in one step: half a millisecond.
+LOOKS_MAX = 1_000
+#: Groups with their topics whose turn is kept.
+TURNS_MAX = 10_000
+#: Messages that one NACK of the leader names.
+NACKED_AT_ONCE = 500
+#: When a caller asks again that finds too many leases, or calls, at this leader.
+FULL_RETRY_S = 1.0
+#: The reason of that NACK.
+EXPIRED = f"{EXPIRIES_MAX + 1} leases in a row ended without an answer from their consumers"
+#: How often it is said that a group lacks its topics.
+TOLD_MS = 60_000
+#: How often windows of deleted partitions are looked for.
+TIDY_MS = 10_000
+
+
+@dataclass(slots=True)
+class AcquireRequest:
+    """One call. ``done`` is called once, with ``("ok", [HandedOut, ...])`` or a refusal. Times in ms.
+
+    ``call`` and ``received``: see ``sharing/receipts.py``; ``number``: of the answer, once there is one."""
+
+    group: str
+    member: str
+    topics: tuple[str, ...]
+    wanted: int
+    max_bytes: int
+    lease_ms: int
+    until_ms: int
+    done: Callable[[Reply], None]
+    call: int = UNNUMBERED
+    received: int = UNNUMBERED
+    number: int = UNNUMBERED
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Whose it is."""
+        return self.group, self.member
+
+
+class LeaseDispatcher:
+    """See the module's text. In the replica's thread. ``leases``: of this leadership. ``now_ms`` is always
+    ``Replica.monotonic_ms``."""
+
+    def __init__(
+        self, state: StateMachine, nack: Callable[[bytes, Partition], None], refusal: Callable[[], Reply]
+    ) -> None:
+        """``nack(frame, partition)`` takes a request of the leader itself; ``refusal()``: the answer of a
+        replica that does not lead."""
+        self._state, self._nack, self._refusal = state, nack, refusal
+        self._raft: Lead | None = None
+        #: Whether a group's deletion is under way: nothing of it is handed out.
+        self.is_deleting: Callable[[str], bool] = lambda group: False
+        self.leases = Leases()
+        self._receipts = Receipts()
+        self.lead_rounds: Rounds[AcquireRequest] = Rounds()
+        self.parked: deque[AcquireRequest] = deque()  # nothing there for them
+        self._stirred = False  # something may be there that was not when they looked
+        self._seen_index = self._tidied_ms = 0
+        self._turns: dict[tuple[str, tuple[str, ...]], int] = {}  # answers by group and topics
+        self._looks = 0
+        self._told_ms: dict[str, int] = {}  # group -> when its next warning may come
+        #: Whether something was given back or has expired, since somebody last looked and cleared this.
+        self.freed = False
+        self._answers = 0  # that handed something out
+        #: Messages whose leases ended because the answer that brought them was lost: of this process.
+        self.unreceived = 0
+
+    def attach(self, raft: Lead) -> None:
+        """The node that confirms; once, before anything else."""
+        self._raft = raft
+
+    # -------------------------------------------------------------- leadership
+    def begin(self) -> None:
+        """Leadership begins: whatever is not final is handed out again."""
+        self.leases, self._receipts, self._stirred = Leases(), Receipts(), True
+
+    def resign(self) -> None:
+        """This replica does not lead, or is not ready: nobody is served, and nothing is leased."""
+        if self.leases.in_use:
+            self.leases, self._receipts = Leases(), Receipts()
+        if not self.waiting:
+            return
+        asks = [*self.lead_rounds.drain(), *self.parked]
+        self.parked.clear()
+        for ask in asks:
+            ask.done(self._refusal())
+
+    @property
+    def waiting(self) -> int:
+        """How many calls are here."""
+        return len(self.lead_rounds) + len(self.parked)
+
+    @property
+    def rounds(self) -> int:
+        """Rounds that were begun."""
+        return self.lead_rounds.begun
+
+    def members(self, group: str) -> list[str]:
+        """Who of a group waits here, or holds something."""
+        asks = [*self.lead_rounds.waiting(), *self.parked]
+        return sorted({ask.member for ask in asks if ask.group == group} | self.leases.members(group))
+
+    # -------------------------------------------------------------- calls
+    def acquire(self, ask: AcquireRequest, now_ms: int) -> None:
+        """Answers at once, or from a later ``step``."""
+        assert self._raft is not None
+        if not self._raft.ready:
+            ask.done(self._refusal())
+        elif self._state.level < share_ops.LEVEL_OF_SHARES:
+            ask.done(("unsupported", share_ops.LEVEL_OF_SHARES))
+        elif self.waiting >= ASKS_MAX or self.leases.full or self._state.shares.full:
+            ask.done(("overloaded", FULL_RETRY_S))
+        elif self._is_late(ask, now_ms):
+            ask.done(("ok", []))
+        elif self._has_some(ask, now_ms):
+            self.lead_rounds.add(ask)
+        elif ask.until_ms <= now_ms:
+            ask.done(("ok", []))
+        else:
+            self.parked.append(ask)
+
+    def _is_late(self, ask: AcquireRequest, now_ms: int) -> bool:
+        """Whether it is a copy of an earlier call. If not, what the member has not received is free."""
+        for lost in self._receipts.called(ask.key, ask.call, ask.received, now_ms):
+            held = self.leases.held(lost.pair)
+            self.leases.release(lost.pair, ask.member, lost.ranges)
+            self.unreceived += held - self.leases.held(lost.pair)
+            self._stirred = self.freed = True
+        return self._receipts.is_late(ask.key, ask.call)
+
+    def step(self, now_ms: int) -> None:
+        """After whatever may have changed something: answers from peers, entries applied, new calls."""
+        if not (self.lead_rounds.waits or self.parked):
+            return
+        assert self._raft is not None
+        applied = self._state.applied_index
+        if applied != self._seen_index:
+            self._seen_index, self._stirred = applied, True
+        while True:
+            confirmed = self.lead_rounds.over(self._raft)
+            if confirmed is None:
+                break
+            for ask in confirmed:
+                self._serve(ask, now_ms)
+            if self._stirred and self.parked:
+                self._look(now_ms)
+            if not self.lead_rounds.begin(self._raft):
+                break
+        if any(ask.until_ms <= now_ms for ask in self.parked):
+            over = [ask for ask in self.parked if ask.until_ms <= now_ms]
+            self.parked = deque(ask for ask in self.parked if ask.until_ms > now_ms)
+            for ask in over:
+                ask.done(("ok", []))
+
+    def extend(
+        self, group: str, member: str, topic: str, number: int, ranges: Sequence[Range], until_ms: int
+    ) -> list[Range]:
+        """See ``Leases.extend``."""
+        pair = self._pair(group, topic, number)
+        return list(ranges) if pair is None else self.leases.extend(pair, member, ranges, until_ms)
+
+    def release(
+        self,
+        group: str,
+        member: str,
+        topic: str,
+        number: int,
+        ranges: Sequence[Range],
+        call: int = UNNUMBERED,
+    ) -> list[Range]:
+        """See ``Leases.release``."""
+        pair = self._pair(group, topic, number)
+        if pair is None:
+            return list(ranges)
+        self._stirred = self.freed = True
+        return self.leases.release(pair, member, ranges, call)
+
+    def on_timer(self, now_ms: int) -> None:
+        """A few times a second, as leader: leases whose time is over."""
+        expired = self.leases.expired
+        for doomed in self.leases.expire(now_ms, self._final_of, self._lacks_topics):
+            self._nack_all(doomed)
+            if self._lacks_topics(doomed.pair):
+                self._tell(doomed, now_ms)
+        if self.leases.expired != expired:
+            self._stirred = self.freed = True
+        self._stirred = self._stirred or self.leases.doubtful  # who may get something changes with time
+        if now_ms >= self._tidied_ms + TIDY_MS:
+            self._tidied_ms = now_ms
+            self._receipts.tidy(now_ms)
+            self._told_ms = {group: ms for group, ms in self._told_ms.items() if ms > now_ms}
+            for pair in self.leases.pairs():
+                if pair[1] not in self._state.topics.slots:
+                    self.leases.forget(pair)
+
+    def applied(self, ops: Sequence[Op]) -> None:
+        """An entry was applied while this replica leads. If the group is created again, it begins anew."""
+        for op in ops:
+            if op.type == OpType.DELETE_GROUP:
+                for pair in self.leases.pairs():
+                    if pair[0] == op.meta[0]:
+                        self.leases.forget(pair)
+
+    # -------------------------------------------------------------- serving
+    def _serve(self, ask: AcquireRequest, now_ms: int) -> None:
+        if self._receipts.is_late(ask.key, ask.call):
+            ask.done(("ok", []))
+            return
+        rows = self._hand_out(ask, now_ms)
+        self._stirred = True  # there may be more, for somebody else
+        if rows or ask.until_ms <= now_ms:
+            ask.done(("ok", rows))
+        else:
+            self.parked.append(ask)
+
+    def _hand_out(self, ask: AcquireRequest, now_ms: int) -> list[HandedOut]:
+        rows, left, bytes_left = list[HandedOut](), ask.wanted, ask.max_bytes
+        if self.is_deleting(ask.group):
+            return rows
+        for topic in ask.topics:
+            if not self._partitions(topic):
+                rows.append(HandedOut(topic, -1, int(ResultCode.UNKNOWN_TOPIC)))
+        places = self._places(ask, self._next_turn(ask))
+        alone = self._alone(ask, places, now_ms)
+        for partition in places:
+            if left <= 0 or bytes_left <= 0:
+                break
+            final = self._state.shares.get(ask.group, partition)
+            place = partition.topic, partition.number
+            if final is None:
+                rows.append(HandedOut(*place, int(ResultCode.UNKNOWN_SHARE), partition.topic_id))
+                continue
+            pair, end, until_ms = (ask.group, partition.slot), partition.index.end, now_ms + ask.lease_ms
+            reach = Reach(partition.index, bytes_left, at_least_one=left == ask.wanted)
+            if alone is None:
+                if not self.leases.has_some(pair, final, end):
+                    continue
+                asked = end, ask.member, until_ms, left, reach.stretch
+                taken = self.leases.acquire(pair, final, *asked, ask.call)
+            elif pair in alone:
+                taken = self.leases.acquire_alone(pair, final, ask.member, until_ms, reach.stretch, ask.call)
+                left = 0
+            else:
+                continue
+            if taken:
+                code = int(ResultCode.OK)
+                rows.append(HandedOut(*place, code, partition.topic_id, reach.runs, taken))
+                left -= sum(last - first + 1 for first, last, _ in taken)
+                bytes_left = reach.bytes_left
+                self._gave(ask, pair, taken)
+        return rows
+
+    def _gave(self, ask: AcquireRequest, pair: Pair, taken: Sequence[Taken]) -> None:
+        if ask.number == UNNUMBERED:
+            self._answers += 1
+            ask.number = self._answers
+        ranges = [(first, last) for first, last, _ in taken]
+        self._receipts.gave(ask.key, Given(ask.call, ask.number, pair, ranges))
+
+    def _alone(self, ask: AcquireRequest, places: Sequence[Partition], now_ms: int) -> list[Pair] | None:
+        """See ``Leases.alone``."""
+        if not self.leases.doubtful:
+            return None
+        finals = [
+            ((ask.group, partition.slot), final)
+            for partition in places
+            if (final := self._state.shares.get(ask.group, partition)) is not None
+        ]
+        return self.leases.alone(ask.member, finals, now_ms)
+
+    def _next_turn(self, ask: AcquireRequest) -> int:
+        """Of those that want the same, and of nobody else: two groups that are served by turns would each
+        begin with the same half of the partitions for ever."""
+        if len(self._turns) >= TURNS_MAX:
+            self._turns.clear()
+        turn = self._turns.get((ask.group, ask.topics), 0)
+        self._turns[ask.group, ask.topics] = turn + 1
+        return turn
+
+    def _places(self, ask: AcquireRequest, turn: int) -> list[Partition]:
+        """Retries first, then all partitions in turn, so that none waits behind a busy one."""
+        found = [p for topic in ask.topics for p in self._partitions(topic)]
+        at = turn % len(found) if found else 0
+        return self._partitions(retry_topic(ask.group)) + found[at:] + found[:at]
+
+    def _partitions(self, topic: str) -> list[Partition]:
+        known = self._state.topics.topics.get(topic)
+        return [] if known is None else list(known.partitions.values())
+
+    # -------------------------------------------------------------- waiting
+    def _has_some(self, ask: AcquireRequest, now_ms: int) -> int:
+        """In how many places there is something for it, or something to tell."""
+        if self.is_deleting(ask.group):
+            return 0  # the entry that deletes it calls up who waits here
+        self._looks += 1
+        places = self._places(ask, self._looks * (LOOKS_MAX // 2))
+        unknown = sum(not self._partitions(topic) for topic in ask.topics)
+        alone = self._alone(ask, places, now_ms)
+        return unknown + sum(self._is_some(ask.group, partition, alone) for partition in places[:LOOKS_MAX])
+
+    def _is_some(self, group: str, partition: Partition, alone: list[Pair] | None) -> bool:
+        pair, final = (group, partition.slot), self._state.shares.get(group, partition)
+        if final is None:
+            return True
+        return self.leases.has_some(pair, final, partition.index.end) if alone is None else pair in alone
+
+    def _look(self, now_ms: int) -> None:
+        """Call up as many of those that wait longest as there are places with something for them."""
+        self._stirred = False
+        left = LOOKS_MAX
+        places: dict[tuple[str, tuple[str, ...], str], int] = {}
+        for _ in range(len(self.parked)):
+            ask = self.parked.popleft()
+            key = ask.group, ask.topics, ask.member if self.leases.doubtful else ""
+            if key not in places:
+                if left <= 0:
+                    self.parked.appendleft(ask)
+                    self._stirred = True  # the next step goes on from here
+                    return
+                places[key] = self._has_some(ask, now_ms)
+                left -= sum(len(self._partitions(topic)) for topic in ask.topics) + 2
+            if places[key] > 0:
+                places[key] -= 1
+                self.lead_rounds.add(ask)
+            else:
+                self.parked.append(ask)
+
+    # -------------------------------------------------------------- leases
+    def _pair(self, group: str, topic: str, number: int) -> Pair | None:
+        known = self._state.topics.topics.get(topic)
+        partition = None if known is None else known.partitions.get(number)
+        return None if partition is None else (group, partition.slot)
+
+    def _final_of(self, pair: Pair) -> Final | None:
+        partition = self._state.topics.slots.get(pair[1])
+        return None if partition is None else self._state.shares.get(pair[0], partition)
+
+    def _lacks_topics(self, pair: Pair) -> bool:
+        """Whether this broker group has no topic for copies of what the group could not handle."""
+        return not (self._partitions(retry_topic(pair[0])) and self._partitions(dead_topic(pair[0])))
+
+    def _tell(self, doomed: Doomed, now_ms: int) -> None:
+        """What keeps messages from coming again, once a minute for each group."""
+        (group, slot), ranges, again_ms = doomed
+        if now_ms < self._told_ms.get(group, now_ms):
+            return
+        self._told_ms[group] = now_ms + TOLD_MS
+        partition = self._state.topics.slots[slot]
+        log.warning(
+            "%d messages of %s/%d, whose leases ran out %d times, can neither come again nor become dead "
+            "letters: share group %r has lost its topic %s or %s. Start a share consumer of the group, which "
+            "creates them, or delete the group ('escrowmq group delete %s'). Next attempt in %g s",
+            sum(last - first + 1 for first, last in ranges),
+            partition.topic,
+            partition.number,
+            EXPIRIES_MAX + 1,
+            group,
+            retry_topic(group),
+            dead_topic(group),
+            group,
+            again_ms / 1000,
+        )
+
+    def _nack_all(self, doomed: Doomed) -> None:
+        (group, slot), ranges, _ = doomed
+        partition = self._state.topics.slots[slot]
+        offsets = [offset for first, last in ranges for offset in range(first, last + 1)]
+        for at in range(0, len(offsets), NACKED_AT_ONCE):
+            some = offsets[at : at + NACKED_AT_ONCE]
+            frame = share_ops.nack(
+                group,
+                partition.topic,
+                partition.number,
+                some,
+                [share_ops.BY_TABLE] * len(some),
+                [EXPIRED] * len(some),
+                "",
+                share_ops.BY_LEASE,
+                partition.topic_id,
+            )
+            self._nack(frame, partition)
