@@ -137,3 +137,22 @@ def test_a_decision_takes_at_most_150_words() -> None:
     assert not long, (
         f"docs/decisions.md: at most {DECISION_WORDS_MAX} words, without the heading: " + ", ".join(long)
     )
+
+
+def test_no_file_or_class_has_a_word_that_the_glossary_has_retired() -> None:
+    table = (ROOT / "docs" / "concepts.md").read_text().split("### Words of the code")[1].split("\n## ")[0]
+    retired = {
+        word.strip()
+        for line in re.findall(r"^\| ([a-z, ]+) \| [a-z, ]+ \|$", table, re.MULTILINE)
+        for word in line.split(",")
+        if word.strip() != "not"
+    }
+    assert {"lobby", "desk", "wishing"} <= retired
+    found = []
+    for path in PACKAGE_FILES:
+        tree = ast.parse(path.read_text())
+        classes = [node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+        for name in (path.stem, *classes):
+            words = re.findall(r"[A-Z]?[a-z]+", name)
+            found += [f"{_name(path)}: {name}" for word in words if word.lower() in retired]
+    assert found == []

@@ -37,7 +37,7 @@ class ShopQuerier(TxStatusQuerier):
         return answer
 
 
-class OrderDesk:
+class OrderTaker:
     """Places orders. Thread-safe. ``run`` tells this process's attempts from those of earlier processes."""
 
     def __init__(

@@ -21,7 +21,7 @@ from escrowmq.cluster.demo.database import ShopDatabase
 from escrowmq.cluster.demo.events import EventWriter, Failed, Finished, Ready
 from escrowmq.cluster.demo.mishaps import plan_mishaps
 from escrowmq.cluster.demo.options import APP, TRANSACTION_TIMEOUT_S
-from escrowmq.cluster.demo.orders import OrderDesk, ShopQuerier
+from escrowmq.cluster.demo.orders import OrderTaker, ShopQuerier
 from escrowmq.cluster.demo.tpch import Order, order_keys, read_orders
 
 
@@ -71,10 +71,10 @@ def _work(settings: WorkerSettings, events: EventWriter) -> None:
         querier = ShopQuerier(shop, mishaps, events)
         producer = stack.enter_context(cluster.producer(app=APP, tx_status_querier=querier, config=config))
         events.write(Ready(skipped=len(share) - len(mine)))
-        desk = OrderDesk(producer, shop, mishaps)
+        taker = OrderTaker(producer, shop, mishaps)
         finished, released = threading.Event(), threading.Event()
         threading.Thread(target=_watch_parent, args=(finished, released), daemon=True).start()
-        _place_all(desk, data, mine, settings.threads, events)
+        _place_all(taker, data, mine, settings.threads, events)
         finished.set()
         events.write(Finished())
         released.wait()
@@ -88,7 +88,9 @@ def _watch_parent(finished: threading.Event, released: threading.Event) -> None:
     released.set()
 
 
-def _place_all(desk: OrderDesk, data: Path, mine: frozenset[int], threads: int, events: EventWriter) -> None:
+def _place_all(
+    taker: OrderTaker, data: Path, mine: frozenset[int], threads: int, events: EventWriter
+) -> None:
     waiting: queue.Queue[Order | None] = queue.Queue(maxsize=4 * threads)
     failures: list[BaseException] = []
 
@@ -97,7 +99,7 @@ def _place_all(desk: OrderDesk, data: Path, mine: frozenset[int], threads: int, 
             if failures:
                 continue  # keep emptying the queue, so that the reader does not block
             try:
-                events.write(desk.place(order))
+                events.write(taker.place(order))
             except BaseException as error:
                 failures.append(error)
 

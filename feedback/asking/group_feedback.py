@@ -36,7 +36,7 @@ SUBMIT_PATIENCE_S = 10.0
 RELEASED_S = 1.0
 
 
-class Desk(Protocol):
+class CheckHolder(Protocol):
     """What one group's part needs from its topic."""
 
     def locked(self, gid: int, rows: Sequence[LockedRow]) -> None: ...
@@ -75,7 +75,7 @@ class PendingVerdict:
 class GroupFeedback:
     """Feedback of one app and topic at broker group ``gid``. One event loop, no Ray."""
 
-    def __init__(self, gid: int, app: str, topic: str, way: Way, desk: Desk) -> None:
+    def __init__(self, gid: int, app: str, topic: str, way: Way, desk: CheckHolder) -> None:
         self.gid, self.app, self.topic = gid, app, topic
         self.counts: Counter[str] = Counter()
         self._way, self._desk, self._config = way, desk, way.config

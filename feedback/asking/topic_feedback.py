@@ -168,12 +168,12 @@ class TopicFeedback:
             group.take(rows)
 
     def locked(self, gid: int, rows: Sequence[LockedRow]) -> None:
-        """See ``Desk``."""
+        """See ``CheckHolder``."""
         self._table.locked(gid, rows, self._host.now())
         self.match()
 
     def settled(self, gid: int, tx_ids: Iterable[str]) -> None:
-        """See ``Desk``. The broker accepted the answers: there may be room for more."""
+        """See ``CheckHolder``. The broker accepted the answers: there may be room for more."""
         self._table.settled(gid, tx_ids)
         self._host.changed(self)
 

@@ -64,7 +64,7 @@ class _Ack(_Frame, tag=3):
     counts: bool  # False: the replica lost its disk and is only a learner for now
 
 
-class _AckTelling(_Frame, tag=12):
+class _AckWithClock(_Frame, tag=12):
     """As ``_Ack``, with the sender's wall clock. Only from format level 9 on, when all replicas know it."""
 
     term: Index
@@ -146,7 +146,7 @@ _decode = msgspec.msgpack.Decoder(
     _Append
     | _LogStart
     | _Ack
-    | _AckTelling
+    | _AckWithClock
     | _Ask
     | _Plain
     | _Rejoin
@@ -182,7 +182,7 @@ def encode(message: RaftMessage) -> list[bytes]:
     elif kind == "next_node_idx":
         index, reset, success = message["next_node_idx"], message["reset"], message["success"]
         ack = message["term"], message["seq"], index, reset, success, message["counts"]
-        frame = _AckTelling(*ack, message["clock_ms"]) if "clock_ms" in message else _Ack(*ack)
+        frame = _AckWithClock(*ack, message["clock_ms"]) if "clock_ms" in message else _Ack(*ack)
     elif kind in ("request_vote", "pre_vote"):
         asks = message["term"], message["last_log_index"], message["last_log_term"]
         frame = _AskMarks(*asks) if "marks" in message else _Ask(kind == "pre_vote", *asks)
@@ -228,7 +228,7 @@ def decode(header: memoryview | bytes, bodies: memoryview) -> RaftMessage:
         return _decode_append(frame, bodies)
     if len(bodies):
         raise WireError(f"{len(bodies)} bytes follow a message that has no bodies")
-    if isinstance(frame, _Ack | _AckTelling):
+    if isinstance(frame, _Ack | _AckWithClock):
         ack = {
             "type": "next_node_idx", "term": frame.term, "seq": frame.seq, "next_node_idx": frame.next,
             "reset": frame.reset, "success": frame.success, "counts": frame.counts,
