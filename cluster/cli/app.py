@@ -23,7 +23,7 @@ _COMMANDS = {
     "up": ("lifecycle", "up"),
     "down": ("lifecycle", "down"),
     "status": ("status", "status"),
-    "leftovers": ("leftovers", "leftovers"),
+    "leftovers": ("replica_dirs", "leftovers"),
     "demo": ("lifecycle", "demo"),
     "produce": ("producing", "produce"),
     "consume": ("consuming", "consume"),
