@@ -1,7 +1,8 @@
-"""A slice of ``make chaos`` for every run of the tests: each kind of fault on processes once.
+"""A slice of ``make chaos`` for every run of the tests: most kinds of faults on processes once.
 
-``make test-long`` also restarts all brokers, one after the other. If machines can be simulated, it has a
-round with a cut-off leader whose successor is killed, and with a restart on a full disk.
+``make test-long`` has the others, and restarts all brokers, one after the other. If machines can be
+simulated, it has a round with a cut-off leader whose successor is killed, and with a restart on a full
+disk.
 
 The rounds take less than three minutes on an idle machine. The test prints how long they took and how busy
 the machine was; it fails if the machine was idle and they took longer.
@@ -25,13 +26,15 @@ from tests.chaos.running import Run, RunOptions
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(500)]
 
-#: Every kind without machines. The seed of each round gives short pauses, two broker groups, a slow database
-#: without a fence, and the second fault below.
-#: A restart of all brokers, one after the other, takes half a minute and has a separate round.
-#: So has the change of a group to five replicas and back to three.
+#: Every kind without machines. The seed of each round gives short pauses, two broker groups, a slow
+#: database without a fence, and the second fault below. Those of ``ALSO`` have tests of their own
+#: (test_feedback.py, the demo), or do less than their brothers: a round of their own has them. A restart of
+#: all brokers, one after the other, takes half a minute and has a separate round. So has the change of a
+#: group to five replicas and back to three.
 LONG = (Kind.ROLLING_RESTART, Kind.SET_REPLICAS)
-ON_PROCESSES = tuple(kind for kind in Kind if not KINDS[kind].machines and kind not in LONG)
-PROCESSES_SEED, PROCESSES_ROUND = 17541, 2
+ALSO = (Kind.FOLLOWER_KILL, Kind.FOLLOWER_PAUSE, Kind.FEEDBACK_KILL, Kind.PRODUCER_KILL)
+ON_PROCESSES = tuple(kind for kind in Kind if not KINDS[kind].machines and kind not in (*LONG, *ALSO))
+PROCESSES_SEED, PROCESSES_ROUND = 17113, 2
 ON_MACHINES = (Kind.LEADER_CUT, Kind.DISK_FULL_RESTART, Kind.LEADER_KILL)
 MACHINES_SEED, MACHINES_ROUND = 5645, 1
 #: Limit for a commit after a fail-over, on a machine that may be busy; figures are measured elsewhere.
@@ -89,6 +92,12 @@ def test_promises_hold_while_processes_are_killed_stopped_and_restarted() -> Non
     assert figures["messages of 30 KB and more"] > 0 and figures["transactions"] > 100
     assert operations["decide"]["ok"] > 100 and operations["send"]["ok"] > 100
     assert operations["offset-commit"]["ok"] > 10
+
+
+@pytest.mark.long
+def test_promises_hold_while_followers_feedback_and_producers_are_killed() -> None:
+    results = ran(20182, PROCESSES_ROUND, ALSO, producers=2).results
+    assert results.operations()["decide"]["ok"] > 100
 
 
 @pytest.mark.long
