@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from escrowmq.actors.admin.topic_creation import create_topic
 from escrowmq.actors.client.consumer_groups import TopicPartition
-from escrowmq.actors.client.outcomes import submitting
+from escrowmq.actors.client.results import submitting
 from escrowmq.actors.client.share_groups import set_group
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.consumer.config import ConsumerConfig
