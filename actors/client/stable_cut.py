@@ -92,8 +92,10 @@ def is_settled(answer: GroupCut) -> bool:
 
 
 def is_unmoved(settled: Mapping[int, GroupCut], last: Mapping[int, GroupCut]) -> bool:
-    """Whether no group has decided anything over several groups since it was settled."""
-    return all(answer.decided_index <= settled[gid].at for gid, answer in last.items())
+    """Whether no group has decided anything over several groups since it was settled. A decision in the very
+    entry of that answer stands behind the question there: before it, the answer would not have been
+    settled."""
+    return all(answer.decided_index < settled[gid].at for gid, answer in last.items())
 
 
 def _ends(topics: Sequence[str], found: Mapping[int, GroupCut]) -> Cut:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
@@ -22,6 +23,7 @@ from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.snapshot import encode, restore
 from tests.support.reading import everything, named
 from tests.support.several_groups import (
+    APP,
     PARTITIONS,
     TOPIC,
     Client,
@@ -135,6 +137,23 @@ def test_each_guard_is_needed(guard: str, monkeypatch: pytest.MonkeyPatch) -> No
             except Unavailable:
                 continue
     pytest.fail("no seed has a transaction that only this guard keeps whole")
+
+
+def test_a_decision_behind_the_question_in_its_own_entry_makes_a_cut_unstable() -> None:
+    """A leader writes requests that wait together into one entry."""
+    world = world_of(2)
+    _, plan = prepared(world)
+    waiting, answers = [cut((), 0), ops.commit(APP, [plan.tx_id])], list[Any]()  # type: ignore[attr-defined]
+    group = world.groups[0]
+    for request in waiting:
+        parsed = parse_request(request, from_broker=False, place=(0, 2))
+        group.single.replica.submit(request, parsed, answers.append)
+    group.single.now_ms += 1
+    group.single.replica.pump(group.single.now_ms)
+    (_, [[_, found]]), (_, [committed]) = answers
+    settled, last = GroupCut(*found), asked(world, 0, ())
+    assert committed[0] == ResultCode.OK and settled.undone == 0, "it was asked before the decision"
+    assert last.decided_index == settled.at and not stable_cut.is_unmoved({0: settled}, {0: last})
 
 
 def test_a_decision_that_a_branch_has_not_carried_out_is_waited_for() -> None:
