@@ -27,22 +27,3 @@ def cut_of_two_rounds(patch: pytest.MonkeyPatch) -> None:
 def decision_not_noted(patch: pytest.MonkeyPatch) -> None:
     """A group does not say that it has decided a transaction over several groups since the first round."""
     patch.setattr(StableCuts, "committed", lambda self, index: None)
-
-
-@plant(
-    "decision-behind-the-question",
-    "cut-torn",
-    groups=2,
-    chaos_s=8.0,
-    start=0,
-    within=40,
-    conditions=busy,
-    long=True,
-)
-def decision_behind_the_question(patch: pytest.MonkeyPatch) -> None:
-    """A decision in the entry of round 1's question, but behind it, is taken for one before it."""
-    patch.setattr(
-        stable_cut,
-        "is_unmoved",
-        lambda settled, last: all(answer.decided_index <= settled[gid].at for gid, answer in last.items()),
-    )
