@@ -39,7 +39,7 @@ from escrowmq.cluster.stale_replica_dirs import begin_removal
 from escrowmq.cluster.watch import Track, Watch, first_line
 from escrowmq.replication.calling.answers import ReplicaReport
 from escrowmq.replication.calling.backoff import Backoff
-from escrowmq.replication.raft.readiness import room_to_lead
+from escrowmq.replication.raft.elections import room_to_lead
 
 log = logging.getLogger(__name__)
 

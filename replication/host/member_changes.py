@@ -20,7 +20,7 @@ from escrowmq.replication.errors import ChangeNotYet, ChangeRefused, Closed, Dis
 from escrowmq.replication.format.membership import CHANGE_ID_MAX, LEARNERS_MAX, Members, in_order
 from escrowmq.replication.host.running_replica import NOT_RUNNING, RunningReplica
 from escrowmq.replication.raft.members import Act, Goal, Step, in_vain, next_step
-from escrowmq.replication.raft.newcomers import votes_in
+from escrowmq.replication.raft.membership_changes import votes_in
 
 #: The format level that membership entries need.
 LEVEL: Final = 3
@@ -81,7 +81,8 @@ class MemberChanges:
 
     def never_voted(self, rid: int) -> Reply:
         """``("ok", whether)`` replica ``rid`` is a voter in no configuration of this log; only from a leader
-        that a majority has answered since the question (raft/newcomers.py). Blocks for at most a second."""
+        that a majority has answered since the question (raft/membership_changes.py). Blocks for at most a
+        second."""
         running, node = self._running, self._running.node
 
         def answer() -> bool | None:

@@ -24,7 +24,7 @@ from escrowmq.replication.log.disk import RealDisk
 from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.log.marks import LEARNER, LOST, NEWCOMER, PORT_FILE, Marks
 from escrowmq.replication.log.peer_marks import PeerMarks
-from escrowmq.replication.raft.newcomers import has_promised_nothing
+from escrowmq.replication.raft.membership_changes import has_promised_nothing
 from escrowmq.replication.raft.node import check_fit
 from escrowmq.replication.replica.checkpoints import Checkpoints
 from escrowmq.replication.state.machine import StateMachine
@@ -89,9 +89,9 @@ class _Opening(Restoring[Recovered]):
         self._forgive_newcomer(found)
 
     def _forgive_newcomer(self, found: Recovered) -> None:
-        """If it never voted (raft/newcomers.py), it is no longer a learner in the sense of rejoin.py: it
-        becomes a voter when it has caught up, like any new replica. Raises Unavailable if no leader can
-        tell."""
+        """If it never voted (raft/membership_changes.py), it is no longer a learner in the sense of
+        rejoin.py: it becomes a voter when it has caught up, like any new replica. Raises Unavailable if no
+        leader can tell."""
         if not self._own_setup.joining or self._marks.read(LEARNER) != NEWCOMER:
             return
         members, own = found.journal.members, str(self._own_setup.identity.replica)

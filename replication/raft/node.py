@@ -19,35 +19,160 @@ It never forwards a proposal, never takes a snapshot, and does not change member
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from escrowmq.replication.errors import (
     ApplyFailed,
     CorruptLog,
     DamagedEntry,
     DiskFull,
+    EscrowMQError,
+    MessageTooLarge,
+    Overloaded,
     SafetyViolation,
     Superseded,
 )
 from escrowmq.replication.format.codec import MEMBERSHIP
-from escrowmq.replication.format.membership import NOBODY, Members, encode_members, founding
+from escrowmq.replication.format.membership import NOBODY, Members, encode_members, founding, in_order
 from escrowmq.replication.format.wire import RaftMessage
 from escrowmq.replication.log.peer_marks import Incarnation, Incarnations
+from escrowmq.replication.raft.elections import Handover, PreVote, Readiness, Votes
 from escrowmq.replication.raft.guards import FollowerGuard, sound_index
-from escrowmq.replication.raft.handover import Handover
-from escrowmq.replication.raft.known_peers import KnownPeers
 from escrowmq.replication.raft.members import Circle, Step, after
 from escrowmq.replication.raft.membership_changes import MembershipChanges
-from escrowmq.replication.raft.prevote import PreVote
-from escrowmq.replication.raft.progress import quorum_index
-from escrowmq.replication.raft.proposals import COMMAND_BYTES_MAX, OnProposed, Proposals
 from escrowmq.replication.raft.pysync import LEADER, Core
-from escrowmq.replication.raft.readiness import Readiness
 from escrowmq.replication.raft.rejoin import Rejoin
-from escrowmq.replication.raft.replicator import LeadCheck, Replicator
+from escrowmq.replication.raft.replicator import LeadCheck, Replicator, quorum_index
 from escrowmq.replication.raft.types import Clock, Log, PeerLink, PeerStatus, RaftConfig
-from escrowmq.replication.raft.votes import Votes
+
+# ------------------------------------------------------------------ outcomes of proposals
+# The outcome of each proposal: applied, certainly not logged, or unknown. Each one gets an answer.
+#
+# A proposal is identified by the (index, term) of its entry. While its leadership lasts it is settled by
+# being applied; when the leadership ends, too much time has passed, or the node shuts down, its outcome is
+# unknown here: the next leader may still commit the entry. The number of entries and bytes that wait for a
+# majority is bounded; an entry whose proposer has given up still counts.
+
+
+#: ``done(result, True)`` applied; ``done(reason, False)`` certainly not logged; ``done(None, None)`` unknown.
+OnProposed = Callable[[Any, bool | None], None]
+#: Largest command: with its batch it stays far below a frame's 64 MiB (wire.FRAME_BYTES_MAX).
+COMMAND_BYTES_MAX = 32 << 20
+
+
+@dataclass(slots=True)
+class _Proposal:
+    index: int
+    term: int
+    deadline: float
+    done: OnProposed
+
+
+class Proposals:
+    """Proposals of one node, in index order."""
+
+    def __init__(self, config: RaftConfig) -> None:
+        self.outstanding_bytes = 0
+        self._config = config
+        #: In index order.
+        self.waiting: deque[_Proposal] = deque()
+        self._sizes: dict[int, int] = {}  # own entries not yet applied: index -> bytes
+
+    def refusal(self, size_bytes: int) -> EscrowMQError | None:
+        """Why no command of this size can be accepted now; None: it can."""
+        config = self._config
+        if size_bytes > COMMAND_BYTES_MAX:
+            return MessageTooLarge(size_bytes, COMMAND_BYTES_MAX)
+        # One is always accepted: otherwise a command larger than the bound would never get through.
+        if len(self._sizes) >= config.outstanding_entries_max or (
+            self._sizes and self.outstanding_bytes + size_bytes > config.outstanding_bytes_max
+        ):
+            return Overloaded("too many entries wait for a majority", 0.05)
+        return None
+
+    def add(self, index: int, term: int, size_bytes: int, now: float, done: OnProposed) -> None:
+        assert not self.waiting or self.waiting[-1].index < index
+        self._sizes[index] = size_bytes
+        self.outstanding_bytes += size_bytes
+        self.waiting.append(_Proposal(index, term, now + self._config.proposal_timeout_s, done))
+
+    def applied(self, index: int, term: int, result: Any) -> None:
+        self.outstanding_bytes -= self._sizes.pop(index, 0)
+        waiting = self.waiting
+        while waiting and waiting[0].index <= index:
+            proposal = waiting.popleft()
+            if proposal.index == index and proposal.term == term:
+                proposal.done(result, True)
+            else:
+                proposal.done(None, None)  # skipped: cannot happen while one leadership lasts
+
+    def expire(self, now: float) -> None:
+        """Settle as unknown what has waited past its deadline (deadlines are in index order too)."""
+        while self.waiting and self.waiting[0].deadline <= now:
+            self.waiting.popleft().done(None, None)
+
+    def abandon(self) -> None:
+        """Leadership is lost, or the node stops: the outcomes can no longer be known here."""
+        self._sizes.clear()
+        self.outstanding_bytes = 0
+        waiting, self.waiting = self.waiting, deque()
+        for proposal in waiting:
+            proposal.done(None, None)
+
+
+# ------------------------------------------------------------------ which peers a replica listens to
+# Which peers a replica listens to: more than those that count.
+#
+# A voter that has not heard of a change yet is needed by one that has, and a new replica must learn of the
+# group before its own log says anything. So a replica listens to every member of any configuration that may
+# be in force, and to every peer named by somebody who may know. Only peers that the *applied* configuration
+# has retired are excluded. A link may be up before its peer is known to be a member; it is adopted when
+# that becomes known.
+
+
+class Change(NamedTuple):
+    """Peers that are listened to from now on and were not before, and vice versa; ordered by number."""
+
+    came: tuple[str, ...]
+    gone: tuple[str, ...]
+
+
+class KnownPeers:
+    """State of one replica. ``known``: the peers that it listens to now."""
+
+    def __init__(self, self_id: str, told: Iterable[str], possible: Callable[[], list[Members]]) -> None:
+        """``told``: the peers named at the start. ``possible()``: the applied configuration, and those after
+        it in the log."""
+        self._self_id, self._possible = self_id, possible
+        self._told = set(told)
+        self.known = self.named()
+
+    def told_of(self, peer: str) -> None:
+        """Somebody who may know says that ``peer`` belongs to the group."""
+        self._told.add(peer)
+
+    def named(self) -> set[str]:
+        """The peers to listen to, given the present log."""
+        possible = self._possible()
+        named = self._told.union(*[members.all for members in possible])
+        return {peer for peer in named if peer != self._self_id and not possible[0].retired(peer)}
+
+    def look(self) -> Change:
+        """Adopt the present set of peers to listen to; returns what changes."""
+        before, self.known = self.known, self.named()
+        self._told &= self.known
+        return Change(in_order(self.known - before), in_order(before - self.known))
+
+    def retired(self, peers: Iterable[str]) -> list[str]:
+        """Those of ``peers`` that were members and certainly are no longer."""
+        return [peer for peer in peers if self._possible()[0].retired(peer)]
+
+
+# ------------------------------------------------------------------ node
+
 
 __all__ = ["COMMAND_BYTES_MAX", "PeerLink", "PeerStatus", "RaftConfig", "RaftNode", "check_fit"]
 

@@ -27,7 +27,7 @@ each durable, and an answer from an incarnation below them does not count. If tw
 same time, each hears of the other in this way, from any third one.
 
 A voter that is named only in an entry that no replica here holds cannot be asked. It hears of this replica
-with the votes that it is given (votes.py).
+with the votes that it is given (elections.py).
 
 The caller must remember on disk that the replica is a learner until ``active`` is False.
 """

@@ -8,16 +8,146 @@ exists for one leadership: a new one starts with fresh progress for every peer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
 from escrowmq.replication.errors import DamagedEntry
 from escrowmq.replication.format.wire import RaftMessage
-from escrowmq.replication.raft.clocks import GroupClock
 from escrowmq.replication.raft.members import Circle
-from escrowmq.replication.raft.progress import PeerProgress
 from escrowmq.replication.raft.pysync import LEADER, Core
 from escrowmq.replication.raft.types import Clock, Log, PeerLink, PeerStatus, RaftConfig
+
+# ------------------------------------------------------------------ the group's clocks
+# What a leader knows of the wall clocks of its group, so that one clock that is wrong does not decide.
+#
+# Each acknowledgement tells its sender's wall clock. The leader takes the lower median of all voters'
+# clocks, its own among them: no minority of clocks that are ahead can make it early, and none that are
+# behind can make it late while the others answer. A voter of which it has not heard under this leadership
+# counts as behind all others; so without some voters it is the lowest clock of a bare majority: rather late
+# than early.
+#
+# A clock is taken to have gone on since it was told, by this replica's monotonic clock, for a second at
+# most: that clock may jump, too, when a machine was halted. With heartbeats that are answered, the error is
+# that of a message's way.
+
+
+#: What was told longer ago than this stands still.
+GOES_ON_S: Final = 1.0
+
+
+class GroupClock:
+    """The clocks of one group, as one replica hears of them. In the node's thread."""
+
+    def __init__(
+        self,
+        circle: Circle,
+        leads: Callable[[], bool],
+        progress: Callable[[], dict[str, PeerProgress]],
+        clock: Clock,
+    ) -> None:
+        """``progress``: of the present leadership."""
+        self._circle, self._leads, self._progress, self._clock = circle, leads, progress, clock
+        #: This replica's wall clock in ms, to be told to leaders; None: they may not know such messages.
+        self.tell: Callable[[], int | None] = lambda: None
+
+    def stamped(self, message: RaftMessage) -> RaftMessage:
+        """A message that goes out; an acknowledgement tells the clock."""
+        if message["type"] == "next_node_idx" and (told := self.tell()) is not None:
+            message["clock_ms"] = told
+        return message
+
+    def heard(self, state: PeerProgress, message: RaftMessage) -> None:
+        """An acknowledgement has arrived."""
+        if "clock_ms" in message:
+            state.clock_ms, state.clock_s = message["clock_ms"], self._clock()
+
+    @property
+    def leading(self) -> bool:
+        """Whether this replica leads: only then does it hear of the others' clocks."""
+        return self._leads()
+
+    def lower_median_ms(self, own_ms: int) -> int | None:
+        """The group's time by its clocks. None: too few voters have told theirs."""
+        progress, now = self._progress(), self._clock()
+        known = [own_ms]
+        for peer in self._circle.voters:
+            state = progress.get(peer)
+            if state is not None and state.clock_ms >= 0:
+                known.append(state.clock_ms + int(min(now - state.clock_s, GOES_ON_S) * 1000))
+        return lower_median(known, 1 + len(self._circle.voters))
+
+    def monotonic_ms(self) -> int:
+        """This replica's monotonic clock."""
+        return int(self._clock() * 1000)
+
+
+def lower_median(known: list[int], voters: int) -> int | None:
+    """The lower median of so many clocks, of which these are known; the others count as behind. None: it is
+    one of the others."""
+    at = (voters - 1) // 2 - (voters - len(known))
+    return sorted(known)[at] if at >= 0 else None
+
+
+# ------------------------------------------------------------------ progress of one follower
+# What the leader knows of each follower: where it matches, what is under way, when to probe.
+#
+# Pure bookkeeping per peer, like etcd's ``tracker``: a peer is probed with empty messages until it has
+# accepted one; then entries stream to it within a window of unacknowledged bytes. A message lost on the way
+# is noticed because the next heartbeat does not match; the refusal rewinds. Nothing here sends.
+
+
+@dataclass(slots=True)
+class PeerProgress:
+    """Flow control of one follower under one leadership. ``match`` < ``next``, always."""
+
+    next: int
+    match: int = 0
+    probing: bool = True
+    in_flight_bytes: int = 0
+    rewound_at_seq: int = 0  # refusals of messages up to this one are stale
+    heard_seq: int = 0  # the newest message that it has answered in our term, while its answers count
+    clock_ms: int = -1  # the wall clock that it told last (-1: none yet), and when it was heard, in s
+    clock_s: float = 0.0
+    _flights: deque[tuple[int, int]] = field(default_factory=deque)  # (last index, bytes), in order
+
+    def sent(self, last_index: int, size_bytes: int) -> None:
+        self.next = last_index + 1
+        self._flights.append((last_index, size_bytes))
+        self.in_flight_bytes += size_bytes
+
+    def accepted(self, index: int) -> None:
+        """A success up to ``index``. What was sent after it is still in flight."""
+        self.probing = False
+        flights = self._flights
+        while flights and flights[0][0] <= index:
+            self.in_flight_bytes -= flights.popleft()[1]
+        if index >= self.next:
+            self.next = index + 1
+        self.match = max(self.match, index)
+
+    def refused(self, hint: int, seq: int, sent_seq: int) -> bool:
+        """A refusal with the index to try next; False if it answers a message sent before the last rewind."""
+        if seq <= self.rewound_at_seq:
+            return False
+        self.rewound_at_seq = sent_seq
+        self.rewind(max(self.match + 1, hint))
+        return True
+
+    def rewind(self, next_index: int) -> None:
+        """Start again from ``next_index``: nothing counts as in flight, and the peer is probed first."""
+        self.next, self.probing, self.in_flight_bytes = next_index, True, 0
+        self._flights.clear()
+
+
+def quorum_index(own: int, others: list[int]) -> int:
+    """The highest index that a majority of ``own`` and ``others`` has reached."""
+    ranked = sorted([own, *others], reverse=True)
+    return ranked[len(ranked) // 2]
+
+
+# ------------------------------------------------------------------ replicator
 
 
 class LeadCheck(NamedTuple):

@@ -1,6 +1,6 @@
 """The time that a leader writes into entries: never behind its entries, and never standing still.
 
-From format level 9 on it is that of the group's clocks (raft/clocks.py), whichever replica leads. Below,
+From format level 9 on it is that of the group's clocks (raft/replicator.py), whichever replica leads. Below,
 replicas do not tell their clocks, and it is that of the leader's own.
 
 A leader may find that its time is far behind the last entry, since clocks were far ahead before. Then time
@@ -21,7 +21,7 @@ PASSES_MS: Final = 1_000
 
 
 class Clocks(Protocol):
-    """See raft/clocks.py."""
+    """See raft/replicator.py."""
 
     @property
     def leading(self) -> bool: ...

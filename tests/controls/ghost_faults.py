@@ -12,9 +12,9 @@ from escrowmq.cluster import placement
 from escrowmq.cluster.placement import Condition, ReplicaKey, Seat, Seen
 from escrowmq.replication.log import peer_marks
 from escrowmq.replication.log.peer_marks import Incarnations, PeerMarks
+from escrowmq.replication.raft.elections import Votes
 from escrowmq.replication.raft.membership_changes import MembershipChanges
 from escrowmq.replication.raft.rejoin import Rejoin
-from escrowmq.replication.raft.votes import Votes
 from tests.controls.member_faults import many_changes, without_looking_who_stays
 from tests.controls.planting import plant
 from tests.controls.raft_faults import LOST, STUCK, VOTES

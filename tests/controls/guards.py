@@ -16,9 +16,8 @@ from escrowmq.replication.format.wire import RaftMessage
 from escrowmq.replication.raft import guards, node
 from escrowmq.replication.raft.guards import FollowerGuard, VoteGuard
 from escrowmq.replication.raft.node import RaftNode
-from escrowmq.replication.raft.progress import PeerProgress
 from escrowmq.replication.raft.pysync import Core
-from escrowmq.replication.raft.replicator import Replicator
+from escrowmq.replication.raft.replicator import PeerProgress, Replicator
 
 TakeAway = Callable[[pytest.MonkeyPatch], None]
 GUARDS: dict[str, TakeAway] = {}

@@ -17,11 +17,11 @@ from escrowmq.replication.log.marks import LEARNER
 from escrowmq.replication.log.marks import LOST as LOST_DISK
 from escrowmq.replication.log.vote import VoteFile, _Record
 from escrowmq.replication.raft import node as raft
+from escrowmq.replication.raft.elections import PreVote
 from escrowmq.replication.raft.node import RaftNode
-from escrowmq.replication.raft.prevote import PreVote
-from escrowmq.replication.raft.progress import PeerProgress
 from escrowmq.replication.raft.pysync import LEADER, Core
 from escrowmq.replication.raft.rejoin import Rejoin
+from escrowmq.replication.raft.replicator import PeerProgress
 from tests.controls.ambush import stale_acknowledgements
 from tests.controls.guards import take_away
 from tests.controls.planting import plant

@@ -10,7 +10,7 @@ import pytest
 
 from escrowmq.replication.format.codec import Op
 from escrowmq.replication.model import ResultCode
-from escrowmq.replication.raft.clocks import GroupClock
+from escrowmq.replication.raft.replicator import GroupClock
 from escrowmq.replication.replica import timer_files
 from escrowmq.replication.replica.compaction import Compaction
 from escrowmq.replication.replica.group_time import GroupTime

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from escrowmq.replication.raft.proposals import COMMAND_BYTES_MAX
+from escrowmq.replication.raft.node import COMMAND_BYTES_MAX
 from escrowmq.replication.state.transactions import APP_AS_IDS, AUDIT_KEPT
 from tests.sim.tables import SETTLED_AT_ONCE
 from tests.sim.world import Violation

@@ -3,7 +3,7 @@
 A replica that has less than the reserve free refuses new work; as leader it hands over to one that has room.
 One that is asked and has little room declines, unless its leader insists. The simulated disks have
 plenty until the fault ``scarce-room`` strikes one of them; then the product's own rule
-(raft/readiness.py) judges it.
+(raft/elections.py) judges it.
 """
 
 from __future__ import annotations

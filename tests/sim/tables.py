@@ -16,7 +16,7 @@ from escrowmq.replication.format.membership import LEARNERS_MAX, VOTERS_MAX
 from escrowmq.replication.format.share_ops import LETTER_RANGES_MAX
 from escrowmq.replication.log.holes import HOLES_MAX
 from escrowmq.replication.log.stored_files import DESCRIPTORS
-from escrowmq.replication.raft.proposals import COMMAND_BYTES_MAX
+from escrowmq.replication.raft.node import COMMAND_BYTES_MAX
 from escrowmq.replication.replica.dead_origins import LETTERS_MAX
 from escrowmq.replication.replica.lease_dispatcher import TURNS_MAX
 from escrowmq.replication.state.attempts import ATTEMPTS_KEPT

@@ -15,7 +15,7 @@ from typing import Any, cast
 import pytest
 
 from escrowmq.actors.client.consumer_groups import GroupJoined
-from escrowmq.replication.raft.proposals import COMMAND_BYTES_MAX
+from escrowmq.replication.raft.node import COMMAND_BYTES_MAX
 from escrowmq.replication.replica.branches import Branches
 from tests.sim import bounds
 from tests.sim.bounds import RECOUNT_EVERY, check_bounds

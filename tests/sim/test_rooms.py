@@ -6,8 +6,7 @@ from collections import Counter
 
 import pytest
 
-from escrowmq.replication.raft.handover import Handover
-from escrowmq.replication.raft.readiness import Readiness
+from escrowmq.replication.raft.elections import Handover, Readiness
 from tests.sim import rooms
 from tests.sim.faultplan import SCARCE, Fault, draw_faults, draw_scarce
 from tests.sim.network import Weather

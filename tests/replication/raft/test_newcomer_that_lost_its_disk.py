@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from escrowmq.replication.raft.members import Act
-from escrowmq.replication.raft.newcomers import has_promised_nothing, votes_in
+from escrowmq.replication.raft.membership_changes import has_promised_nothing, votes_in
 from escrowmq.replication.raft.replicator import Replicator
 from tests.support.asking import Asked, ask
 from tests.support.stage import Mail, OurMember, Stage

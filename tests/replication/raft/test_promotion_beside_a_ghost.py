@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from escrowmq.replication.log.peer_marks import Incarnation, Incarnations
+from escrowmq.replication.raft.elections import Votes
 from escrowmq.replication.raft.members import Act
 from escrowmq.replication.raft.membership_changes import MembershipChanges
-from escrowmq.replication.raft.votes import Votes
 from tests.support.asking import Asked, ask
 from tests.support.stage import Mail, Message, OurMember, Stage
 

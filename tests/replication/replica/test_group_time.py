@@ -7,8 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from escrowmq.replication.format import ops
-from escrowmq.replication.raft.clocks import GroupClock, lower_median
-from escrowmq.replication.raft.progress import PeerProgress
+from escrowmq.replication.raft.replicator import GroupClock, PeerProgress, lower_median
 from escrowmq.replication.replica.group_time import LEVEL_OF_CLOCKS, GroupTime
 from tests.support.fed_state import FedState
 from tests.support.stage import Stage, our_group
