@@ -17,7 +17,7 @@ from pathlib import Path
 
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import decode_ops
-from escrowmq.replication.host.request_counts import RequestCounts
+from escrowmq.replication.host.requests import RequestCounts
 from escrowmq.replication.metrics import LATENCY_S, Counts, Histogram
 from escrowmq.replication.state.index import PartitionIndex
 from tests.support.broker_group import BrokerGroup

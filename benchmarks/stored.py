@@ -32,10 +32,16 @@ from escrowmq.replication.replica.run_merging import FAN_IN
 from escrowmq.replication.state.capture import Capture, capture, release
 from escrowmq.replication.state.index import PartitionIndex
 from escrowmq.replication.state.machine import StateMachine
-from escrowmq.replication.state.run_table import Columns
-from escrowmq.replication.state.runs_file import RUN_BYTES, encode_runs
 from escrowmq.replication.state.snapshot import adopt, encode
-from escrowmq.replication.state.stored_runs import KeptBlocks, RunFile, StoredTable, open_runs
+from escrowmq.replication.state.stored_runs import (
+    RUN_BYTES,
+    Columns,
+    KeptBlocks,
+    RunFile,
+    StoredTable,
+    encode_runs,
+    open_runs,
+)
 
 T = TypeVar("T")
 #: Runs that are sealed together: those in a segment of 64 MiB with batches of a kilobyte.

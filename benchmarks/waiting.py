@@ -22,9 +22,8 @@ from typing import Any, TypeVar
 
 from escrowmq.replication.log.disk import RealDisk
 from escrowmq.replication.log.stored_files import StoredFiles
-from escrowmq.replication.replica.checkpoints import CheckpointJob, Checkpoints
+from escrowmq.replication.replica.checkpoints import CheckpointJob, Checkpoints, MergeJob, timers_name
 from escrowmq.replication.replica.replica import Limits
-from escrowmq.replication.replica.timer_files import MergeJob, timers_name
 from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.timers import BLOCK_ENTRIES
 from escrowmq.replication.timers.record import FIRST_KEY, KEY_BYTES, RECORD, TIME_MAX

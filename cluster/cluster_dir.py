@@ -40,8 +40,8 @@ from escrowmq.replication.errors import (
     NotAuthorized,
     UnknownVersion,
 )
+from escrowmq.replication.log.datadir import take_lock
 from escrowmq.replication.log.disk import RealDisk
-from escrowmq.replication.log.lock_file import take_lock
 
 FORMAT_VERSION: Final = 1
 CLUSTER_FILE, LOCK_FILE = "cluster.json", "supervisor.lock"

@@ -22,7 +22,7 @@ import ray
 from escrowmq.actors.client.topology import SUPERVISOR
 from escrowmq.replication.carried_settings import by_name
 from escrowmq.replication.errors import DataDirLocked
-from escrowmq.replication.log.lock_file import process_started, take_lock
+from escrowmq.replication.log.datadir import process_started, take_lock
 
 log = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from escrowmq.cluster.placement import Node, ReplicaKey, Seat
 from escrowmq.cluster.survey import REMOVED, UNREADABLE, Find
 from escrowmq.replication.calling.answers import MembersReport
 from escrowmq.replication.errors import DataDirLocked
-from escrowmq.replication.log.lock_file import take_lock
+from escrowmq.replication.log.datadir import take_lock
 
 #: Removing the files of a large log takes the file system seconds.
 REMOVE_TIMEOUT_S = 60.0

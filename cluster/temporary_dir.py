@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from escrowmq.replication.errors import DataDirLocked
-from escrowmq.replication.log.lock_file import take_lock
+from escrowmq.replication.log.datadir import take_lock
 
 PREFIX = "escrowmq-"
 MARK = "temporary.lock"

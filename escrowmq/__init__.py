@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from escrowmq.cluster.handle import Cluster, LocalCluster
     from escrowmq.cluster.local import start_local
     from escrowmq.feedback.states import TxStatusQuerier
-    from escrowmq.replication.claim_errors import OutOfStep
     from escrowmq.replication.errors import (
         Closed,
         ClusterNotFound,
@@ -67,7 +66,10 @@ if TYPE_CHECKING:
         NotSerializable,
         NotSupported,
         OffsetOutOfRange,
+        OffsetsMoved,
+        OffsetsPending,
         OutcomeUnknown,
+        OutOfStep,
         Overloaded,
         ProducerFenced,
         RecordNotHeld,
@@ -96,7 +98,6 @@ if TYPE_CHECKING:
         TopicInfo,
         TransactionState,
     )
-    from escrowmq.replication.offset_errors import OffsetsMoved, OffsetsPending
     from escrowmq.spark_integration.session.spark_session import spark_session, stop_session
 
 __version__ = "0.1.0"

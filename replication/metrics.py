@@ -1,7 +1,7 @@
 """Counters and histograms of a replica: plain integers that are incremented without a lock.
 
 Each has one writer: a single thread, or code that only one thread reaches. Where several threads count, each
-has a cell of its own (host/request_counts.py), because ``+=`` on a shared integer loses counts. Any thread
+has a cell of its own (host/requests.py), because ``+=`` on a shared integer loses counts. Any thread
 may read: each number is current, but a set of numbers is not a consistent snapshot.
 ``cluster/exporter/table.py`` gives their exported names and purposes.
 """

@@ -90,14 +90,14 @@ PLANTED = {
         "replication/state/topics.py",
         "import escrowmq.replication.state.machine",
     ),
-    "Replication knows no Ray, not even through others": ("replication/host/parking.py", "import ray"),
+    "Replication knows no Ray, not even through others": ("replication/host/requests.py", "import ray"),
     "Ray only where actors are made and called": ("actors/producer/ids.py", "import ray"),
     "Replication is pure but for host and net: no clock, thread, socket, event loop, process": (
         "replication/replica/retention.py",
         "import time",
     ),
     "Only raft knows pysyncobj, and the log, which poses as its journal": (
-        "replication/host/parking.py",
+        "replication/host/requests.py",
         "import pysyncobj",
     ),
     "Nothing off the wire or the disk is unpickled": ("replication/format/wire.py", "import pickle"),

@@ -9,19 +9,16 @@ from collections.abc import Callable
 from escrowmq.actors.broker.descriptors import clients_max
 from escrowmq.actors.broker.group_service import GroupService
 from escrowmq.replication.errors import Closed, Overloaded
-from escrowmq.replication.host.due_checks import DueChecks
-from escrowmq.replication.host.inspection import Inspection
+from escrowmq.replication.host.due_checks import DueChecks, Watching
+from escrowmq.replication.host.inspection import Inspection, Scheduled, ShareReports
 from escrowmq.replication.host.instruments import Instruments
 from escrowmq.replication.host.member_changes import MemberChanges
 from escrowmq.replication.host.reads import Reads
 from escrowmq.replication.host.requests import Requests
 from escrowmq.replication.host.running_replica import RunningReplica
-from escrowmq.replication.host.scheduled import Scheduled
-from escrowmq.replication.host.share_reports import ShareReports
 from escrowmq.replication.host.sharing import Sharing
 from escrowmq.replication.host.snapshot_source import SnapshotSource
 from escrowmq.replication.host.tracing import Messages
-from escrowmq.replication.host.watching import Watching
 from escrowmq.replication.net.client_listener import ClientListener
 
 

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from escrowmq.replication.calling.carried_answers import Carried, prepare
-from escrowmq.replication.errors import EscrowMQError, GroupKindMismatch
-from escrowmq.replication.offset_errors import OffsetsPending
+from escrowmq.replication.errors import EscrowMQError, GroupKindMismatch, OffsetsPending
 
 #: A partition of a topic: (topic, number from 0).
 TopicPartition: TypeAlias = tuple[str, int]

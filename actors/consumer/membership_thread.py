@@ -31,9 +31,8 @@ from escrowmq.actors.consumer.pattern import TopicPattern
 from escrowmq.actors.consumer.positions import Positions
 from escrowmq.actors.consumer.replica_choice import LAG_PATIENCE_S
 from escrowmq.actors.consumer.subscribing import Subscribing
-from escrowmq.replication.errors import ConfigError, EscrowMQError
+from escrowmq.replication.errors import PENDING_RETRY_S, ConfigError, EscrowMQError
 from escrowmq.replication.format.offset_ops import NONE_YET
-from escrowmq.replication.offset_errors import PENDING_RETRY_S
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from escrowmq.actors.producer.placing import partition_of
 from escrowmq.actors.producer.probing import settle
 from escrowmq.actors.producer.producer import Producer
 from escrowmq.feedback.database.relaying import BatchRefused, OutOfStep
-from escrowmq.replication import claim_errors
+from escrowmq.replication import errors
 from escrowmq.replication.errors import (
     InvalidMessage,
     MessageTooLarge,
@@ -85,7 +85,7 @@ class BrokerShipping:
         producer = self._own(shard, epoch)
         try:
             producer.send_numbered(number, messages, digest=digest)
-        except claim_errors.OutOfStep as error:
+        except errors.OutOfStep as error:
             raise OutOfStep(str(error)) from error
         except REFUSALS as error:
             if not self._settled(shard, number, digest, error):
@@ -112,7 +112,7 @@ class BrokerShipping:
         if topics:
             try:
                 return settle(producer, number, digest, topics[0].name)
-            except claim_errors.OutOfStep as error:
+            except errors.OutOfStep as error:
                 raise OutOfStep(str(error)) from refusal
         if producer.last_number >= number:
             raise OutOfStep(f"batch {number} cannot be compared with {producer.last_number}: {refusal}")

@@ -21,9 +21,8 @@ from escrowmq.actors.producer.claiming import Claimed
 from escrowmq.actors.producer.core import ProducerCore
 from escrowmq.actors.producer.encoder import CANNOT_ENCODE, TxPlan, check_message
 from escrowmq.actors.producer.transaction import Transaction
-from escrowmq.replication.claim_errors import OutOfStep
 from escrowmq.replication.delivery_times import AT_ONCE, delivery_time
-from escrowmq.replication.errors import InvalidMessage, OutcomeUnknown, TransactionSettled
+from escrowmq.replication.errors import InvalidMessage, OutcomeUnknown, OutOfStep, TransactionSettled
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.claim_ops import DIGEST_BYTES, claim_group
 from escrowmq.replication.model import Message, ResultCode, TransactionState

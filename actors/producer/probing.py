@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from escrowmq.actors.producer.numbered import LeftOpen, Numbered, roll_back
 from escrowmq.actors.producer.producer import Producer
-from escrowmq.replication.claim_errors import OutOfStep
-from escrowmq.replication.errors import InvalidMessage, OutcomeUnknown
+from escrowmq.replication.errors import InvalidMessage, OutcomeUnknown, OutOfStep
 from escrowmq.replication.format.claim_ops import DIGEST_BYTES
 from escrowmq.replication.model import Message
 

@@ -18,6 +18,8 @@ from escrowmq.replication.errors import (
     EscrowMQError,
     GroupKindMismatch,
     InvalidMessage,
+    OffsetsMoved,
+    OffsetsPending,
     OutcomeUnknown,
     Overloaded,
     TooManyOpenTransactions,
@@ -31,7 +33,6 @@ from escrowmq.replication.errors import (
     decided_otherwise,
 )
 from escrowmq.replication.model import ResultCode, TransactionState
-from escrowmq.replication.offset_errors import OffsetsMoved, OffsetsPending
 
 #: Suggested pause for a caller that found the limit of open transactions reached.
 LIMIT_RETRY_AFTER_S = 0.5

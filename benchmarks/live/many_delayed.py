@@ -32,7 +32,7 @@ from escrowmq.actors.client.schedule_ids import ScheduleId
 from escrowmq.replication.format import ops, timer_ops
 from escrowmq.replication.format.codec import encode_row
 from escrowmq.replication.log.stored_files import StoredFiles
-from escrowmq.replication.replica.timer_files import timers_name
+from escrowmq.replication.replica.checkpoints import timers_name
 from escrowmq.replication.state.machine import LEVEL_MAX, StateMachine
 from escrowmq.replication.state.timers import BLOCK_ENTRIES
 from escrowmq.replication.timers.record import FIRST_KEY, RECORD, RECORD_BYTES, TIME_MAX, Timer, split

@@ -3,7 +3,7 @@
 For a header all rows are read. For the others a block of 65,536 offsets is read once, when a question first
 needs it, and what was found is kept as a ``.find`` file (find_files.py). Clients ask followers, so the leader
 has no work with it; nothing is done while messages are written. One block is read at a time, in a
-thread of its own that exists once somebody has searched; find_work.py says how much of a core it may use.
+thread of its own that exists once somebody has searched; finding.py says how much of a core it may use.
 
 An answer says up to which offset it holds, and it never names a message that was not compared itself.
 """
@@ -14,12 +14,12 @@ import threading
 import time
 from array import array
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from escrowmq.replication.calling.finding_answers import FoundRows
 from escrowmq.replication.calling.metrics_report import FindMetrics
 from escrowmq.replication.errors import CorruptLog, EscrowMQError, InvalidMessage, Overloaded, Unavailable
-from escrowmq.replication.format.find_rows import IN_HEADER, entries_of
+from escrowmq.replication.format.find_rows import IN_HEADER, entries_of, is_sought, split_rows
 from escrowmq.replication.format.find_table import (
     BLOCK_OFFSETS,
     BUSINESS_KEY,
@@ -30,12 +30,166 @@ from escrowmq.replication.format.find_table import (
     places,
 )
 from escrowmq.replication.host.find_files import FindFiles, Place
-from escrowmq.replication.host.find_search import Fetch, Search, Sought, fetched
-from escrowmq.replication.host.find_work import WorkBudget
 from escrowmq.replication.metrics import LONG_S, Histogram
 from escrowmq.replication.model import NO_ID, ResultCode
+from escrowmq.replication.replica.fetching import FetchRequest, FetchResult
 from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.topics import Partition
+
+# ------------------------------------------------------------------ searching
+# One search in one partition: reads the rows of candidates, or all rows, and compares them.
+
+
+#: Bytes of rows that are read at once: a few milliseconds of work, between which other threads run.
+READ_BYTES = 128 << 10
+#: Attempts to read a run that a commit extends meanwhile: each of them needs another commit.
+ATTEMPTS = 100
+#: Bytes of the rows of one answer. A single larger row is an answer, too.
+ANSWER_BYTES = 4 << 20
+
+
+class Sought(NamedTuple):
+    """A question: ``kind`` is one of find_table.py's, or ``IN_HEADER``, then ``name`` is the header's."""
+
+    topic: str
+    partition: int
+    topic_id: int
+    kind: int
+    needle: bytes
+    name: str = ""
+
+
+class Fetch(Protocol):
+    """As ``Reads.fetch``."""
+
+    def __call__(self, requests: list[FetchRequest], max_bytes: int, wait_s: float) -> list[FetchResult]: ...
+
+
+class Search:
+    """What one call has found. Compares the rows themselves; keeps the last run that it has read."""
+
+    def __init__(
+        self, state: StateMachine, fetch: Fetch, partition: Partition, sought: Sought, limit: int
+    ) -> None:
+        self._state, self._fetch, self.partition = state, fetch, partition
+        self.sought, self._limit = sought, limit
+        self.offsets: list[int] = []
+        self.times_ms: list[int] = []
+        self.rows: list[bytes] = []
+        self._bytes = 0
+        self._run: tuple[int, int, list[bytes]] = 0, 0, []
+
+    def is_full(self) -> bool:
+        """Whether the answer is as long as it may be."""
+        return len(self.offsets) >= self._limit or self._bytes >= ANSWER_BYTES
+
+    def look_at(self, offset: int) -> None:
+        """Add the message at this offset if it is sought."""
+        base, time_ms, rows = self._run
+        if not base <= offset < base + len(rows):
+            base, time_ms, rows = self._run = self._run_with(offset)
+        if base <= offset < base + len(rows):
+            self._take(offset, time_ms, rows[offset - base])
+
+    def _run_with(self, offset: int) -> tuple[int, int, list[bytes]]:
+        """Base, time and rows of the run with this offset; no rows if they are gone, or are none."""
+        for _ in range(ATTEMPTS):
+            runs, blob = fetched(self._fetch, self.partition, offset, offset + 1, 1)
+            if runs:
+                base, count, time_ms, size = runs[0]
+                try:
+                    return base, time_ms, [bytes(row) for row in split_rows(blob[:size], count)]
+                except CorruptLog:
+                    break
+            if self.is_gone(offset):
+                break
+        else:
+            raise Unavailable(f"offset {offset} of {self.partition.topic} cannot be read now", 0.1)
+        return offset, 0, []
+
+    def is_gone(self, offset: int) -> bool:
+        """Whether the message, which was there, has been removed meanwhile."""
+        alive = self._state.topics.slots.get(self.partition.slot) is self.partition
+        return not alive or self.partition.index.start > offset
+
+    def _take(self, offset: int, time_ms: int, row: bytes) -> None:
+        if is_sought(row, self.sought.kind, self.sought.needle, self.sought.name):
+            self.offsets.append(offset)
+            self.times_ms.append(time_ms)
+            self.rows.append(row)
+            self._bytes += len(row)
+
+    def scan(self, at: int, end: int) -> int:
+        """Look at some rows from ``at`` on; returns the offset behind the last one."""
+        runs, blob = fetched(self._fetch, self.partition, at, end)
+        if not runs and self.is_gone(at):
+            return min(max(at + 1, self.partition.index.start), end)
+        if not runs:
+            return at  # see ``fetched``
+        pos, name = 0, self.sought.name.encode()
+        for base, count, time_ms, size in runs:
+            run = blob[pos : pos + size]
+            pos += size
+            if self.sought.needle in run and name in run:  # few rows have to be decoded
+                try:
+                    rows = split_rows(run, count)
+                except CorruptLog:
+                    continue
+                for offset, row in enumerate(rows, base):
+                    if at <= offset < end and not self.is_full():
+                        self._take(offset, time_ms, bytes(row))
+                        last = offset
+                if self.is_full():
+                    return last + 1
+        return min(runs[-1][0] + runs[-1][1], end)
+
+
+def fetched(
+    fetch: Fetch, partition: Partition, at: int, until: int, max_bytes: int = READ_BYTES
+) -> tuple[list[tuple[int, int, int, int]], bytes]:
+    """``(runs, rows)`` from ``at`` on, whole runs. None if they are gone, or if a commit extends the run at
+    this moment: then the next attempt has it."""
+    request = partition.topic, partition.number, at, until, partition.topic_id
+    ((_, _, code, _, _, runs, blob),) = fetch([request], max_bytes, 0.0)
+    return ([], b"") if code else (runs, bytes(blob))
+
+
+# ------------------------------------------------------------------ shares of the work
+# How much processor time searching may take from a replica.
+#
+# On average a twentieth of a core. What was not used is saved up, to ten minutes' worth: so the first
+# question after a while is answered at full speed (half a minute of work reads some fifteen million
+# messages), and somebody who asks all day cannot slow the replica down.
+
+
+#: Seconds of work that may be saved up: 5 % of ten minutes.
+SAVED_S = 30.0
+
+
+class WorkBudget:
+    """Thread-safe. ``share``: of one core, above 0."""
+
+    def __init__(self, share: float, clock: Callable[[], float]) -> None:
+        self._share, self._clock = share, clock
+        self._lock = threading.Lock()
+        self._left_s, self._at = SAVED_S, clock()
+
+    def spend(self, seconds: float) -> None:
+        """So much processor time was used."""
+        with self._lock:
+            now = self._clock()
+            self._left_s = min(self._left_s + (now - self._at) * self._share, SAVED_S) - seconds
+            self._at = now
+
+    def pause_s(self) -> float:
+        """How long to wait before more work; 0: none is needed."""
+        with self._lock:
+            earned = (self._clock() - self._at) * self._share
+            return max(-(self._left_s + earned) / self._share, 0.0)
+
+
+# ------------------------------------------------------------------ finding
+
 
 #: Searches that may be under way here: each holds a thread of the broker while it waits for a block.
 SEARCHES_MAX = 4

@@ -22,19 +22,24 @@ from escrowmq.replication.calling.answers import (
     PeerReport,
     ReplicaReport,
     Reply,
+    ScheduledMessages,
     ScrubReport,
     SettledTransaction,
     TimersReport,
 )
+from escrowmq.replication.calling.share_reports import FinalRanges, SharePlace, SharePlaces
 from escrowmq.replication.errors import Closed
+from escrowmq.replication.format.internal_topics import dead_topic, retry_topic
 from escrowmq.replication.host.member_changes import report_of
 from escrowmq.replication.host.running_replica import RunningReplica
 from escrowmq.replication.model import OpenTransaction, TransactionState
 from escrowmq.replication.replica.releases import NEVER
+from escrowmq.replication.state.due_queue import overdue
 from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.open_table import OpenTable, OpenTx, View
-from escrowmq.replication.state.overdue import overdue
+from escrowmq.replication.state.topics import Partition
 from escrowmq.replication.state.transactions import STATE_OF
+from escrowmq.replication.timers.record import KEY_BYTES, RECORD, TIME_MAX, last_key
 
 
 def politely(items: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
@@ -252,3 +257,128 @@ def _open_row(app: str, tx_id: str, r: OpenTx) -> tuple[Any, ...]:
         r.home_record if r.participants or r.home_group >= 0 else -1, r.parked_for if r.due_ms < 0 else "",
         r.fence.hex(),
     )  # fmt: skip
+
+
+# ------------------------------------------------------------------ scheduled messages
+# Lists the delayed messages of a topic that wait in one broker group. Nothing here is in the replica's
+# thread but one look at the state: the store may be read by any thread.
+
+
+#: Records read at a time, and in one call: with many messages of other topics, the caller asks again.
+READ_AT_ONCE, READ_MAX = 4_096, 200_000
+
+
+class Scheduled:
+    """Questions about one replica's waiting messages. Thread-safe."""
+
+    def __init__(self, running: RunningReplica) -> None:
+        self._running = running
+
+    def messages(self, topic: str, before_ms: int | None, limit: int, after: bytes = b"") -> Reply:
+        """``("ok", ScheduledMessages | None)``, in order of time; leader only. None: it has no such topic.
+        ``before_ms``: only those that can be read before this time. ``after``: ``reached`` of an earlier
+        answer."""
+        timers = self._running.replica.state.timers
+
+        def places() -> tuple[dict[int, int], bytes] | None:
+            known = self._running.replica.state.topics.topics.get(topic)
+            if known is None:
+                return None
+            return {p.slot: number for number, p in known.partitions.items()}, timers.released
+
+        status = self._running.led(places)
+        if status[0] != "ok" or status[1] is None:
+            return status
+        slots, released = status[1]
+        until_ms = TIME_MAX if before_ms is None else before_ms - 1
+        reached, end = max(after, released), last_key(until_ms)
+        rows: list[Sequence[int]] = []
+        read = 0
+        while slots and reached < end and len(rows) < limit and read < READ_MAX:
+            with self._running.leaving():
+                records, reached = timers.store.listed(reached, until_ms, READ_AT_ONCE)
+            read += len(records)
+            for record in records:
+                time_ms, slot, owner, ordinal, _, _, size = RECORD.unpack(record)
+                if slot in slots:
+                    rows.append((slots[slot], time_ms, owner, ordinal, size))
+                    if len(rows) == limit:
+                        reached = record[:KEY_BYTES]
+                        break
+            time.sleep(0)  # lets the replica's own thread run
+        done = not slots or reached >= end
+        return "ok", ScheduledMessages.of(rows, reached=b"" if done else reached)
+
+
+# ------------------------------------------------------------------ share groups
+# What operators may ask about share groups: how far a group is here, and what is final for it.
+#
+# Nothing is decoded: counts come from the state and from the leader's leases.
+
+
+class ShareReports:
+    """Questions about one replica's share groups. Thread-safe."""
+
+    def __init__(self, running: RunningReplica) -> None:
+        self._running, self._state = running, running.replica.state
+
+    def places(self, group: str) -> Reply:
+        """``("ok", SharePlaces)``: the partitions of this broker group that the group reads, and its internal
+        topics; leader only."""
+
+        def read() -> SharePlaces | None:
+            later = self._later()
+            rows = [self._place(group, partition, later) for partition in self._partitions(group)]
+            return SharePlaces.of(rows) if rows else SharePlaces()
+
+        return self._running.led(read)
+
+    def members(self, group: str) -> Reply:
+        """``("ok", [member, ...])``: who holds messages of the group at this leader, or waits for some."""
+        return self._running.led(lambda: self._running.replica.lease_dispatcher.members(group))
+
+    def final(self, group: str, topic: str, partition: int) -> Reply:
+        """``("ok", FinalRanges | None)``; None: there is no such partition here, or the group has not begun
+        to read it. Leader only."""
+
+        def read() -> FinalRanges | None:
+            found = self._state.topics.find(topic, partition)
+            if not isinstance(found, Partition):
+                return None
+            pair = self._state.shares.get(group, found)
+            if pair is None:
+                return None
+            return FinalRanges(pair.start, found.index.end, pair.flat(), found.topic_id)
+
+        return self._running.led(read)
+
+    def _partitions(self, group: str) -> list[Partition]:
+        """Those that it has begun to read, and its own, by topic."""
+        table = self._state.topics
+        begun = [table.slots[slot] for name, slot in self._state.shares.pairs if name == group]
+        for name in (retry_topic(group), dead_topic(group)):
+            if (topic := table.topics.get(name)) is not None:
+                begun += topic.partitions.values()
+        return sorted({p.slot: p for p in begun}.values(), key=lambda p: (p.topic, p.number))
+
+    def _place(self, group: str, partition: Partition, later: dict[int, int]) -> SharePlace:
+        pair = self._state.shares.get(group, partition)
+        assert pair is not None
+        return SharePlace(
+            partition.topic,
+            partition.number,
+            pair.start,
+            partition.index.end,
+            pair.waiting,
+            self._running.replica.lease_dispatcher.leases.held((group, partition.slot)),
+            later.get(partition.slot, 0),
+            pair.expired,
+            pair.ranges,
+        )
+
+    def _later(self) -> dict[int, int]:
+        counts: dict[int, int] = {}
+        flat = self._state.timers.counts.flat()
+        for slot, timers in zip(flat[::4], flat[2::4], strict=True):
+            counts[slot] = counts.get(slot, 0) + timers
+        return counts

@@ -19,9 +19,9 @@ from escrowmq.replication.calling.metrics_report import (
 )
 from escrowmq.replication.host.finding import Finder
 from escrowmq.replication.host.inspection import politely
-from escrowmq.replication.host.request_counts import RequestCounts
+from escrowmq.replication.host.requests import RequestCounts
 from escrowmq.replication.host.running_replica import RunningReplica
-from escrowmq.replication.state.overdue import overdue
+from escrowmq.replication.state.due_queue import overdue
 from escrowmq.replication.state.transactions import STATE_OF
 
 #: Names in one report: the apps with most open transactions, and the topics that were created first.

@@ -14,10 +14,9 @@ import traceback
 from concurrent.futures import ThreadPoolExecutor
 
 from escrowmq.replication.errors import CorruptLog, DiskFull, ReadFailed, Unavailable
-from escrowmq.replication.host.recovered import Recovered
 from escrowmq.replication.host.repair import ASK_INTERVAL_S, Look
 from escrowmq.replication.host.replica_setup import ReplicaSetup
-from escrowmq.replication.host.restoring import Pause, Restoring
+from escrowmq.replication.host.restoring import Pause, Recovered, Restoring
 from escrowmq.replication.host.running_replica import RunningReplica
 from escrowmq.replication.log.datadir import DataDir
 from escrowmq.replication.log.disk import RealDisk

@@ -2,19 +2,92 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
+from typing import TypeVar
 
 from escrowmq.replication.calling.answers import Reply
 from escrowmq.replication.errors import Closed, InvalidMessage, Overloaded
 from escrowmq.replication.format.codec import Op, OpType
-from escrowmq.replication.host.request_counts import RequestCounts
 from escrowmq.replication.host.running_replica import NOT_RUNNING, RunningReplica
+from escrowmq.replication.metrics import LATENCY_S, Histogram
 from escrowmq.replication.replica.replica import DISK_FULL_RETRY_S
 from escrowmq.replication.replica.validation import brings_new_work, parse_request
 from escrowmq.replication.state.topics import Topic
+
+# ------------------------------------------------------------------ counts
+# Outcomes of requests, counted in the threads that handle them.
+#
+# Many threads handle requests, and each counts in its own cell, since ``+=`` on a shared counter loses
+# counts; a reader adds up the cells. A request costs two readings of the clock and a pass over its
+# operations.
+
+
+_DECISIONS = (OpType.COMMIT, OpType.ROLLBACK)
+
+
+class Cell:
+    """The counts of one thread."""
+
+    __slots__ = ("commit_s", "prepare_s", "refused")
+
+    def __init__(self) -> None:
+        self.prepare_s, self.commit_s = Histogram(LATENCY_S), Histogram(LATENCY_S)
+        self.refused: dict[str, int] = {}
+
+    def answered(self, status: str, ops: Sequence[Op], seconds: float) -> None:
+        """A request with these operations was answered with ``status``, after ``seconds``."""
+        if status != "ok":
+            self.refused[status] = self.refused.get(status, 0) + 1
+            return
+        kinds = {op.type for op in ops}
+        if OpType.PREPARE in kinds:
+            self.prepare_s.observe(seconds)
+        if not kinds.isdisjoint(_DECISIONS):
+            self.commit_s.observe(seconds)
+
+
+class Cells(threading.local):
+    """``cell``: that of the calling thread. There are as many as calling threads, which Ray bounds."""
+
+    def __init__(self, all_cells: list[Cell]) -> None:
+        self.cell = Cell()
+        all_cells.append(self.cell)
+
+
+class RequestCounts:
+    """Outcomes of requests. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._all: list[Cell] = []
+        self._cells = Cells(self._all)
+
+    def answered(self, status: str, ops: Sequence[Op], seconds: float) -> None:
+        """See :meth:`Cell.answered`."""
+        self._cells.cell.answered(status, ops, seconds)
+
+    def refused(self) -> Counter[str]:
+        """Requests that were not done, by reason."""
+        total = Counter[str]()
+        for cell in list(self._all):
+            total.update(cell.refused.copy())
+        return total
+
+    def prepare_s(self) -> Histogram:
+        """Seconds of requests with a PREPARE."""
+        return Histogram.sum(LATENCY_S, [cell.prepare_s for cell in list(self._all)])
+
+    def commit_s(self) -> Histogram:
+        """Seconds of requests with a COMMIT or ROLLBACK."""
+        return Histogram.sum(LATENCY_S, [cell.commit_s for cell in list(self._all)])
+
+
+# ------------------------------------------------------------------ requests
+
 
 #: If a request is not answered within this time, its outcome is unknown to the caller (it may still take
 #: effect).
@@ -130,3 +203,65 @@ class Requests:
             return answer.result(SUBMIT_WAIT_S)
         except FutureTimeout:
             return ("unknown",)
+
+
+# ------------------------------------------------------------------ parked calls
+# Long polls: callers wait for news, bounded in number, so that they never hold every thread.
+#
+# A parked call holds one thread of its concurrency group. Half of the threads may park; further callers are
+# answered immediately with what there is, and ask again.
+
+
+T = TypeVar("T")
+#: Maximum wait of one call, whatever its caller asks for: it holds a thread even if its caller is gone.
+WAIT_S_MAX = 60.0
+
+
+class ParkingLot:
+    """Bounded waiting room around one kind of news."""
+
+    def __init__(self, places: int, monotonic: Callable[[], float]) -> None:
+        self._condition = threading.Condition()
+        self._places, self._parked, self._monotonic = places, 0, monotonic
+        self._closed = False
+        self._sequence = 0
+
+    def wait_for(self, attempt: Callable[[], T | None], wait_s: float) -> T | None:
+        """Call ``attempt()`` now and at each piece of news until it returns something, for at most
+        ``wait_s``."""
+        deadline = self._monotonic() + (wait_s if wait_s <= WAIT_S_MAX else WAIT_S_MAX)
+        parked = False
+        try:
+            while True:
+                seen = self._sequence  # before the attempt: news that arrives during it is not missed
+                found = attempt()
+                left = deadline - self._monotonic()
+                if found is not None or left <= 0:
+                    return found
+                with self._condition:
+                    if not parked:
+                        if self._parked >= self._places:
+                            return None
+                        self._parked, parked = self._parked + 1, True
+                    if self._closed:
+                        return None
+                    if seen == self._sequence:
+                        self._condition.wait(left)
+        finally:
+            if parked:
+                with self._condition:
+                    self._parked -= 1
+
+    def announce(self) -> None:
+        """Something changed: wake every waiting caller. Cheap if there is none; does not wait for
+        attempts."""
+        self._sequence += 1
+        if self._parked:
+            with self._condition:
+                self._condition.notify_all()
+
+    def close(self) -> None:
+        """Wake every waiting caller for good; later ones do not wait."""
+        with self._condition:
+            self._closed = True
+            self._condition.notify_all()

@@ -10,6 +10,7 @@ holds what only a real process does.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from escrowmq.replication.errors import CorruptLog, ReadFailed, Superseded, Unavailable
@@ -27,8 +28,12 @@ from escrowmq.replication.host.repair import (
 )
 from escrowmq.replication.log.disk import Disk
 from escrowmq.replication.log.install import finish_install
+from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.log.marks import BEHIND, LEARNER, LOST, NEWCOMER, WANTS_COPY, Marks
+from escrowmq.replication.log.peer_marks import PeerMarks
 from escrowmq.replication.log.recovery import segment_firsts
+from escrowmq.replication.replica.checkpoints import Checkpoints
+from escrowmq.replication.state.machine import StateMachine
 
 BEHIND_PATIENCE_S = 5.0  # several elections
 MEND_PATIENCE_S = 5.0  # peers that are also starting answer from their first moment on
@@ -231,3 +236,24 @@ class Restoring(Generic[F]):
         copy_from_leader(
             self._disk, self._peers, setup.source, self._pause, patience_s, setup.report, self._look
         )
+
+
+# ------------------------------------------------------------------ what was recovered
+# What opening a replica's directory has found, from which the replica is built.
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """What opening found on the disk: the log, the snapshots, the state of the newest good snapshot, and the
+    incarnations of the peers."""
+
+    disk: Disk
+    journal: SegmentJournal
+    checkpoints: Checkpoints
+    state: StateMachine
+    peers: PeerMarks
+
+    def close(self) -> None:
+        """Release the files; for an opening that fails."""
+        self.journal.close()
+        self.peers.close()

@@ -15,10 +15,10 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from escrowmq.replication.calling.answers import Leadership, LevelReport, Reply
 from escrowmq.replication.errors import (
@@ -34,17 +34,12 @@ from escrowmq.replication.errors import (
 from escrowmq.replication.format.membership import members_mark
 from escrowmq.replication.format.segment_format import first_of_name
 from escrowmq.replication.host.body_prefetcher import BodyPrefetcher
-from escrowmq.replication.host.checkpoint_thread import CheckpointThread
 from escrowmq.replication.host.driver import Driver
-from escrowmq.replication.host.leadership import read_leadership
-from escrowmq.replication.host.level_watch import LevelWatch
-from escrowmq.replication.host.maintenance import Maintenance
+from escrowmq.replication.host.maintenance import CheckpointThread, Maintenance, RoomWatch
 from escrowmq.replication.host.mending import Mender
-from escrowmq.replication.host.parking import ParkingLot
-from escrowmq.replication.host.recovered import Recovered
-from escrowmq.replication.host.replica_setup import ReplicaSetup
-from escrowmq.replication.host.restoring import UNSOUND
-from escrowmq.replication.host.room_watch import RoomWatch
+from escrowmq.replication.host.replica_setup import AskLevels, ReplicaSetup
+from escrowmq.replication.host.requests import ParkingLot
+from escrowmq.replication.host.restoring import UNSOUND, Recovered
 from escrowmq.replication.host.scrubbing import Scrubber, ScrubState
 from escrowmq.replication.log.datadir import DataDir
 from escrowmq.replication.log.disk import Disk, RealDisk
@@ -62,8 +57,116 @@ from escrowmq.replication.net.handshake import PeerIdentity
 from escrowmq.replication.raft.node import PeerLink, RaftConfig, RaftNode
 from escrowmq.replication.replica.checkpoints import Job
 from escrowmq.replication.replica.damage import STATE_FILES
-from escrowmq.replication.replica.replica import Replica
+from escrowmq.replication.replica.replica import Replica, ahead_of, next_level
 from escrowmq.replication.state.machine import LEVEL_MAX, StateMachine
+
+# ------------------------------------------------------------------ the format level
+# Moves a group to the next format level: asks all replicas of the cluster while this one leads.
+#
+# A thread of its own, because asking takes up to seconds. It ends when the highest level is reached: after
+# a moment in a new cluster, at the end of the upgrade in one that is being upgraded.
+
+
+#: Pause between two questions: short for a new cluster, whose clients want the level; long during an upgrade.
+ASK_S, ASK_S_MAX = 0.1, 5.0
+#: How often an upgrade that stays unfinished is reported.
+REPORT_S = 600.0
+
+
+class LevelWatch:
+    """See the module's docstring. ``leads()``: whether this replica is a ready leader. ``later(fn)`` runs
+    ``fn`` in the replica's thread. ``ask()`` may block."""
+
+    def __init__(
+        self,
+        replica: Replica,
+        *,
+        leads: Callable[[], bool],
+        later: Callable[[Callable[[], None]], None],
+        ask: AskLevels,
+        report: Callable[[str], None],
+    ) -> None:
+        self._replica = replica
+        self._leads, self._later, self._ask, self._report = leads, later, ask, report
+        self._stop = threading.Event()
+
+    def start(self) -> None:
+        """Start asking, unless the highest level is already reached."""
+        if self._replica.state.level < LEVEL_MAX:
+            threading.Thread(target=self._run, name="level", daemon=True).start()
+
+    def stop(self) -> None:
+        """Stop asking; a question under way ends by itself and changes nothing."""
+        self._stop.set()
+
+    def _run(self) -> None:
+        pause_s, report_in_s = ASK_S, 0.0
+        while not self._stop.wait(pause_s) and self._replica.state.level < LEVEL_MAX:
+            if not self._leads():
+                pause_s = ASK_S
+                continue
+            found = self._ask()
+            reports = list(found.values()), ahead_of(self._replica.state.topics.gid, found)
+            if next_level(self._replica.state.level, *reports) is not None:
+                self._later(lambda told=reports: self._replica.raise_level(*told))  # type: ignore[misc]
+                pause_s = ASK_S
+                continue
+            pause_s = min(2 * pause_s, ASK_S_MAX)
+            report_in_s -= pause_s
+            if found and pause_s == ASK_S_MAX and report_in_s <= 0:
+                report_in_s = REPORT_S
+                self._report(self._who_is_behind(found))
+
+    def _who_is_behind(self, found: Mapping[tuple[int, int], LevelReport | None]) -> str:
+        level, own = self._replica.state.level, self._replica.state.topics.gid
+        behind = [
+            f"replica {rid} of group {gid}"
+            for (gid, rid), report in found.items()
+            if next_level(level, [report], ahead_of(own, {(gid, rid): report})) is None
+        ]
+        return (
+            f"format level {level} until all replicas are upgraded and answer; missing: {', '.join(behind)}"
+        )
+
+
+# ------------------------------------------------------------------ leadership
+# Reads who leads from another thread than the one in which it changes.
+#
+# Readiness, leader and term are three values of the node. Read one after the other while the term changes,
+# they may name a leader of the earlier term together with the later term. Callers would follow that deposed
+# leader as if it led now, and a coordinator of consumer groups would work in a term in which it does not
+# lead.
+
+
+#: Readings until the term stays the same meanwhile. Terms change milliseconds apart at most, and a reading
+#: takes microseconds.
+READINGS_MAX = 3
+
+
+class Leading(Protocol):
+    """What is read of a node."""
+
+    @property
+    def term(self) -> int: ...
+    @property
+    def leader_id(self) -> str | None: ...
+    @property
+    def ready(self) -> bool: ...
+
+
+def read_leadership(node: Leading) -> Leadership:
+    """Who leads, all of one term; nobody, if no reading ends in the term in which it began."""
+    term = node.term
+    for _ in range(READINGS_MAX):
+        leader, ready = node.leader_id, node.ready
+        if (now := node.term) == term:
+            return Leadership(ready, None if leader is None else int(leader), term)
+        term = now
+    return Leadership(False, None, term)
+
+
+# ------------------------------------------------------------------ running replica
+
 
 #: The answer of a replica that does not run yet, or no longer: nothing was done, and another one may lead.
 NOT_RUNNING: Reply = Leadership(False, None, 0).refusal()

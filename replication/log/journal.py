@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable
-from typing import overload
+from collections.abc import Callable, Iterator
+from typing import Protocol, overload
 
 from pysyncobj.journal import Journal
 
@@ -26,19 +26,264 @@ from escrowmq.replication.format.segment_format import (
     log_name,
     sidecar_name,
 )
-from escrowmq.replication.log.commit_queue import CommitQueue
 from escrowmq.replication.log.disk import Disk
-from escrowmq.replication.log.entry_cache import EntryCache
 from escrowmq.replication.log.holes import Hole, KnownHoles, StoredEntry, as_stored, fitting
 from escrowmq.replication.log.install import finish_install
-from escrowmq.replication.log.journal_view import Entry, EntryRange
 from escrowmq.replication.log.member_history import MemberHistory
 from escrowmq.replication.log.recovery import recover, segment_firsts
 from escrowmq.replication.log.segment import OpenSegment, Segment, SegmentInfo, SegmentReader, SegmentTable
 from escrowmq.replication.log.sidecar import sidecar_is_sound, write_sidecar
-from escrowmq.replication.log.syncjob import Mend, Seal, SyncJob
+from escrowmq.replication.log.syncjob import Mend, Seal, SyncJob, Write
 from escrowmq.replication.log.terms import TermRuns
 from escrowmq.replication.log.vote import VoteFile
+
+# ------------------------------------------------------------------ entries as pysyncobj reads them
+# The journal as the list of (command, index, term) that pysyncobj expects. A body is read only when it is
+# asked for: pysyncobj asks for the index or term of log[-1] and log[0] all the time.
+
+
+class EntrySource(Protocol):
+    """What a view needs from the journal."""
+
+    def read(self, index: int) -> bytes: ...
+
+    def term_at(self, index: int) -> int | None: ...
+
+
+class Entry:
+    """One entry; behaves like the tuple (command, index, term)."""
+
+    __slots__ = ("_index", "_log")
+
+    def __init__(self, log: EntrySource, index: int) -> None:
+        self._log, self._index = log, index
+
+    def __getitem__(self, field: int) -> bytes | int | None:
+        if field == 0:
+            return self._log.read(self._index)
+        if field == 1:
+            return self._index
+        if field == 2:
+            return self._log.term_at(self._index)
+        raise IndexError(field)
+
+    def __iter__(self) -> Iterator[bytes | int | None]:
+        return iter((self[0], self[1], self[2]))
+
+    def __len__(self) -> int:
+        return 3
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, tuple | list | Entry):
+            return NotImplemented
+        return len(other) == 3 and all(self[k] == other[k] for k in (1, 2, 0))
+
+    __hash__ = None  # type: ignore[assignment]  # like a list: equal to unhashable things
+
+    def __repr__(self) -> str:
+        return f"Entry(index={self._index}, term={self._log.term_at(self._index)})"
+
+
+class EntryRange:
+    """Entries [first, end), as a read-only sequence."""
+
+    __slots__ = ("_end", "_first", "_log")
+
+    def __init__(self, log: EntrySource, first: int, end: int) -> None:
+        self._log, self._first, self._end = log, first, max(first, end)
+
+    def __len__(self) -> int:
+        return self._end - self._first
+
+    @overload
+    def __getitem__(self, item: int) -> Entry: ...
+
+    @overload
+    def __getitem__(self, item: slice) -> EntryRange: ...
+
+    def __getitem__(self, item: int | slice) -> Entry | EntryRange:
+        if isinstance(item, slice):
+            start, stop, step = item.indices(len(self))
+            assert step == 1, "pysyncobj takes plain slices only"
+            return EntryRange(self._log, self._first + start, self._first + stop)
+        position = item + len(self) if item < 0 else item
+        if not 0 <= position < len(self):
+            raise IndexError(item)
+        return Entry(self._log, self._first + position)
+
+    def __iter__(self) -> Iterator[Entry]:
+        for index in range(self._first, self._end):
+            yield Entry(self._log, index)
+
+
+# ------------------------------------------------------------------ entries in memory
+# Recent log entries in memory, from which they are written, sent to followers and applied.
+#
+# Bounded, except that an entry that is not on disk yet is never evicted: no other place has it. Any thread
+# may look entries up; only the loop thread changes them.
+
+
+class EntryCache:
+    """Commands by log index, the oldest evicted first."""
+
+    __slots__ = ("_bytes", "_bytes_max", "_entries", "_low", "get")
+
+    def __init__(self, bytes_max: int, next_index: int) -> None:
+        self._entries: dict[int, bytes] = {}
+        self._bytes, self._bytes_max = 0, bytes_max
+        self._low = next_index  # no entry below it is held
+        self.get: Callable[[int], bytes | None] = self._entries.get
+
+    def put(self, index: int, command: bytes, durable: int) -> None:
+        """Hold the newest entry; if needed, evict entries up to ``durable``."""
+        self._entries[index] = command
+        self._bytes += len(command)
+        if self._bytes > self._bytes_max:
+            self.shrink(durable)
+
+    def shrink(self, durable: int) -> None:
+        """Evict down to the limit, but nothing after ``durable``."""
+        index = self._low
+        while self._bytes > self._bytes_max and index <= durable:
+            self._forget(index)
+            index += 1
+        self._low = index
+
+    def cut_after(self, keep: int, last: int) -> None:
+        """Forget entries keep + 1 to last (a conflict)."""
+        for index in range(max(keep + 1, self._low), last + 1):
+            self._forget(index)
+        self._low = min(self._low, keep + 1)
+
+    def cut_before(self, first: int) -> None:
+        """Forget entries before ``first`` (retention)."""
+        for index in range(self._low, first):
+            self._forget(index)
+        self._low = max(self._low, first)
+
+    def restart_at(self, next_index: int) -> None:
+        """The log is empty and continues at ``next_index``."""
+        assert not self._entries
+        self._low = next_index
+
+    def _forget(self, index: int) -> None:
+        command = self._entries.pop(index, None)
+        if command is not None:
+            self._bytes -= len(command)
+
+
+# ------------------------------------------------------------------ what waits for the disk
+# What waits for the disk: entries of the next group commit, and segments to be removed.
+#
+# At most one job of each kind is under way. Unlinking a segment and syncing its directory takes tens of
+# milliseconds, hundreds for a large one. So that no group commit waits for it, removals are jobs of their
+# own, run in another thread, one segment after the other. Entries that add() queues during a group commit
+# go into the next one. Entries that a full disk rejected are retried first and alone, because their headers
+# say which of them one sync covers. Belongs to the loop thread.
+
+
+class CommitQueue:
+    """``batch_first``: first entry that the next job's sync covers. ``buffers``: where add() appends."""
+
+    def __init__(self, disk: Disk, next_index: int) -> None:
+        self.batch_first = next_index
+        self.buffers: list[bytes] | None = None  # of the last write in the queue; None: start one
+        self.disk_full = False
+        self.job: SyncJob | None = None
+        self._disk = disk
+        self._writes: list[Write] = []
+        self._retry: list[Write] = []
+        self.removal: SyncJob | None = None
+        self._removals: list[int] = []
+        self._mends: dict[Hole, Mend] = {}  # a second request for a hole replaces the first
+
+    def __bool__(self) -> bool:
+        return bool(self._writes or self._retry or self._mends)
+
+    def waiting_bytes(self) -> int:
+        """Bytes queued, without those of a job under way."""
+        return sum(len(part) for writes in (self._retry, self._writes) for w in writes for part in w.buffers)
+
+    def start_write(self, segment: Segment, index: int) -> list[bytes]:
+        """Begin to queue entries of ``segment``, the next one being ``index``."""
+        assert segment.opened is not None
+        write = Write(segment, segment.opened, index)
+        self._writes.append(write)
+        self.buffers = write.buffers
+        return write.buffers
+
+    def seal(self, segment: Segment, seal: Seal, index: int) -> None:
+        """``segment`` is full; the next entry, ``index``, begins another."""
+        if self.buffers is None:
+            self.start_write(segment, index)
+        assert self._writes[-1].segment is segment
+        self._writes[-1].seal = seal
+        self.buffers = None
+        self.batch_first = index  # a job syncs a segment before it creates the next one
+
+    def remove(self, first: int) -> None:
+        """Remove the files of the segment that begins at ``first``, after the removals requested earlier."""
+        self._removals.append(first)
+
+    def mend(self, mend: Mend) -> None:
+        """Rewrite a damaged entry with the next job."""
+        self._mends[mend.hole] = mend
+
+    def begin(self, last: int, durable: int) -> SyncJob | None:
+        """Everything queued up to ``last`` as a job; None if one is under way or nothing is queued."""
+        if self.job is not None or not (self._writes or self._retry or self._mends):
+            return None
+        if self._retry:
+            writes, self._retry = self._retry, []
+        else:
+            writes, self._writes, self.buffers = self._writes, [], None
+            self.batch_first = last + 1
+        mends, self._mends = self._mends, {}
+        self.job = SyncJob(self._disk, writes, (), durable, list(mends.values()))
+        return self.job
+
+    def begin_removal(self) -> SyncJob | None:
+        """The removal of the oldest segment to be removed; None if one is under way or there is none."""
+        if self.removal is not None or not self._removals:
+            return None
+        self.removal = SyncJob(self._disk, [], (self._removals.pop(0),), 0)
+        return self.removal
+
+    def end_removal(self, job: SyncJob) -> None:
+        """Take a finished removal back."""
+        if job is self.removal:
+            self.removal = None
+
+    def end(self, job: SyncJob) -> bool:
+        """Take a finished job back; False if it was taken back already."""
+        if job is not self.job:
+            return False
+        self.job, self.disk_full, self._retry = None, job.disk_full, job.rest
+        return True
+
+    def cut_after(self, keep: int) -> None:
+        """Forget queued entries after ``keep`` (a conflict). No job may be under way."""
+        assert self.job is None
+        self._retry = _cut(self._retry, keep)
+        self._writes = _cut(self._writes, keep)
+        self._mends = {hole: mend for hole, mend in self._mends.items() if hole.last <= keep}
+        self.buffers = None
+        self.batch_first = min(self.batch_first, keep + 1)
+
+
+def _cut(writes: list[Write], keep: int) -> list[Write]:
+    kept = []
+    for write in writes:
+        del write.buffers[2 * max(0, keep + 1 - write.first) :]
+        if write.segment.last >= keep:  # the segment becomes the newest one again
+            write.seal = None
+        if write.segment.first <= keep and (write.buffers or write.seal is not None):
+            kept.append(write)
+    return kept
+
+
+# ------------------------------------------------------------------ journal
+
 
 _MEMBERSHIP = bytes((MEMBERSHIP,))
 

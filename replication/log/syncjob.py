@@ -3,7 +3,7 @@
 The loop thread makes a job, another thread runs it, the loop thread reads its result. A job keeps
 the order that recovery relies on: a segment is synced before the next one is created, and a new
 segment's directory entry is synced before its entries count as durable. Dropped segments have jobs of
-their own (commit_queue.py). A job runs only once, however often it is called.
+their own (journal.py). A job runs only once, however often it is called.
 """
 
 from __future__ import annotations

@@ -13,15 +13,17 @@ qualify are answered after the entry was applied, when the state holds their out
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence, Set
-from typing import Any
+from collections.abc import Iterable, Sequence, Set
+from functools import partial
+from itertools import chain
+from typing import Any, Final
 
 from escrowmq.replication.format import ops as build
 from escrowmq.replication.format.codec import Op, OpType
+from escrowmq.replication.format.cut_ops import HOLD_MS_MAX
 from escrowmq.replication.format.share_settings import SHARE
 from escrowmq.replication.format.timer_ops import timer as build_timer
 from escrowmq.replication.model import ResultCode
-from escrowmq.replication.replica.commit_hold import CommitHold
 from escrowmq.replication.replica.compaction import AHEAD_MS, Compaction
 from escrowmq.replication.replica.copies import Rows
 from escrowmq.replication.replica.entry_writing import COPY_BYTES_MAX, ComposedEntry, EntryWriter
@@ -31,9 +33,7 @@ from escrowmq.replication.replica.prefetched_bodies import (
     NobodyReads,
     PrefetchedBodies,
 )
-from escrowmq.replication.replica.references import References
 from escrowmq.replication.replica.releases import Releases, references_of
-from escrowmq.replication.replica.repeated_keys import COPIES_MAX, RepeatedKeys
 from escrowmq.replication.replica.share_admission import ShareAdmission
 from escrowmq.replication.replica.submission import LeftOut, Submission
 from escrowmq.replication.replica.topics_under_way import TopicsUnderWay
@@ -47,6 +47,181 @@ from escrowmq.replication.state.transactions import (
     AppTransactions,
     decide_result,
 )
+from escrowmq.replication.timers.record import key_of
+
+# ------------------------------------------------------------------ repeated keys
+# Bounds how often one key can wait: all copies of a key are released together, in one entry.
+#
+# A producer never gives a key twice: its ordinals only rise. So a leader remembers the highest one of each
+# owner and partition, and looks keys up only where a request goes back behind it. A client that repeats a
+# key endlessly is refused after ``COPIES_MAX`` copies, and those that were under way then. What is
+# remembered is of this leader, and bounded: whoever has others' owners push out its own gains one copy by
+# it.
+
+
+#: Messages that may wait under one key.
+COPIES_MAX: Final = 16
+#: Owners and partitions that are remembered, at most twice as many.
+REMEMBERED: Final = 50_000
+
+
+class RepeatedKeys:
+    """What one leader has seen. Used in its thread."""
+
+    def __init__(self, state: StateMachine) -> None:
+        self._state = state
+        #: Owner and slot -> one above the highest ordinal; two generations.
+        self._young: dict[tuple[int, int], int] = {}
+        self._old: dict[tuple[int, int], int] = {}
+
+    def too_many(self, op: Op, now_ms: int) -> bool:
+        """Whether a SCHEDULED brings one more message for a key under which many wait."""
+        topic, number, _, _, _, times, _, owner, first = op.meta[:9]
+        partition = self._state.topics.find(topic, number)
+        if not isinstance(partition, Partition):
+            return False  # apply says what is wrong
+        slot = partition.slot
+        where = owner, slot
+        end = self._young.get(where) or self._old.get(where, 0)
+        self._remember(where, max(end, first + len(times)))
+        if first >= end:
+            return False
+        keys = [key_of(ms, slot, owner, n) for n, ms in enumerate(times, first) if ms > now_ms]
+        find = self._state.timers.store.find
+        return any(len(find(key).living) >= COPIES_MAX for key in keys)
+
+    def _remember(self, where: tuple[int, int], end: int) -> None:
+        self._young[where] = end
+        if len(self._young) >= REMEMBERED:
+            self._old, self._young = self._young, {}
+
+    def forget(self) -> None:
+        """Leadership is lost."""
+        self._young, self._old = {}, {}
+
+
+# ------------------------------------------------------------------ references
+# What stands before a COMMIT or a RELEASE in its entry: where the messages are that it makes readable.
+
+
+class References:
+    """Builds them at the leader. ``copy_bytes``: smaller messages are copied instead of referred to."""
+
+    def __init__(self, state: StateMachine, log: LogReader, topics: TopicsUnderWay, copy_bytes: int) -> None:
+        self._state, self._log, self._topics, self._copy_bytes = state, log, topics, copy_bytes
+
+    def of(self, runs: Sequence[Run], writer: EntryWriter) -> list[bytes]:
+        """REF_MESSAGE and TX_MESSAGE frames: as few as preserve the order within each partition, with
+        adjacent messages joined. Both kinds alternate within a partition only where copied and referenced
+        messages do."""
+        segment = self._log.segment_start(self._log.last_index)
+        return self.frames(chain.from_iterable(map(partial(self._places, segment), runs)), segment, writer)
+
+    def frames(self, places: Iterable[Sequence[int]], segment: int, writer: EntryWriter) -> list[bytes]:
+        """See ``of``. ``places``: each flat as ``OpenTx.refs``."""
+        budget = writer.copy_budget
+        by_slot: dict[int, list[tuple[bool, list[int]]]] = {}  # copied?, quadruples as in ``reference``
+        for refs in places:
+            for at in range(0, len(refs), 5):
+                slot, entry, pos, size, count = refs[at : at + 5]
+                copy = (entry < segment or size <= self._copy_bytes) and size <= budget
+                if copy:
+                    budget -= size
+                pieces = by_slot.get(slot)
+                if pieces is None:
+                    by_slot[slot] = [(copy, [entry, pos, size, count])]
+                    continue
+                copied, flat = pieces[-1]
+                if copied is not copy:
+                    pieces.append((copy, [entry, pos, size, count]))
+                elif flat[-4] == entry and flat[-3] + flat[-2] == pos:
+                    flat[-2] += size
+                    flat[-1] += count
+                else:
+                    flat += (entry, pos, size, count)
+        writer.copy_budget = budget
+        slots, frames = self._state.topics.slots, []
+        for slot, pieces in by_slot.items():
+            if slot in slots and slot not in self._topics.deleting:  # else the topic is gone: drop them
+                topic, number = slots[slot].topic, slots[slot].number
+                for copied, flat in pieces:
+                    build_one = self._copied if copied else build.reference
+                    frames.append(build_one(topic, number, flat))
+        return frames
+
+    def _places(self, segment: int, run: Run) -> Iterable[tuple[int, ...]]:
+        """Where the messages are, in the order of the transactions: a reference for each, or one for a whole
+        block that is referred to and not copied."""
+        block = run.block
+        if block is not None and block.log_index >= segment:
+            spans = block.spans() if block.smallest > self._copy_bytes else None
+            if spans is not None:
+                return [(slot, block.log_index, *span) for slot, *span in spans]
+        return run.refs()
+
+    def _copied(self, topic: str, number: int, flat: Sequence[int]) -> bytes:
+        places = [flat[at : at + 4] for at in range(0, len(flat), 4)]
+        rows = b"".join(self._log.read_range(entry, pos, size) for entry, pos, size, _ in places)
+        return build.copied(topic, number, sum(count for *_, count in places), rows)
+
+
+# ------------------------------------------------------------------ commits that wait for each other
+# Keeps commits over several groups waiting for a moment, so that somebody finds a stable cut beside them.
+#
+# Without it, a cut could not be found where such commits never pause. Only homes' commits wait: what is
+# decided already must reach its branches. A hold ends with the cut that asked for it, and takes at most a
+# fifth of the time, so commits are never kept away. Requests that wait count in the leader's queue. Not
+# replicated: if it is lost with the leadership, the cut takes one more try.
+
+
+#: After a hold, none begins for so many times its length.
+REST = 4
+
+
+class CommitHold:
+    """Pure; ``now_ms`` is the group's time. ``until_ms``: when the hold ends; None: there is none."""
+
+    def __init__(self) -> None:
+        self.until_ms: int | None = None
+        self._began_ms = self._next_ms = 0
+        self._held: deque[Submission] = deque()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def ask(self, hold_ms: int, now_ms: int) -> list[Submission]:
+        """A CUT is written: begin a hold of ``hold_ms``, if one is due, or end the present one (0). Returns
+        the requests to be taken up, oldest first."""
+        if hold_ms == 0:
+            return self.end(now_ms)
+        if self.until_ms is None and now_ms >= self._next_ms:
+            self._began_ms, self.until_ms = now_ms, now_ms + min(hold_ms, HOLD_MS_MAX)
+        return []
+
+    def end(self, now_ms: int) -> list[Submission]:
+        """There is no hold any more; returns what was held."""
+        if self.until_ms is not None:
+            self.until_ms, self._next_ms = None, now_ms + REST * max(now_ms - self._began_ms, 0)
+        held, self._held = list(self._held), deque()
+        return held
+
+    def over(self, now_ms: int) -> list[Submission]:
+        """What was held, if the hold's time is over."""
+        return self.end(now_ms) if self.until_ms is not None and now_ms >= self.until_ms else []
+
+    def keeps(self, submission: Submission) -> bool:
+        """Whether the request waits, and it does from now on. Call it only during a hold."""
+        if any(
+            unit.ops[0].type == OpType.COMMIT and len(meta := unit.ops[0].meta) > 5 and meta[5] < 0
+            for unit in submission.units
+        ):
+            self._held.append(submission)
+            return True
+        return False
+
+
+# ------------------------------------------------------------------ admission
+
 
 #: Maximum bytes of requests in one entry: beyond it latency grows and throughput does not
 #: (measured: 256 KB to 1 MB per entry is the plateau).

@@ -8,8 +8,8 @@ from typing import Final
 from escrowmq.replication.format.claim_ops import CLAIM_EPOCH_MAX, DIGEST_BYTES, UNNUMBERED, claim_group
 from escrowmq.replication.format.timer_ops import OF_DELAYED
 
-NAME_CHARS_MAX: Final = 500
 NUMBER_MAX: Final = (1 << 53) - 1
+NAME_CHARS_MAX: Final = 500
 
 
 def claim_problem(name: str, epoch: int, claimant: str) -> str | None:

@@ -15,7 +15,7 @@ from escrowmq.replication.format.segment_format import FILE_HEADER_SIZE, file_he
 from escrowmq.replication.log.disk import File
 from escrowmq.replication.replica.checkpoints import STATE_PARTS
 from escrowmq.replication.state import snapshot
-from escrowmq.replication.state.runs_file import verify_runs
+from escrowmq.replication.state.stored_runs import verify_runs
 from escrowmq.replication.timers.sealed_file import SUFFIX, verify_timers
 
 NEWER = " (damaged, or written by a newer version: then upgrade this replica)"

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from escrowmq.replication.calling.answers import Leadership, LevelReport, Reply
 from escrowmq.replication.errors import DiskFull, EscrowMQError, MessageTooLarge, Overloaded
@@ -28,15 +28,112 @@ from escrowmq.replication.replica.admission import Admission
 from escrowmq.replication.replica.checkpoints import Checkpoints, Job
 from escrowmq.replication.replica.compaction import AHEAD_MS
 from escrowmq.replication.replica.entry_writing import ComposedEntry
-from escrowmq.replication.replica.group_time import LEVEL_OF_CLOCKS, Clocks, GroupTime
 from escrowmq.replication.replica.lease_dispatcher import LeaseDispatcher
-from escrowmq.replication.replica.levels import next_level
 from escrowmq.replication.replica.prefetched_bodies import PrefetchedBodies
 from escrowmq.replication.replica.read_index import ReadIndex
 from escrowmq.replication.replica.submission import AboutTopics, Submission
 from escrowmq.replication.replica.validation import level_needed
 from escrowmq.replication.state.machine import LEVEL_MAX, Result, StateMachine
-from escrowmq.replication.state.topics import Partition, Topic
+from escrowmq.replication.state.topics import LEVEL_OF_IDS, Partition, Topic
+
+# ------------------------------------------------------------------ format levels
+# When a group moves to the next format level: once every replica can read what may follow.
+#
+# A replica stops at an operation that it does not know. So the leader asks every replica of *every* group
+# (a transaction's branches are written in the version in which its home accepted it), and a replica that
+# does not answer, or does not know the question, counts as running older software. The change is
+# irreversible.
+#
+# From the level of topic ids on group 0 goes last: it assigns them, so an id proves that every other group
+# takes it. Otherwise a producer that had heard of a new topic's id would leave it out where the group did
+# not know ids yet, and its messages would be stored in an older topic of that name that is still there.
+
+
+def next_level(
+    level: int, reports: Sequence[LevelReport | None], ahead: Sequence[LevelReport | None] = ()
+) -> int | None:
+    """The level to propose in a group of ``level``, or None. ``reports``: the latest reports of all replicas
+    of all groups; None where there was no answer. ``ahead``: see ``ahead_of``."""
+    wanted = level + 1
+    ready = [r is not None and r.known >= wanted and r.applied >= level for r in reports]
+    if wanted >= LEVEL_OF_IDS:
+        # All of them: one that has not applied it may still answer clients as a leader of the past.
+        ready += [r is not None and r.applied >= wanted for r in ahead]
+    return wanted if ready and all(ready) else None
+
+
+def ahead_of(gid: int, found: Mapping[tuple[int, int], LevelReport | None]) -> Sequence[LevelReport | None]:
+    """The reports of the replicas that reach a level before this group does, from those of all replicas by
+    group and number."""
+    return [report for (group, _), report in found.items() if gid == 0 < group]
+
+
+# ------------------------------------------------------------------ the group's time
+# The time that a leader writes into entries: never behind its entries, and never standing still.
+#
+# From format level 9 on it is that of the group's clocks (raft/replicator.py), whichever replica leads.
+# Below, replicas do not tell their clocks, and it is that of the leader's own.
+#
+# A leader may find that its time is far behind the last entry, since clocks were far ahead before. Then
+# time continues from that entry, at half speed until the clocks have caught up: if it stood still, nothing
+# would come due for as long as they were wrong. So it does while too few of the clocks are known.
+
+
+#: From this format level on replicas tell their clocks.
+LEVEL_OF_CLOCKS: Final = 9
+#: More than this does not pass between two looks: a clock has jumped.
+PASSES_MS: Final = 1_000
+
+
+class Clocks(Protocol):
+    """See raft/replicator.py."""
+
+    @property
+    def leading(self) -> bool: ...
+    def lower_median_ms(self, own_ms: int) -> int | None: ...
+    def monotonic_ms(self) -> int: ...
+
+
+class GroupTime:
+    """The time of one replica's group."""
+
+    def __init__(self, state: StateMachine) -> None:
+        self._state = state
+        self.clocks: Clocks | None = None  # None: only its own counts
+        self.ms = 0  # as it was last told
+        self._half_ms = 0
+        self._read_ms: int | None = None  # the last reading of the clock that tells what has passed
+        self._of_the_group = False  # whether ``ms`` is of this leadership, by the group's clocks
+
+    def at(self, own_ms: int) -> int:
+        """The time when this machine's wall clock says ``own_ms``. Of a follower it is that clock's, for
+        whoever looks; nothing of it is kept for its own leadership."""
+        clocks = self.clocks
+        if clocks is None or self._state.level < LEVEL_OF_CLOCKS:
+            return self._go_on(own_ms, own_ms)
+        if not clocks.leading:
+            self._of_the_group = False
+            return max(own_ms, self._state.now_ms)
+        if not self._of_the_group:
+            self._of_the_group, self._read_ms, self.ms = True, None, self._state.now_ms
+        return self._go_on(clocks.lower_median_ms(own_ms), clocks.monotonic_ms())
+
+    def _go_on(self, clock_ms: int | None, read_ms: int) -> int:
+        passed = 0 if self._read_ms is None else min(read_ms - self._read_ms, PASSES_MS)
+        self._read_ms = read_ms
+        ms = max(self.ms, self._state.now_ms)
+        if clock_ms is not None and clock_ms >= ms:
+            ms = clock_ms
+        elif passed > 0:
+            self._half_ms += passed
+            ms += self._half_ms // 2
+            self._half_ms %= 2
+        self.ms = ms
+        return ms
+
+
+# ------------------------------------------------------------------ replica
+
 
 #: When a client asks again if the leader's disk is full: people or retention have to free space first.
 DISK_FULL_RETRY_S = 1.0
@@ -215,7 +312,7 @@ class Replica:
         return Leadership(False, number, self._raft.term).refusal()
 
     def group_ms(self, now_ms: int) -> int:
-        """The group's time (group_time.py) when this machine's wall clock says ``now_ms``."""
+        """The group's time (replica.py) when this machine's wall clock says ``now_ms``."""
         return self.time.at(now_ms)
 
     def monotonic_ms(self) -> int:
@@ -329,7 +426,7 @@ class Replica:
     def raise_level(
         self, reports: Sequence[LevelReport | None], ahead: Sequence[LevelReport | None] = ()
     ) -> None:
-        """Propose the next format level if the reports allow it (see levels.py). Proposing twice is
+        """Propose the next format level if the reports allow it (see replica.py). Proposing twice is
         harmless."""
         raft = self._raft
         level = next_level(self.state.level, reports, ahead)

@@ -26,9 +26,15 @@ from escrowmq.replication.format.codec import pack
 from escrowmq.replication.log.disk import Disk, File
 from escrowmq.replication.log.stored_files import StoredFiles
 from escrowmq.replication.state.machine import StateMachine
-from escrowmq.replication.state.run_table import COLUMNS
-from escrowmq.replication.state.runs_file import HEAD_BYTES, RUN_BYTES, packed_head, padding
-from escrowmq.replication.state.stored_runs import KeptBlocks, RunFile
+from escrowmq.replication.state.stored_runs import (
+    COLUMNS,
+    HEAD_BYTES,
+    RUN_BYTES,
+    KeptBlocks,
+    RunFile,
+    packed_head,
+    padding,
+)
 
 #: Files of one level that become one of the next.
 FAN_IN: Final = 8

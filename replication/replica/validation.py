@@ -9,21 +9,41 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from escrowmq.replication.errors import CorruptLog, InvalidMessage, UnknownVersion
 from escrowmq.replication.format.claim_ops import EPOCH_MAX
 from escrowmq.replication.format.codec import (
     FENCE_BYTES,
     LEVEL_OF_FENCES,
+    NO_EXTRA,
     Op,
     OpType,
     PrepareExtra,
     decode_ops,
 )
 from escrowmq.replication.format.cut_ops import HOLD_MS_MAX, TOPICS_PER_CUT_MAX
-from escrowmq.replication.format.internal_topics import RESERVED, is_internal
+from escrowmq.replication.format.internal_topics import (
+    RESERVED,
+    dead_topic,
+    is_internal,
+    owner_of,
+    owner_problem,
+)
+from escrowmq.replication.format.offset_ops import NONE_YET, ROLLBACK
 from escrowmq.replication.format.ops import ANY_ID
-from escrowmq.replication.format.share_ops import LEVEL_OF_LETTERS, LEVEL_OF_SHARES
+from escrowmq.replication.format.share_ops import (
+    ANY_NUMBER,
+    DROPPED,
+    EARLIEST,
+    LATEST,
+    LETTER_RANGES_MAX,
+    LEVEL_OF_LETTERS,
+    LEVEL_OF_SHARES,
+    REDRIVEN,
+    REJECT,
+)
+from escrowmq.replication.format.share_settings import DELAY_MS_MAX, group_settings_problem
 from escrowmq.replication.format.timer_ops import LEVEL_OF_TIMERS, ORDINALS, OWNER_MAX
 from escrowmq.replication.model import BY_NAME, NO_ID
 from escrowmq.replication.replica.claim_validation import (
@@ -31,17 +51,201 @@ from escrowmq.replication.replica.claim_validation import (
     claimed_place_problem,
     claimed_problem,
 )
-from escrowmq.replication.replica.offset_validation import offsets_problem, on_timeout_problem
-from escrowmq.replication.replica.share_validation import (
-    NAME_CHARS_MAX,
-    SHARES,
-    internal_topic_problem,
-    letters_problem,
-    share_problem,
-)
 from escrowmq.replication.state.settings import setting_problem
 from escrowmq.replication.state.topics import alter_problem, settings_problem
 from escrowmq.replication.state.transactions import BY_HOME
+
+# ------------------------------------------------------------------ offsets
+# Admission of transactions that move places of consumer groups, or about which nobody is asked.
+#
+# What decoders cannot check. See validation.py, which calls this.
+
+
+#: Of one transaction: about a megabyte of memory while it is open.
+PLACES_MAX: Final = 10_000
+
+
+def on_timeout_problem(extra: PrepareExtra, home_group: int) -> str | None:
+    """What is wrong with a PREPARE's ``on_timeout``, or None."""
+    if extra.on_timeout not in ("", ROLLBACK):
+        return f"on_timeout must be {ROLLBACK!r} or empty, not {extra.on_timeout!r}"
+    if extra.on_timeout and home_group >= 0:
+        return "a branch follows its home: it has no on_timeout"
+    return None
+
+
+def offsets_problem(prepare: Op, attached: Sequence[Op]) -> str | None:
+    """What is wrong with the PRE_OFFSETS behind a PREPARE, or None."""
+    moving = [op for op in attached if op.type == OpType.PRE_OFFSETS]
+    if not moving:
+        return None
+    extra = prepare.meta[9] if len(prepare.meta) > 9 else NO_EXTRA
+    if len(prepare.meta[2]) != 1 or prepare.meta[5] or extra is NO_EXTRA:
+        return "PRE_OFFSETS follows the first PREPARE, of version 2, of one transaction"
+    if any(op.type != OpType.PRE_OFFSETS for op in attached[-len(moving) :]):
+        return "PRE_OFFSETS stands behind the messages"
+    if len({tuple(op.meta[:2]) for op in moving}) != len(moving):
+        return "a transaction moves the places of a group in a topic once"
+    if sum(len(op.meta[2]) for op in moving) > 3 * PLACES_MAX:
+        return f"a transaction moves at most {PLACES_MAX} places"
+    return next((problem for op in moving if (problem := _moved_problem(op)) is not None), None)
+
+
+def _moved_problem(op: Op) -> str | None:
+    group, _, flat, topic_id = op.meta
+    if not 0 < len(group) <= NAME_CHARS_MAX:
+        return f"group must have 1 to {NAME_CHARS_MAX} characters"
+    if op.body_size or not flat or len(flat) % 3 or not 0 <= topic_id <= NUMBER_MAX:
+        return "PRE_OFFSETS needs triples of partition, from and to, and the id of its topic"
+    partitions, begins, ends = flat[::3], flat[1::3], flat[2::3]
+    if min(partitions) < 0 or len(set(partitions)) != len(partitions):
+        return "PRE_OFFSETS needs partitions of 0 or more, each once"
+    if min(begins) < NONE_YET or min(ends) < 0 or max(ends) > NUMBER_MAX:
+        return f"PRE_OFFSETS goes from {NONE_YET} or more to 0 or more"
+    if any(begin > end for begin, end in zip(begins, ends, strict=True)):
+        return "PRE_OFFSETS goes forwards: `from` is at most `to`"
+    return None
+
+
+# ------------------------------------------------------------------ share groups
+# Admission of requests about share groups, retries and internal topics: what decoders cannot check.
+#
+# See validation.py, which calls this.
+
+
+#: What clients send: added with level 9.
+SHARES: Final = frozenset((OpType.SHARE_ACK, OpType.NACK, OpType.GROUP_SETTINGS, OpType.PLACES))
+#: Ranges or offsets of one operation.
+RANGES_MAX: Final = 20_000
+#: Offsets of one NACK: each may need a row to be read.
+NACKED_MAX: Final = 1_000
+#: A member's id is 32 hexadecimal digits; a name is something a person has given.
+NAME_CHARS_MAX: Final = 512
+#: Characters of a reason. In the copy it is cut to ``REASON_BYTES_MAX`` bytes.
+REASON_CHARS_MAX: Final = 65_536
+
+
+def share_problem(op: Op) -> str | None:
+    """What is wrong with a client's operation of ``SHARES``, or None."""
+    meta = op.meta
+    if op.type == OpType.PLACES:
+        return _places_problem(meta[2]) or owner_problem("group", meta[0])
+    if op.type == OpType.GROUP_SETTINGS:
+        if not ANY_NUMBER <= meta[2] <= NUMBER_MAX:
+            return f"the number of a change must be {ANY_NUMBER} to {NUMBER_MAX}"
+        if len(meta) > 3 and len(meta[3]) > NAME_CHARS_MAX:
+            return f"a name has at most {NAME_CHARS_MAX} characters"
+        return group_settings_problem(meta[1]) or owner_problem("group", meta[0])
+    if meta[2] < 0 or not NO_ID <= meta[-1] <= NUMBER_MAX:
+        return f"a partition is 0 or more, and a topic's id {NO_ID} to {NUMBER_MAX}"
+    if op.type == OpType.NACK:
+        problem = _nack_problem(op)
+    elif type(meta[3]) is str:
+        problem = _reply_problem(op)
+    else:
+        problem = _ack_problem(op)
+    return problem or owner_problem("group", meta[0]) or _foreign_problem(meta[0], meta[1])
+
+
+def _foreign_problem(group: str, topic: str) -> str | None:
+    if is_internal(topic) and owner_of(topic) != group:
+        return f"{topic!r} is not a topic of group {group!r}"
+    return None
+
+
+def _ack_problem(op: Op) -> str | None:
+    ranges, create = op.meta[3], op.meta[4]
+    if create.startswith((f"{DROPPED} ", f"{REDRIVEN} ")) and op.meta[1] == dead_topic(op.meta[0]):
+        if len(create) > NAME_CHARS_MAX:
+            return f"who settles dead letters is named in up to {NAME_CHARS_MAX} characters"
+    elif create:
+        if create not in (EARLIEST, LATEST) or ranges:
+            return f"a group begins at {EARLIEST!r} or {LATEST!r}, with an operation of its own"
+        return None
+    return _ranges_problem(OpType.SHARE_ACK, ranges)
+
+
+def _ranges_problem(kind: OpType, ranges: Sequence[int]) -> str | None:
+    if not 2 <= len(ranges) <= 2 * RANGES_MAX or len(ranges) % 2:
+        return f"{kind.name} needs 1 to {RANGES_MAX} pairs of first and last offset"
+    firsts, lasts = ranges[::2], ranges[1::2]
+    if firsts[0] < 0 or lasts[-1] > NUMBER_MAX:
+        return f"an offset must be 0 to {NUMBER_MAX}"
+    if any(map(int.__gt__, firsts, lasts)) or any(map(int.__ge__, lasts, firsts[1:])):
+        return "ranges must be in ascending order, and must not overlap"
+    return None
+
+
+def letters_problem(prepare: Op, attached: Sequence[Op]) -> str | None:
+    """What is wrong with the PRE_LETTERS behind a PREPARE, or None."""
+    places = [at for at, op in enumerate(attached) if op.type == OpType.PRE_LETTERS]
+    if not places:
+        return None
+    extra = prepare.meta[9] if len(prepare.meta) > 9 else NO_EXTRA
+    if len(prepare.meta[2]) != 1 or prepare.meta[5] or prepare.meta[7] >= 0 or not extra.on_timeout:
+        return "PRE_LETTERS follows the first PREPARE, at home, of a transaction with on_timeout"
+    if places != [len(attached) - 1]:
+        return "there is one PRE_LETTERS, behind everything else"
+    group, partition, ranges, topic_id, to, by = attached[-1].meta
+    if attached[-1].body_size or partition < 0 or not NO_ID <= topic_id <= NUMBER_MAX:
+        return f"a partition is 0 or more, and a topic's id {NO_ID} to {NUMBER_MAX}"
+    if len(ranges) > 2 * LETTER_RANGES_MAX or max(len(to), len(by)) > NAME_CHARS_MAX:
+        most = LETTER_RANGES_MAX
+        return f"PRE_LETTERS has up to {most} ranges, and names of up to {NAME_CHARS_MAX} characters"
+    return _ranges_problem(OpType.PRE_LETTERS, ranges) or owner_problem("group", group)
+
+
+def _reply_problem(op: Op) -> str | None:
+    _, _, _, app, offsets, sizes, _ = op.meta
+    if not offsets or len(offsets) > RANGES_MAX or len(offsets) != len(sizes):
+        return f"a SHARE_ACK with replies needs 1 to {RANGES_MAX} offsets, and a size for each"
+    if min(sizes) < 1 or sum(sizes) != op.body_size:
+        return "SHARE_ACK's columns do not fit its body"
+    return _offsets_problem(offsets) or owner_problem("app", app)
+
+
+def _nack_problem(op: Op) -> str | None:
+    _, _, _, offsets, delays_ms, reasons, member, by, attempt, _ = op.meta
+    if not offsets or len(offsets) > NACKED_MAX or not len(offsets) == len(delays_ms) == len(reasons):
+        return f"NACK needs 1 to {NACKED_MAX} offsets, and a delay and a reason for each"
+    if min(delays_ms) < REJECT or max(delays_ms) > DELAY_MS_MAX:
+        return f"a delay must be 0 to {DELAY_MS_MAX} ms"
+    if not 0 <= attempt <= NUMBER_MAX:
+        return f"the number of an attempt must be 0 to {NUMBER_MAX}"
+    if max(map(len, reasons)) > REASON_CHARS_MAX or max(len(member), len(by)) > NAME_CHARS_MAX:
+        return f"a reason has at most {REASON_CHARS_MAX} characters, and a name {NAME_CHARS_MAX}"
+    return _offsets_problem(offsets)
+
+
+def _offsets_problem(offsets: Sequence[int]) -> str | None:
+    if offsets[0] < 0 or offsets[-1] > NUMBER_MAX or any(map(int.__ge__, offsets, offsets[1:])):
+        return f"offsets must be 0 to {NUMBER_MAX}, in ascending order, and each once"
+    return None
+
+
+def _places_problem(flat: Sequence[int]) -> str | None:
+    if len(flat) % 3 or not all(0 <= n <= NUMBER_MAX for n in flat):
+        return "PLACES needs triples of partition, offset and attempts, all of them 0 or more"
+    return None
+
+
+def internal_topic_problem(op: Op, groups: int | None) -> str | None:
+    """What is wrong with a CREATE_TOPIC of an internal topic, or None. ``groups``: None if not known."""
+    name, settings, *placed = op.meta
+    if not is_internal(name):
+        return None
+    if (problem := owner_problem("its owner", owner_of(name))) is not None:
+        return problem
+    if groups is None:
+        return None
+    begins = groups == 1 or (placed and placed[0] == 0)
+    if settings.get("partitions", 1) != groups or not begins:
+        return f"topic {name!r} has one partition in each of {groups} broker groups, from group 0 on"
+    return None
+
+
+# ------------------------------------------------------------------ validation
+
 
 _FROM_CLIENTS = frozenset(
     (

@@ -13,14 +13,158 @@ what is queued may be dead: memory follows the number of open transactions, not 
 from __future__ import annotations
 
 import heapq
-from collections import deque
-from collections.abc import Iterable, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 
+from escrowmq.replication.calling.answers import OverdueReport
 from escrowmq.replication.model import TopicInfo
-from escrowmq.replication.state.branch_queue import BranchQueue
-from escrowmq.replication.state.due_news import DueNews
 from escrowmq.replication.state.open_table import OpenTx
-from escrowmq.replication.state.transactions import TransactionTable
+from escrowmq.replication.state.transactions import AppTransactions, TransactionTable
+
+# ------------------------------------------------------------------ who is told of due checks
+# Which pairs of app and topic have due checks, numbered in the order in which they got them.
+#
+# A caller that watches many pairs asks for the news since the last number it has seen, and gets each pair
+# once instead of all pairs every time. Derived, and only in the leader's memory, like the queues. The
+# answer is a hint: a pair may be reported again, and may no longer have anything due.
+#
+# Numbers of pairs that no longer have anything due are gaps. The oldest pairs are renumbered before the
+# gaps become many, so that a look at a bounded range of numbers always makes progress. Work per call must
+# be a few steps for each pair that changes: it is called in the thread that sends heartbeats.
+
+
+#: Numbers that one call of ``after`` reads: half a millisecond.
+LOOK_MAX = 1_000
+#: Gaps that are tolerated, however few pairs there are.
+GAPS_MAX = 1_000
+
+Pair = tuple[str, str]  # app, topic
+
+
+class DueNews:
+    """The pairs with due checks. Not thread-safe, except ``topics``."""
+
+    def __init__(self) -> None:
+        self._number: dict[Pair, int] = {}
+        self._pairs: OrderedDict[int, Pair] = OrderedDict()  # by number, rising
+        self._topics: dict[str, dict[str, None]] = {}  # of these pairs, by app
+        self._last = 0
+
+    def add(self, pair: Pair) -> None:
+        """The pair has due checks, and had none just before."""
+        app, topic = pair
+        self._topics.setdefault(app, {})[topic] = None
+        self._renumber(pair)
+        for _ in range(2):  # the second round reduces the gaps
+            oldest = next(iter(self._pairs))
+            if self._last - oldest <= 2 * len(self._pairs) + GAPS_MAX:
+                return
+            self._renumber(self._pairs[oldest])
+
+    def remove(self, pair: Pair) -> None:
+        """The pair no longer has any; it may never have had any."""
+        number = self._number.pop(pair, None)
+        if number is None:
+            return
+        del self._pairs[number]
+        app, topic = pair
+        topics = self._topics[app]
+        del topics[topic]
+        if not topics:
+            del self._topics[app]
+
+    def clear(self) -> None:
+        """No pair has any. Numbers continue to rise."""
+        self._number.clear()
+        self._pairs.clear()
+        self._topics.clear()
+
+    def after(self, seen: int, wanted: Callable[[Pair], bool]) -> tuple[int, list[Pair]]:
+        """Pairs that are ``wanted`` among the next ``LOOK_MAX`` numbers above ``seen``, and the last number
+        read. There is more to read while that number is below ``last``."""
+        first = max(min(seen, self._last) + 1, next(iter(self._pairs), self._last + 1))
+        end = min(first + LOOK_MAX, self._last + 1)
+        numbered = (self._pairs.get(number) for number in range(first, end))
+        return end - 1, [pair for pair in numbered if pair is not None and wanted(pair)]
+
+    def topics(self, app: str) -> list[str]:
+        """Topics in which the app has due checks. In one step of the interpreter: other threads read it
+        too."""
+        return list(self._topics.get(app, ()))
+
+    @property
+    def last(self) -> int:
+        """The highest number given out."""
+        return self._last
+
+    def __len__(self) -> int:
+        return len(self._number)
+
+    def _renumber(self, pair: Pair) -> None:
+        number = self._number.get(pair)
+        if number is not None:
+            del self._pairs[number]
+        self._last += 1
+        self._number[pair] = self._last
+        self._pairs[self._last] = pair
+
+
+# ------------------------------------------------------------------ branches that are due
+# Branches that have come due: open transactions whose home is another group, which has to be asked.
+#
+# Queued by home group, so that a home without a leader delays no other. Like the queues of due checks they
+# are derived, kept by the leader only, and hold bare ids; an id is looked up in the table of open
+# transactions when its turn comes.
+
+
+class BranchQueue:
+    """Due branches, oldest first."""
+
+    __slots__ = ("_homes",)
+
+    def __init__(self) -> None:
+        self._homes: dict[int, deque[tuple[str, str]]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._homes.values()))
+
+    def add(self, home: int, app: str, tx_id: str) -> None:
+        """The branch has come due."""
+        queue = self._homes.get(home)
+        if queue is None:
+            queue = self._homes[home] = deque()
+        queue.append((app, tx_id))
+
+    def homes(self) -> list[int]:
+        """Home groups of branches that are due. In one step: other threads read it too."""
+        return list(self._homes)
+
+    def take(self, home: int, limit: int, table: TransactionTable) -> list[tuple[str, str, OpenTx]]:
+        """Remove up to ``limit`` ids of this home group; those still open as (app, tx_id, record)."""
+        queue = self._homes.get(home)
+        taken: list[tuple[str, str, OpenTx]] = []
+        while queue and len(taken) < limit:
+            app, tx_id = queue.popleft()
+            record = table.look(app).open.get(tx_id)
+            if record is not None and record.home_group == home:
+                taken.append((app, tx_id, record))
+        if not queue:
+            self._homes.pop(home, None)
+        return taken
+
+    def drain(self) -> dict[str, list[str]]:
+        """Remove all of them; returned by app."""
+        homes, self._homes = self._homes, {}
+        found: dict[str, list[str]] = {}
+        for queue in homes.values():
+            for app, tx_id in queue:
+                found.setdefault(app, []).append(tx_id)
+        return found
+
+
+# ------------------------------------------------------------------ due queue
+
 
 #: Back-off of repeated checks: 1 s, 2 s, 4 s ... 30 s. RocketMQ waits 30 s from the first; UNKNOWN mostly
 #: means "still running", and a second later the transaction is often settled.
@@ -355,3 +499,58 @@ class DueQueue:
         while self.expired:
             app, tx_id = self.expired.popleft()
             self.schedule(app, (tx_id,), now_ms + BUCKET_MS)
+
+
+# ------------------------------------------------------------------ overdue transactions
+# Which open transactions were due for a check long ago, and were not checked.
+#
+# It looks into the table of open transactions, and not into the queues of due checks, so that it also finds
+# a transaction that a defect has lost from the queues, or that nobody takes out of them. It reads what the
+# applying thread changes meanwhile, so the answer is approximate; it must never change anything.
+
+
+#: Two of the longest intervals between checks. Leases (``feedback.lock_lease_s``, 4 s) and waits for an owner
+#: (``feedback.owner_gone_s``, 20 s) are shorter.
+OVERDUE_MS = 2 * CHECK_BACKOFF_MAX_MS
+#: Open transactions that one look reads: those of each app that were opened first. What is overdue is among
+#: them, unless as many older ones are parked. A few milliseconds, in the caller's thread.
+OVERDUE_LOOK_MAX = 20_000
+#: Of each app so many are read, even if other apps have used that number up.
+APP_LOOK_MIN = 8
+APPS_MAX = 10_000
+
+
+def overdue(
+    table: TransactionTable,
+    now_ms: int,
+    politely: Callable[[Iterable[tuple[str, AppTransactions]]], Iterable[tuple[str, AppTransactions]]] = iter,
+    *,
+    late_ms: int = 0,
+) -> OverdueReport:
+    """How many are overdue by more than ``late_ms`` (0: ``OVERDUE_MS``), and the one that has waited longest.
+
+    Branches do not count: their home's transaction is checked, and home is asked about them. Parked ones do
+    not count either: they wait for a person. ``politely`` wraps the iteration over apps, to let other threads
+    run. For any thread.
+    """
+    limit_ms = now_ms - (late_ms or OVERDUE_MS)
+    count, left, limited = 0, OVERDUE_LOOK_MAX, False
+    first_ms, whose = limit_ms, ("", "", "")
+    # The list is made in one step of the interpreter: the applying thread changes the map meanwhile.
+    apps = list(islice(table.apps.items(), APPS_MAX))
+    for app, transactions in politely(apps):
+        opened = transactions.open
+        records = opened.first(max(left, APP_LOOK_MIN))
+        left -= len(records)
+        limited = limited or len(records) < len(opened)
+        for tx_id, record in records:
+            if 0 <= record.due_ms < limit_ms and record.home_group < 0:
+                count += 1
+                if record.due_ms < first_ms:
+                    first_ms, whose = record.due_ms, (app, record.topic, tx_id)
+    if not count:
+        return OverdueReport()
+    name, topic, tx_id = whose
+    return OverdueReport(
+        count=count, oldest_ms=now_ms - first_ms, app=name, topic=topic, tx_id=tx_id, limited=limited
+    )

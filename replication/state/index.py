@@ -8,7 +8,7 @@ the segment being written are on the heap.
 
 Offsets are assigned when an entry is applied, so at commit: an open transaction leaves no gap.
 One thread appends; any number of threads read. Only reading takes longer with more runs
-(see run_table.py), and no operation has to visit all partitions at once (see cuts.py).
+(see stored_runs.py), and no operation has to visit all partitions at once (see stable_cuts.py).
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ from collections.abc import Collection
 from itertools import accumulate, islice
 from typing import NamedTuple
 
-from escrowmq.replication.state.cuts import Cuts
-from escrowmq.replication.state.run_table import (
+from escrowmq.replication.state.stable_cuts import Cuts
+from escrowmq.replication.state.stored_runs import (
     BASE,
     BLOCK,
     COLUMNS,
     SIZE,
     Columns,
+    RunFile,
     RunTable,
+    StoredTable,
     empty_columns,
 )
-from escrowmq.replication.state.stored_runs import RunFile, StoredTable
 
 __all__ = ["COLUMNS", "Columns", "PartitionIndex", "Run", "Table"]
 

@@ -12,37 +12,273 @@ may lose in between what it had, and say nothing.
 
 from __future__ import annotations
 
+import struct
+import sys
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate, count
 from threading import Lock
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
+import msgspec
 from google_crc32c import extend
 from google_crc32c import value as crc32c
 
-from escrowmq.replication.errors import CorruptLog
-from escrowmq.replication.state.run_table import (
-    BASE,
-    BLOCK,
-    COLUMNS,
-    COUNT,
-    INDEX,
-    SIZE,
-    TIME,
-    Columns,
-)
-from escrowmq.replication.state.runs_file import (
-    HEAD_BYTES,
-    RUN_BYTES,
-    TABLES_PER_REST,
-    padding,
-    parse_directory,
-    parse_head,
-    verify_runs,
-)
+from escrowmq.replication.errors import CorruptLog, UnknownVersion
+from escrowmq.replication.format.codec import pack, unpack
+
+# ------------------------------------------------------------------ a table of runs
+# Runs of a partition in order of offsets, as columns in memory, with sums over blocks of them.
+#
+# A run is a row of six unsigned 64-bit integers: first offset, log index, byte position in the command,
+# bytes, messages, timestamp in ms. Log indexes are not sorted: a transaction that is committed late refers
+# to an old entry. So that retention need not read every run, a table keeps for each full block of ``BLOCK``
+# rows the lowest log index and the bytes. Blocks are summed when the sums are needed, a bounded number at a
+# time: ``append`` pays nothing for them, and sixteen bytes per 1,024 runs of 48 bytes hardly count.
+#
+# Once its runs are in a file, a ``StoredTable`` (stored_runs.py) takes its place, with the same methods.
+
+
+COLUMNS = 6
+BASE, INDEX, POS, SIZE, COUNT, TIME = range(COLUMNS)
+Columns = tuple[Sequence[int], ...]
+
+#: Rows of a block: 30 us to sum, and the same to search the one in which something begins.
+BLOCK = 1_024
+
+
+class RunTable:
+    """One table. Not thread-safe: the caller holds its partition's lock, or no partition has it yet.
+
+    Rows are only ever added, and only the last one grows: a block is summed once a row follows it.
+    """
+
+    __slots__ = ("_lows", "_sizes", "columns")
+
+    def __init__(self, columns: Columns) -> None:
+        self.columns: tuple[Any, ...] = columns
+        self._lows: array[int] | None = None  # of full blocks, so far; None: no block is full
+        self._sizes: array[int] | None = None
+
+    def __len__(self) -> int:
+        return len(self.columns[BASE])
+
+    @property
+    def base(self) -> int:
+        """The first offset."""
+        base: int = self.columns[BASE][0]
+        return base
+
+    @property
+    def end(self) -> int:
+        """The offset after the last one."""
+        end: int = self.columns[BASE][-1] + self.columns[COUNT][-1]
+        return end
+
+    @property
+    def last_time_ms(self) -> int:
+        """The time of the last row: no other is later."""
+        time_ms: int = self.columns[TIME][-1]
+        return time_ms
+
+    # -------------------------------------------------------------- rows
+
+    def row_of(self, offset: int) -> int:
+        """The row that holds an offset; the first one if that lies before it."""
+        return max(bisect_right(self.columns[BASE], offset) - 1, 0)
+
+    def base_of(self, row: int) -> int:
+        """Its first offset."""
+        base: int = self.columns[BASE][row]
+        return base
+
+    def rows(self, row: int, limit: int) -> Columns:
+        """A copy of up to ``limit`` rows from this one on."""
+        return tuple(column[row : row + limit] for column in self.columns)
+
+    def offset_at(self, time_ms: int) -> int | None:
+        """The first offset whose time is at or after this one; None: all are before it."""
+        row = bisect_left(self.columns[TIME], time_ms)
+        return self.base_of(row) if row < len(self) else None
+
+    # -------------------------------------------------------------- sums
+
+    def unsummed(self) -> int:
+        """The number of full blocks that are not summed yet."""
+        done = 0 if self._lows is None else len(self._lows)
+        return max((len(self) - 1) // BLOCK - done, 0)
+
+    def sum_up(self, blocks: int) -> int:
+        """Sum up to ``blocks`` further blocks; returns how many."""
+        blocks = min(blocks, self.unsummed())
+        if not blocks:
+            return 0
+        if self._lows is None or self._sizes is None:
+            self._lows, self._sizes = array("Q"), array("Q")
+        indexes, sizes = self.columns[INDEX], self.columns[SIZE]
+        for _ in range(blocks):
+            at = len(self._lows) * BLOCK
+            self._lows.append(min(indexes[at : at + BLOCK]))
+            self._sizes.append(sum(sizes[at : at + BLOCK]))
+        return blocks
+
+    # -------------------------------------------------------------- log indexes
+
+    @property
+    def low(self) -> int:
+        """The lowest log index of all rows."""
+        return self.lowest_from(0)
+
+    def lowest_from(self, row: int) -> int:
+        """The lowest log index of ``row`` and all rows after it."""
+        self.sum_up(self.unsummed())
+        lows = self._lows
+        indexes: Sequence[int] = self.columns[INDEX]
+        first = -(-row // BLOCK)
+        if lows is None or first >= len(lows):
+            return min(indexes[row:])
+        lowest = min(min(lows[first:]), min(indexes[len(lows) * BLOCK :]))
+        return min(lowest, min(indexes[row : first * BLOCK])) if row < first * BLOCK else lowest
+
+    def end_of_below(self, log_index: int) -> int | None:
+        """The offset after the last run in an entry before ``log_index``; None if there is no such run."""
+        self.sum_up(self.unsummed())
+        indexes, lows = self.columns[INDEX], self._lows or ()
+        row = self._last_below(indexes, log_index, len(lows) * BLOCK, len(indexes))
+        block = len(lows)
+        while row is None and block > 0:
+            block -= 1
+            if lows[block] < log_index:
+                row = self._last_below(indexes, log_index, block * BLOCK, (block + 1) * BLOCK)
+        return None if row is None else self.columns[BASE][row] + self.columns[COUNT][row]
+
+    @staticmethod
+    def _last_below(indexes: Sequence[int], log_index: int, begin: int, end: int) -> int | None:
+        if begin == end or min(indexes[begin:end]) >= log_index:
+            return None
+        return next((row for row in range(end - 1, begin - 1, -1) if indexes[row] < log_index), None)
+
+    # -------------------------------------------------------------- bytes
+
+    def size(self) -> int:
+        """Bytes of all rows."""
+        return self.fitting(1 << 64)[1]
+
+    def fitting(self, limit: int) -> tuple[int, int]:
+        """``(row, bytes)``: the lowest row from which on at most ``limit`` bytes follow, and the number of
+        these bytes; the number of rows and 0 if the last row alone has more."""
+        self.sum_up(self.unsummed())
+        sizes, blocks = self.columns[SIZE], self._sizes or ()
+        row, total = len(sizes), 0
+        for block in range(len(blocks), -1, -1):
+            begin = block * BLOCK
+            size = blocks[block] if block < len(blocks) else sum(sizes[begin:row])
+            if total + size > limit:
+                totals = list(accumulate(reversed(sizes[begin:row])))
+                fits = bisect_right(totals, limit - total)
+                return row - fits, total + (totals[fits - 1] if fits else 0)
+            row, total = begin, total + size
+        return row, total
+
+
+def empty_columns() -> tuple[array[int], ...]:
+    """No rows yet."""
+    return tuple(array("Q") for _ in range(COLUMNS))
+
+
+# ------------------------------------------------------------------ files of runs
+# Files of sealed runs of partition indexes: one per snapshot interval, until several are merged into one.
+#
+# Layout: magic, u32 version, u32 CRC32C of what follows, u32 directory bytes, the directory (msgpack:
+# ``[[slot, runs], ...]``), zero padding to a multiple of 8, then per slot six columns of little-endian
+# unsigned 64-bit integers. The file is written once, whole, and never changed. Reading: stored_runs.py.
+
+
+_HEAD = struct.Struct("<4sIII")
+HEAD_BYTES: Final = _HEAD.size
+RUN_BYTES: Final = 8 * COLUMNS
+_MAGIC, _VERSION = b"EMQR", 1
+#: What is copied and summed in one piece: other threads of the process wait meanwhile.
+_PIECE_BYTES = 1 << 20
+#: Tables that are visited between two rests: see snapshot.py.
+TABLES_PER_REST = 64
+assert sys.byteorder == "little", "run files are read unconverted; a big-endian machine needs a converter"
+
+
+def encode_runs(tables: Mapping[int, Columns], rest: Callable[[], None] = lambda: None) -> Iterator[bytes]:
+    """The file's parts for ``slot -> columns``. ``rest()`` is called in between."""
+    directory = pack([[slot, len(columns[0])] for slot, columns in tables.items()])
+    crc = 0
+    for part in _parts(directory, tables, rest):
+        crc = extend(crc, part)
+    yield packed_head(crc, len(directory))
+    yield from _parts(directory, tables, rest)
+
+
+def packed_head(crc: int, directory_bytes: int) -> bytes:
+    """``crc``: of what follows the head."""
+    return _HEAD.pack(_MAGIC, _VERSION, crc, directory_bytes)
+
+
+def _parts(directory: bytes, tables: Mapping[int, Columns], rest: Callable[[], None]) -> Iterator[bytes]:
+    yield directory + b"\0" * padding(len(directory))
+    for number, columns in enumerate(tables.values(), 1):
+        if not number % TABLES_PER_REST:
+            rest()
+        for column in columns:
+            with memoryview(column) as view, view.cast("B") as data:  # type: ignore[arg-type]
+                for at in range(0, len(data), _PIECE_BYTES):
+                    yield bytes(data[at : at + _PIECE_BYTES])
+                    if len(data) > _PIECE_BYTES:
+                        rest()
+
+
+def parse_head(name: str, head: bytes) -> tuple[int, int]:
+    """Checksum of what follows the head, and bytes of the directory. Raises CorruptLog or UnknownVersion."""
+    if len(head) < _HEAD.size:
+        raise CorruptLog(f"{name}: shorter than its header")
+    magic, version, crc, directory_size = _HEAD.unpack(head)
+    if magic != _MAGIC:
+        raise CorruptLog(f"{name}: not a run file")
+    if version != _VERSION:
+        raise UnknownVersion(f"{name}: run file version {version}; this software reads {_VERSION}")
+    return crc, directory_size
+
+
+def verify_runs(name: str, read: Callable[[int, int], bytes], size: int, piece_bytes: int) -> Iterator[int]:
+    """Check a file piece by piece; yields the bytes of each. ``read(pos, size)``. Raises CorruptLog or
+    UnknownVersion."""
+    expected, directory_size = parse_head(name, read(0, HEAD_BYTES))
+    crc, at = 0, HEAD_BYTES
+    while at < size and (part := read(at, min(piece_bytes, size - at))):
+        crc, at = extend(crc, part), at + len(part)
+        yield len(part)
+    if crc != expected or directory_size > size:
+        raise CorruptLog(f"{name}: checksum does not match")
+    parse_directory(name, read(HEAD_BYTES, directory_size), size)  # its size is true
+
+
+def parse_directory(name: str, directory: bytes, file_size: int) -> list[tuple[int, int]]:
+    """Slot and number of runs of every table; together they fill the file exactly. Raises CorruptLog."""
+    try:
+        entries = msgspec.convert(unpack(directory), list[tuple[int, int]])
+    except msgspec.ValidationError as error:
+        raise CorruptLog(f"{name}: its directory is invalid: {error}") from error
+    size = file_size - HEAD_BYTES - len(directory) - padding(len(directory))
+    if any(runs < 1 for _, runs in entries) or size != RUN_BYTES * sum(runs for _, runs in entries):
+        raise CorruptLog(f"{name}: its directory does not match its size")
+    return entries
+
+
+def padding(directory_size: int) -> int:
+    """The zero bytes behind a directory."""
+    return -(directory_size + HEAD_BYTES) % 8
+
+
+# ------------------------------------------------------------------ stored runs
+
 
 #: Of the blocks that are kept, for each replica: 340 of them, or more small tables.
 KEPT_BYTES: Final = 16 << 20

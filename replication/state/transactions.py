@@ -12,17 +12,164 @@ import itertools
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
+from typing import Any, Generic, Protocol, TypeVar
 
+from escrowmq.replication.calling.answers import Standing
 from escrowmq.replication.format.claim_ops import BY_CLAIM
+from escrowmq.replication.format.codec import NO_EXTRA, Op, OpType, PrepareExtra
 from escrowmq.replication.format.offset_ops import BY_TIMEOUT
 from escrowmq.replication.model import ResultCode, TransactionState
 from escrowmq.replication.state.decided import AcrossGroups, Decided
-from escrowmq.replication.state.dedup import TwoGenerations
-from escrowmq.replication.state.given_ids import APP_AS_GIVEN_IDS, GivenIds
+from escrowmq.replication.state.due_queue import DueQueue, next_due_ms
 from escrowmq.replication.state.open_table import STEP, OpenTable
-from escrowmq.replication.state.open_tx import Entry, OpenTx, Run
+from escrowmq.replication.state.open_tx import Entry, OpenTx, Rows, Run
 from escrowmq.replication.state.settings import Settings
+from escrowmq.replication.state.timers import TimedRows
+from escrowmq.replication.state.topics import Partition, TopicTable
 from escrowmq.replication.state.transaction_history import Lived, Settling, TransactionHistory
+
+# ------------------------------------------------------------------ repeated requests
+# A bounded memory of past work, identical on every replica.
+#
+# Two generations of a dict instead of an LRU list: when the young one is full it becomes the old one and
+# the previous old one is forgotten. Every key is remembered for at least one full generation, look-ups are
+# two dict probes, there is no per-key bookkeeping, and the rule depends only on the order of operations, so
+# all replicas forget the same keys at the same entry.
+
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+def _large_table() -> dict[Any, Any]:
+    """An empty dict in which probes are cheap although it will not fit the processor's caches.
+
+    CPython keeps no hashes in a dict that has only ever had strings as keys: each probe that meets another
+    key reads that string, somewhere in memory. One key of another kind, even for a moment, makes it keep
+    them, for eight bytes a key. Measured with 500,000 to 1,000,000 ids: a probe takes 0.15 us instead of
+    0.26.
+    """
+    table: dict[Any, Any] = {None: None}
+    del table[None]
+    return table
+
+
+class TwoGenerations(Generic[K, V]):
+    """Remembers at least the last ``generation`` keys set, at most twice as many."""
+
+    __slots__ = ("generation", "old", "young")
+
+    def __init__(self, generation: int) -> None:
+        assert generation > 0
+        self.generation = generation
+        self.young: dict[K, V] = _large_table()
+        self.old: dict[K, V] = _large_table()
+
+    def get(self, key: K) -> V | None:
+        """The remembered value, or None."""
+        value = self.young.get(key)
+        return self.old.get(key) if value is None else value
+
+    def set(self, key: K, value: V) -> bool:
+        """Remember ``value``; returns whether the old generation was forgotten because of it."""
+        self.young[key] = value
+        if len(self.young) < self.generation:
+            return False
+        self.turn()
+        return True
+
+    def turn(self) -> None:
+        """Forget the old generation; the young one takes its place."""
+        self.old, self.young = self.young, _large_table()
+
+    def discard_where(self, doomed: Any) -> None:
+        """Forget every key for which ``doomed(key)`` holds (rare: a deleted topic)."""
+        self.young = {key: value for key, value in self.young.items() if not doomed(key)}
+        self.old = {key: value for key, value in self.old.items() if not doomed(key)}
+
+    def copy(self) -> tuple[dict[K, V], dict[K, V]]:
+        """(old, young) for a snapshot. The old one never changes again, so it needs no copy."""
+        return self.old, self.young.copy()
+
+    def __len__(self) -> int:
+        return len(self.old) + len(self.young)
+
+
+# ------------------------------------------------------------------ ids that applications give
+# How long settled ids that the application chose are remembered: by time, and by number.
+#
+# Ids that producers generate are used once, and a late copy of their PREPARE is refused by time. An id such
+# as an order number comes back: a service that restarts repeats the order, minutes or hours later. So these
+# are remembered for ``remember_ids_s``, apart from the others, which would push them out in seconds.
+#
+# Two generations as in transactions.py, over all apps together. The younger becomes the older after that
+# time; or when it holds half of ``remember_ids_max``, unless ids are remembered strictly: then PREPAREs of
+# new ids are refused once that maximum is reached (counting open ones too). Everything here is replicated
+# or derived from it.
+
+
+#: What an app with such ids counts in addition to them: at most some 4,000 apps stay, since all apps are
+#: visited ten times a second.
+APP_AS_GIVEN_IDS = 500
+#: Most that one entry may add to the counted time. A leader's clock that is a day ahead ages ids by a minute,
+#: not a day; where entries are rarer than this, ids are remembered for longer.
+STEP_MS_MAX = 60_000
+
+
+class GivenIds:
+    """Counts over all apps, and when to forget. The ids themselves are in the apps' tables."""
+
+    __slots__ = ("age_ms", "forgotten_ms", "old", "opened", "turned_ms", "young")
+
+    def __init__(self) -> None:
+        #: When ids were last forgotten, or the first was remembered; -1: never. Time of entries.
+        self.turned_ms = -1
+        #: The value of ``turned_ms`` before that: producers that prepared forgotten ids had not heard of
+        #: anything later, so a PREPARE whose producer has not either may be a late copy. -1: none forgotten.
+        self.forgotten_ms = -1
+        self.age_ms = 0  # time that has passed since ``turned_ms``; see ``STEP_MS_MAX``
+        self.young = self.old = 0  # remembered ids of both generations, including what apps count as
+        self.opened = 0  # open transactions with such an id
+
+    def settled(self, count: int, *, first_of_app: bool) -> None:
+        """``count`` open ones have settled and are remembered from now on."""
+        self.opened -= count
+        self.young += count + (APP_AS_GIVEN_IDS if first_of_app else 0)
+
+    def pass_time(self, step_ms: int) -> None:
+        """An entry is applied whose time is later by ``step_ms`` than that of the previous one."""
+        if self.turned_ms >= 0:
+            self.age_ms += min(step_ms, STEP_MS_MAX)
+
+    def is_time_to_forget(self, settings: Settings, now_ms: int) -> bool:
+        """Whether to forget the older generation now; the caller then calls ``turned``."""
+        if self.turned_ms < 0:
+            self.turned_ms = now_ms
+        full = self.young >= settings.remember_ids_max // 2 and not settings.remember_ids_strictly
+        return full or self.age_ms >= settings.remember_ids_s * 1000
+
+    def turned(self, now_ms: int) -> None:
+        """The older generation was forgotten, and the younger one is now the older."""
+        self.forgotten_ms, self.turned_ms, self.age_ms = self.turned_ms, now_ms, 0
+        self.old, self.young = self.young, 0
+
+    def reach_ms(self, settings: Settings, now_ms: int) -> int | None:
+        """For how long before ``now_ms`` settled ids are remembered, if that is less than ``remember_ids_s``;
+        None: the full time, or nothing was forgotten. It is less after too many ids arrived, or after the
+        setting was raised: then a transaction that is repeated under an older id runs again."""
+        if self.forgotten_ms < 0:
+            return None
+        reach_ms = max(now_ms - self.forgotten_ms, 0)
+        return reach_ms if reach_ms < settings.remember_ids_s * 1000 else None
+
+    def has_room(self, settings: Settings) -> bool:
+        """Whether PREPAREs of more such ids are accepted."""
+        remembered = self.opened + self.old + self.young
+        return not settings.remember_ids_strictly or remembered < settings.remember_ids_max
+
+
+# ------------------------------------------------------------------ transactions
+
 
 #: What an app with settled ids counts in addition to them, for its tables, which every pass over all apps
 #: visits. So of apps that come and go (each batch write of Spark is one) at most some 20,000 stay.
@@ -413,3 +560,181 @@ def refused_ids(table: AppTransactions, tx_ids: Sequence[str], wanted: int) -> l
         elif (problem := decide_result(table, tx_id, wanted)) is not None:
             problems.append([i, *problem])
     return problems
+
+
+# ------------------------------------------------------------------ checks
+# Applies CHECKED: a check of open transactions was answered without a decision.
+
+
+class Checked(Protocol):
+    """What is needed of the state."""
+
+    level: int
+    now_ms: int
+    transactions: TransactionTable
+    topics: TopicTable
+    due: DueQueue
+
+
+def count_check(state: Checked, meta: Sequence[Any]) -> list[Any]:
+    """``meta``: app, ids, and in version 2 the reason to park them. From level 5 on the check's time is
+    kept."""
+    app, tx_ids = meta[:2]
+    reason = meta[2] if len(meta) > 2 else ""
+    now_ms, due_queue, table = state.now_ms, state.due, state.transactions.look(app)
+    for tx_id in tx_ids:
+        record = table.open.get(tx_id)
+        if record is None:
+            continue  # settled meanwhile: nothing to count
+        record = record._replace(checked_ms=now_ms if state.level > 4 else 0)
+        if reason:
+            table.open.replace(tx_id, record._replace(due_ms=-1, parked_for=reason))
+            table.parked.add(tx_id)
+            due_queue.forget(app, tx_id)
+            continue
+        topic = state.topics.topics.get(record.topic)
+        checks = record.checks + 1
+        due = next_due_ms(now_ms, checks, topic.info if topic else None)
+        table.open.replace(tx_id, record._replace(checks=checks, due_ms=due))
+        (table.parked.add if due < 0 else table.parked.discard)(tx_id)
+        due_queue.forget(app, tx_id)
+        due_queue.schedule(app, (tx_id,), due)
+    return [0]
+
+
+# ------------------------------------------------------------------ preparing
+# Small parts of applying a PREPARE: where its messages are, and whether it comes too late.
+
+
+#: What follows a PREPARE and is no message.
+_WITHOUT_MESSAGES = frozenset((OpType.PRE_OFFSETS, OpType.PRE_LETTERS))
+UNTRACKED = "a transaction over several broker groups needs a producer that knows format level 2: upgrade it"
+
+
+def untracked_branch(level: int, home_group: int, extra: PrepareExtra) -> list[object] | None:
+    """Why this PREPARE may not open a branch, or None. From level 3 on home tracks every branch: without a
+    home index its leader could not tell a late copy from a branch that is owed a decision."""
+    if level > 2 and home_group >= 0 and not extra.home_index:
+        return [int(ResultCode.MALFORMED), UNTRACKED]
+    return None
+
+
+def is_simple(home_group: int, extra: PrepareExtra, timed: Sequence[TimedRows]) -> bool:
+    """Whether a PREPARE is about transactions of this group alone, schedules nothing, and somebody is asked:
+    then they may form a block."""
+    alone = home_group < 0 and not extra.participants and not extra.home_index
+    return alone and not timed and not extra.on_timeout
+
+
+def refusal_of_repeated(level: int, record: OpenTx, extra: PrepareExtra) -> list[object] | None:
+    """Why a PREPARE does not take over an open transaction, or None. It is a late copy, or may be one.
+
+    A PREPARE of version 1 does not tell when it was sent. From level 3 on it takes nothing from a known
+    owner: that owner may be running its local transaction, and would no longer be asked. One of another
+    fence is another database's transaction that happens to have the same id.
+    """
+    if extra is NO_EXTRA:
+        return [int(ResultCode.TX_CONFLICT), "PREPARE"] if level > 2 and record.instance else None
+    if extra.fence and record.fence and extra.fence != record.fence:
+        return [int(ResultCode.TX_CONFLICT), "PREPARE"]
+    return [int(ResultCode.STALE), None] if is_overtaken(record, extra) else None
+
+
+def is_overtaken(record: OpenTx, extra: PrepareExtra) -> bool:
+    """Whether a PREPARE of version 2 may have been sent before the one, by another instance, under which this
+    transaction is open: its sender had heard of nothing later. A sender that is still alive sends it again
+    with what it has heard since. (For a branch, no check asks the owner.)"""
+    return (
+        record.instance != extra.instance and record.home_group < 0 and extra.heard_ms <= record.prepared_ms
+    )
+
+
+def places(
+    topics: TopicTable, attached: Sequence[Op]
+) -> tuple[list[Rows], list[TimedRows], list[object] | None]:
+    """Where the messages that follow a PREPARE are, those with a time apart, and the reason to refuse them,
+    or None."""
+    found: list[Rows] = []
+    timed: list[TimedRows] = []
+    for pre in attached:
+        if pre.type in _WITHOUT_MESSAGES:
+            continue
+        meta = pre.meta
+        partition = topics.find(meta[0], meta[1])
+        if not isinstance(partition, Partition):
+            return found, timed, [int(partition), [meta[0], meta[1]]]
+        if len(meta) > 4 and meta[-1] != partition.topic_id:
+            return found, timed, [int(ResultCode.OTHER_TOPIC), [meta[0], meta[1], partition.topic_id]]
+        if pre.type == OpType.PRE_SCHEDULED:
+            timed.append((partition.slot, pre.body_pos, *meta[2:6]))
+        else:
+            found.append((partition.slot, pre.body_pos, meta[2], meta[3]))
+    return found, timed, None
+
+
+# ------------------------------------------------------------------ branches
+# The identity of a record of a transaction over several groups: (id, home group, home index), and its
+# state.
+#
+# An id may be used again after its group has forgotten it, while a branch of its first transaction is still
+# open somewhere. So the identity includes the log index at which home opened its record, and the group of
+# that log: PREPAREs and decisions of branches carry both, and do nothing to a record that has others.
+
+
+_CONFLICT = [int(ResultCode.TX_CONFLICT), "PREPARE"]
+
+
+def another(
+    record: OpenTx, home_group: int, home_index: int, participants: tuple[int, ...]
+) -> list[Any] | None:
+    """Why a PREPARE does not belong to the open transaction ``record``; None: it may.
+
+    A record with a lower home index is an older transaction that home has forgotten: it will be rolled back
+    when it asks there, so RETRY. With a higher home index, this PREPARE is the late one.
+    """
+    if record.home_group != home_group or record.participants != participants:
+        return _CONFLICT
+    if record.home_index == home_index:
+        return None
+    if 0 <= record.home_index < home_index:
+        return [int(ResultCode.RETRY), None]
+    return _CONFLICT
+
+
+def with_home_indexes(
+    table: AppTransactions, tx_ids: Sequence[str], problems: list[list[Any]], index: int, *, all_fresh: bool
+) -> list[Any]:
+    """The result of a PREPARE at home of several groups, or of ids that the application gave: its client must
+    know whether they were open before. If it opened all its transactions: also its own log
+    index. Otherwise that index and then, for each transaction, the log index at which it was opened, by this
+    PREPARE or an earlier one; -1 for those that are refused, whatever else has their ids."""
+    if all_fresh:
+        return [0, index]
+    refused = {problem[0] for problem in problems}
+    indexes = [index]
+    for place, tx_id in enumerate(tx_ids):
+        record = None if place in refused else table.open.get(tx_id)
+        indexes.append(-1 if record is None else record.log_index)
+    return [int(ResultCode.PARTIAL), problems, indexes] if problems else [0, indexes]
+
+
+def standing(table: AppTransactions, tx_id: str, home_index: int) -> Standing:
+    """State of (id, home index) in this group; -1: of whatever has this id."""
+    record = table.open.get(tx_id)
+    if record is not None and home_index in (-1, record.home_record):
+        have, groups = len(record.digests), record.participants
+        return Standing("PREPARE", record.home_record, have, record.parts, record.home_group, list(groups))
+    decided = table.decided.get(tx_id)
+    if decided is not None and home_index in (-1, decided.home_index):
+        state = STATE_OF[decided.outcome].value
+        return Standing(state, decided.home_index, groups=list(decided.waiting))
+    outcome = table.outcome(tx_id)
+    return Standing("UNKNOWN" if outcome is None else STATE_OF[outcome].value)
+
+
+def standings(transactions: TransactionTable, asked: tuple[str, Sequence[str], Sequence[int]]) -> list[Any]:
+    """The result of an INQUIRE. It changes nothing, and is in the log because a deposed leader that answered
+    from its state could be wrong."""
+    app, tx_ids, home_index = asked
+    table = transactions.look(app)
+    return [0, [standing(table, tx_id, index) for tx_id, index in zip(tx_ids, home_index, strict=True)]]

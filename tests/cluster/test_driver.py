@@ -17,14 +17,14 @@ import pytest
 from escrowmq.cluster import driver as module
 from escrowmq.cluster.driver import Driver, DriverWatch, end_cluster, this_driver
 from escrowmq.replication.errors import DataDirLocked
-from escrowmq.replication.log.lock_file import process_started, take_lock
+from escrowmq.replication.log.datadir import process_started, take_lock
 from tests.support.waiting import wait_until
 
 WAIT = "import sys; sys.stdin.read()"
 HOLD = """
 import sys
 from pathlib import Path
-from escrowmq.replication.log.lock_file import take_lock
+from escrowmq.replication.log.datadir import take_lock
 take_lock(Path(sys.argv[1]), 0o644, str)
 print(flush=True)
 sys.stdin.read()

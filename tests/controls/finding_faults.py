@@ -13,11 +13,10 @@ from escrowmq.replication.calling.finding_answers import FoundRows
 from escrowmq.replication.format.find_rows import IN_HEADER
 from escrowmq.replication.format.internal_topics import RETRY
 from escrowmq.replication.format.share_ops import DROPPED
-from escrowmq.replication.host import find_search, share_tracing, tracing
+from escrowmq.replication.host import finding, tracing
 from escrowmq.replication.host.find_files import FindFiles, Place
-from escrowmq.replication.host.find_search import Sought
-from escrowmq.replication.host.finding import Finder, _Young
-from escrowmq.replication.host.share_tracing import ShareTraces
+from escrowmq.replication.host.finding import Finder, Sought, _Young
+from escrowmq.replication.host.tracing import ShareTraces
 from escrowmq.replication.model import NO_ID
 from escrowmq.replication.state.held_letters import Settlement
 from tests.controls.planting import plant
@@ -97,12 +96,12 @@ def search_in_whatever_has_the_name(patch: pytest.MonkeyPatch) -> None:
 @plant("header-found-in-any-part-of-a-row", "find-false", conditions=asked_of_shares, start=9, long=True)
 def header_found_in_any_part_of_a_row(patch: pytest.MonkeyPatch) -> None:
     """A search for a header finds each row that has these bytes anywhere."""
-    is_sought = find_search.is_sought
+    is_sought = finding.is_sought
 
     def anywhere(row: Any, kind: int, needle: bytes, name: str = "") -> bool:
         return needle in bytes(row) if kind == IN_HEADER else is_sought(row, kind, needle, name)
 
-    patch.setattr(find_search, "is_sought", anywhere)
+    patch.setattr(finding, "is_sought", anywhere)
 
 
 @plant("find-files-outlive-their-offsets", "find-left", conditions=asked, start=13)
@@ -138,7 +137,7 @@ def trace_overlooks_retries(patch: pytest.MonkeyPatch) -> None:
 @plant("trace-takes-redriven-for-dropped", "trace-false", conditions=asked_of_redirects, start=10)
 def trace_takes_redriven_for_dropped(patch: pytest.MonkeyPatch) -> None:
     """A trace says of each final dead letter that it was dropped."""
-    patch.setattr(share_tracing, "settlement_of", lambda *args: Settlement(DROPPED))
+    patch.setattr(tracing, "settlement_of", lambda *args: Settlement(DROPPED))
 
 
 @plant("trace-overlooks-dead-letters", "trace-false", conditions=asked_of_shares, start=14)

@@ -11,15 +11,14 @@ import pytest
 from escrowmq.replication.format.codec import Op
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.raft.replicator import GroupClock
-from escrowmq.replication.replica import timer_files
+from escrowmq.replication.replica import checkpoints
 from escrowmq.replication.replica.compaction import Compaction
-from escrowmq.replication.replica.group_time import GroupTime
 from escrowmq.replication.replica.releases import Releases, Timing
-from escrowmq.replication.state import compaction
+from escrowmq.replication.replica.replica import GroupTime
+from escrowmq.replication.state import timers
+from escrowmq.replication.state.claims import ProducerMemory
 from escrowmq.replication.state.open_tx import OpenTx
-from escrowmq.replication.state.producer_memory import ProducerMemory
-from escrowmq.replication.state.timer_operations import TimerOperations
-from escrowmq.replication.state.timers import TimerCounts, Timers, records_of
+from escrowmq.replication.state.timers import TimerCounts, TimerOperations, Timers, records_of
 from escrowmq.replication.timers import merging
 from escrowmq.replication.timers.record import FIRST_KEY, living
 from tests.controls.planting import plant
@@ -38,7 +37,7 @@ def timed(patch: pytest.MonkeyPatch) -> None:
 def merging_eagerly(patch: pytest.MonkeyPatch) -> None:
     """Also, any two files are merged as soon as there are two, the newest first."""
     timed(patch)
-    patch.setattr(timer_files, "choose", lambda files, cursor: list(files[-2:]) if len(files) > 1 else [])
+    patch.setattr(checkpoints, "choose", lambda files, cursor: list(files[-2:]) if len(files) > 1 else [])
 
 
 def created_again(patch: pytest.MonkeyPatch) -> None:
@@ -251,7 +250,7 @@ def scheduled_for_the_namesake(patch: pytest.MonkeyPatch) -> None:
 )
 def carried_without_the_rule(patch: pytest.MonkeyPatch) -> None:
     """What is carried stays where it was, too."""
-    patch.setattr(compaction, "tombstone", lambda key, log_index, copies: b"")
+    patch.setattr(timers, "tombstone", lambda key, log_index, copies: b"")
 
 
 @plant(

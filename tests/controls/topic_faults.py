@@ -12,12 +12,12 @@ from escrowmq.actors.broker import coordinator
 from escrowmq.actors.broker.coordinator import GroupCoordinator
 from escrowmq.replication.format.codec import Op, OpType
 from escrowmq.replication.model import TopicInfo
-from escrowmq.replication.replica import levels
+from escrowmq.replication.replica import replica
 from escrowmq.replication.replica.checkpoints import Checkpoints
 from escrowmq.replication.replica.retention import RetentionRound
 from escrowmq.replication.replica.topics_under_way import TopicsUnderWay
 from escrowmq.replication.state import capture, machine
-from escrowmq.replication.state.group_offsets import GroupOffsets
+from escrowmq.replication.state.group_operations import GroupOffsets
 from escrowmq.replication.state.machine import OK, StateMachine
 from escrowmq.replication.state.topics import LEVEL_OF_IDS, TopicTable
 from tests.controls.planting import plant
@@ -149,7 +149,7 @@ RISING = world({"level": LEVEL_OF_IDS - 1, "rises_at_s": 0.5, "level_at_s": 0.1}
 @plant("group-0-gives-ids-first", "level-order", groups=2, conditions=RISING)
 def group_0_gives_ids_first(patch: pytest.MonkeyPatch) -> None:
     """Group 0 gives topics ids before every other group understands them."""
-    patch.setattr(levels, "ahead_of", lambda gid, found: ())
+    patch.setattr(replica, "ahead_of", lambda gid, found: ())
 
 
 def retained_briefly(patch: pytest.MonkeyPatch) -> None:

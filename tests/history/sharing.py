@@ -53,7 +53,7 @@ ANOMALIES = frozenset(
 #: So many leases of a message run out before its leader takes that for a failure.
 LEASES = EXPIRIES_MAX + 1
 #: While a leader's clock is behind its group's time, that time runs so fast, and leases do not: they
-#: go by another clock (replica/group_time.py).
+#: go by another clock (replica/replica.py).
 SLOWEST = 0.5
 PREFIX = "share-"  # of the kinds of operations
 

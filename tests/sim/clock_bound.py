@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from escrowmq.replication.format.codec import Op, OpType
-from escrowmq.replication.replica.group_time import LEVEL_OF_CLOCKS
+from escrowmq.replication.replica.replica import LEVEL_OF_CLOCKS
 from tests.sim.workload import Cluster
 from tests.sim.world import WALL_S, Violation
 

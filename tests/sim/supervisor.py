@@ -31,7 +31,7 @@ from escrowmq.cluster.group_members import newest, possible_voters
 from escrowmq.cluster.placement import Condition, Node, ReplicaKey, Seat, Seen, decide
 from escrowmq.replication.calling.answers import MembersReport, ReplicaReport
 from escrowmq.replication.format.wire import RaftMessage
-from escrowmq.replication.host.announcing import is_recorded
+from escrowmq.replication.host.replica_process import is_recorded
 from tests.sim.broker_app import number_of
 from tests.sim.damage import knows_less, others_have_all
 from tests.sim.faultplan import GHOST
@@ -225,8 +225,8 @@ class Supervisor:
         sim.world.later(0.01, successor.start)
 
     def _announce(self) -> None:
-        """As host/announcing.py: a successor tells its peers, from its start on, even while it copies, and
-        those that join later. (If members never change, all are told again and again; that changes
+        """As host/replica_process.py: a successor tells its peers, from its start on, even while it copies,
+        and those that join later. (If members never change, all are told again and again; that changes
         nothing.)"""
         sim = self._sim
         sim.world.later(ANNOUNCE_EVERY_S, self._announce)

@@ -17,10 +17,10 @@ from escrowmq.replication.format.share_ops import LETTER_RANGES_MAX
 from escrowmq.replication.log.holes import HOLES_MAX
 from escrowmq.replication.log.stored_files import DESCRIPTORS
 from escrowmq.replication.raft.node import COMMAND_BYTES_MAX
-from escrowmq.replication.replica.dead_origins import LETTERS_MAX
 from escrowmq.replication.replica.lease_dispatcher import TURNS_MAX
+from escrowmq.replication.replica.share_admission import LETTERS_MAX
 from escrowmq.replication.state.attempts import ATTEMPTS_KEPT
-from escrowmq.replication.state.deleted_groups import DELETED_GROUPS_MAX
+from escrowmq.replication.state.group_operations import DELETED_GROUPS_MAX
 from escrowmq.replication.state.stored_runs import KEPT_BYTES
 from escrowmq.replication.state.transaction_history import LIVES_KEPT
 from escrowmq.replication.state.transactions import AUDIT_KEPT

@@ -21,8 +21,7 @@ from escrowmq.replication.format.find_rows import IN_HEADER
 from escrowmq.replication.format.find_table import BUSINESS_KEY, KEY, TX_ID
 from escrowmq.replication.host import finding
 from escrowmq.replication.host.find_files import FindFiles
-from escrowmq.replication.host.find_search import Sought
-from escrowmq.replication.host.finding import Finder
+from escrowmq.replication.host.finding import Finder, Sought
 from escrowmq.replication.host.reads import Reads
 from escrowmq.testing import InMemoryCluster
 

@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from escrowmq.replication.errors import CorruptLog
-from escrowmq.replication.state.run_table import Columns
-from escrowmq.replication.state.runs_file import encode_runs
-from escrowmq.replication.state.stored_runs import KeptBlocks, RunFile, StoredTable, open_runs
+from escrowmq.replication.state.stored_runs import (
+    Columns,
+    KeptBlocks,
+    RunFile,
+    StoredTable,
+    encode_runs,
+    open_runs,
+)
 
 
 class StoredBytes:

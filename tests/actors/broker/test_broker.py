@@ -23,7 +23,7 @@ from escrowmq.replication.host.repair import NoPeers
 from escrowmq.replication.host.replica_process import ReplicaProcess
 from escrowmq.replication.host.replica_setup import ReplicaSetup
 from escrowmq.replication.log.datadir import Identity
-from escrowmq.replication.replica.levels import next_level
+from escrowmq.replication.replica.replica import next_level
 from escrowmq.replication.state.machine import LEVEL_MAX
 from tests.support.waiting import wait_until
 

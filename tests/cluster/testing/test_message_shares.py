@@ -12,7 +12,7 @@ import pytest
 from escrowmq import Message
 from escrowmq.replication.format import ops, share_ops
 from escrowmq.replication.format.share_ops import BY_TABLE, REJECT
-from escrowmq.replication.host import share_tracing
+from escrowmq.replication.host import tracing
 from escrowmq.testing import InMemoryCluster
 
 START = datetime(2026, 7, 1, tzinfo=UTC)
@@ -138,13 +138,13 @@ def test_a_new_leader_has_leased_nothing(world: World) -> None:
 def test_what_its_group_finishes_meanwhile_does_not_pass_for_waiting(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = share_tracing.ShareTraces._origin
+    asked = tracing.ShareTraces._origin
 
     def acked_meanwhile(self: Any, partition: Any, offset: int) -> bytes:
         self._state.shares.get("mail", partition).add([offset, offset])
         return asked(self, partition, offset)
 
-    monkeypatch.setattr(share_tracing.ShareTraces, "_origin", acked_meanwhile)
+    monkeypatch.setattr(tracing.ShareTraces, "_origin", acked_meanwhile)
     assert world.told(3) == ("share", "finished", None, "")
 
 
@@ -215,5 +215,5 @@ def test_a_stream_that_retries_says_so(world: World) -> None:
 
 def test_without_time_it_is_only_finished(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.nack(3)
-    monkeypatch.setattr(share_tracing, "TIMERS_MAX", 0)
+    monkeypatch.setattr(tracing, "TIMERS_MAX", 0)
     assert world.told(3) == ("share", "finished", None, "")

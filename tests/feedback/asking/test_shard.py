@@ -18,8 +18,7 @@ from escrowmq.feedback.brokers import BrokerUnreachable
 from escrowmq.replication.calling.answers import LockedRow, OverdueReport
 from escrowmq.replication.calling.sharing import part_of
 from escrowmq.replication.format import ops
-from escrowmq.replication.state.due_news import DueNews
-from escrowmq.replication.state.overdue import overdue
+from escrowmq.replication.state.due_queue import DueNews, overdue
 from tests.support.clock import now, run, until
 from tests.support.feedback_processes import processes
 from tests.support.feedback_producers import always, silent

@@ -32,8 +32,8 @@ from escrowmq.replication.format.codec import (
 )
 from escrowmq.replication.format.cut_ops import cut
 from escrowmq.replication.state.capture import capture
-from escrowmq.replication.state.runs_file import encode_runs
 from escrowmq.replication.state.snapshot import encode
+from escrowmq.replication.state.stored_runs import encode_runs
 from escrowmq.replication.timers.record import KEY, RECORD
 from tests.support.fed_state import (
     busy_state,

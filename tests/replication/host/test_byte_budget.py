@@ -8,7 +8,7 @@ import time
 import pytest
 
 from escrowmq.replication.errors import Overloaded
-from escrowmq.replication.host.byte_budget import SAID_EVERY_S, ByteBudget
+from escrowmq.replication.host.snapshot_source import SAID_EVERY_S, ByteBudget
 
 
 def test_nobody_exceeds_it_and_everybody_gets_a_turn() -> None:

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from escrowmq.replication.errors import ApplyFailed, Closed, DiskFull, FsyncFailed, Unavailable
-from escrowmq.replication.host.driver import Driver
-from escrowmq.replication.host.sync_place import INLINE_BYTES_MAX, QUICK_RUN
+from escrowmq.replication.host.driver import INLINE_BYTES_MAX, QUICK_RUN, Driver
 from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.log.syncjob import SyncJob
 from escrowmq.replication.net.handshake import PeerIdentity

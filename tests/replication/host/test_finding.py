@@ -17,11 +17,9 @@ from escrowmq.replication.errors import CorruptLog, InvalidMessage, Overloaded, 
 from escrowmq.replication.format import find_rows, find_table
 from escrowmq.replication.format.codec import encode_row
 from escrowmq.replication.format.find_table import BUSINESS_KEY, KEY, TX_ID
-from escrowmq.replication.host import find_search, finding
+from escrowmq.replication.host import finding
 from escrowmq.replication.host.find_files import FindFiles
-from escrowmq.replication.host.find_search import Sought
-from escrowmq.replication.host.find_work import SAVED_S, WorkBudget
-from escrowmq.replication.host.finding import Finder
+from escrowmq.replication.host.finding import SAVED_S, Finder, Sought, WorkBudget
 from escrowmq.replication.host.reads import Reads
 from escrowmq.replication.model import NO_ID, ResultCode
 from escrowmq.testing import InMemoryCluster
@@ -89,7 +87,7 @@ def a_hash_is_an_answer(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(find_rows, "crc32c", lambda kind, needle: kind)
     patch.setattr(find_table, "crc32", lambda needle, kind: 0)
     patch.setattr(find_rows, "crc32", lambda needle, kind: 0)
-    patch.setattr(find_search, "is_sought", lambda *arguments: True)
+    patch.setattr(finding, "is_sought", lambda *arguments: True)
 
 
 PLANTED = [

@@ -14,9 +14,9 @@ from escrowmq.replication.calling.answers import LevelReport
 from escrowmq.replication.errors import UnknownVersion
 from escrowmq.replication.format import codec, ops
 from escrowmq.replication.format.codec import OpType, PrepareExtra
-from escrowmq.replication.host import level_watch
+from escrowmq.replication.host import running_replica
 from escrowmq.replication.replica import replica
-from escrowmq.replication.replica.levels import ahead_of, next_level
+from escrowmq.replication.replica.replica import ahead_of, next_level
 from escrowmq.replication.state import machine, snapshot
 from tests.support.broker_group import BrokerGroup
 from tests.support.single import Single
@@ -67,7 +67,7 @@ def test_who_holds_group_0_back_is_reported() -> None:
     told, raised = list[str](), list[Any]()
     state = SimpleNamespace(level=5, topics=SimpleNamespace(gid=0))
     found = {(0, 0): LevelReport(6, 5), (1, 0): LevelReport(6, 6), (1, 1): LevelReport(6, 5)}
-    watch = level_watch.LevelWatch(
+    watch = running_replica.LevelWatch(
         cast(Any, SimpleNamespace(state=state, raise_level=lambda *reports: raised.append(reports))),
         leads=lambda: True,
         later=lambda fn: fn(),
@@ -75,8 +75,8 @@ def test_who_holds_group_0_back_is_reported() -> None:
         report=told.append,
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(level_watch, "ASK_S", 0.01)
-        patch.setattr(level_watch, "ASK_S_MAX", 0.02)
+        patch.setattr(running_replica, "ASK_S", 0.01)
+        patch.setattr(running_replica, "ASK_S_MAX", 0.02)
         watch.start()
         wait_until(lambda: told, 10.0, "the report")
         assert told[0].endswith("missing: replica 1 of group 1") and not raised
@@ -193,7 +193,7 @@ def test_with_that_taken_away_an_older_replica_would_be_given_what_it_cannot_rea
     group = BrokerGroup(tmp_path)
     group.old = {2}
     with pytest.MonkeyPatch.context() as patch, group:
-        patch.setattr(level_watch, "next_level", whoever_answers)
+        patch.setattr(running_replica, "next_level", whoever_answers)
         patch.setattr(replica, "next_level", whoever_answers)
         older = group.alive[2].parts.running
         wait_until(lambda: older.levels().applied >= 2, 10.0, "LEVEL at the older replica")

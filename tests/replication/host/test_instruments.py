@@ -17,9 +17,9 @@ from escrowmq.replication.calling.metrics_report import MetricsReport
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.find_table import TX_ID
 from escrowmq.replication.host import instruments
-from escrowmq.replication.host.request_counts import RequestCounts
+from escrowmq.replication.host.requests import RequestCounts
 from escrowmq.replication.model import NO_ID
-from escrowmq.replication.state import overdue
+from escrowmq.replication.state import due_queue
 from tests.support.broker_group import BrokerGroup, Member
 from tests.support.requests import prepare
 from tests.support.waiting import wait_until
@@ -148,13 +148,13 @@ def test_a_leader_reports_checks_that_nobody_makes(
     leader = trio.leader()
     led, status = told(leader).led, leader.parts.inspection.status()
     assert led is not None and led.overdue == OverdueReport() == status.overdue
-    monkeypatch.setattr(overdue, "OVERDUE_MS", 200)
+    monkeypatch.setattr(due_queue, "OVERDUE_MS", 200)
 
     def late() -> OverdueReport | None:
         led = told(leader).led
         return led and led.overdue
 
-    wait_until(lambda: (one := late()) and one.count, what="it is overdue")
+    wait_until(lambda: (one := late()) and one.count, what="it is due_queue")
     shown = leader.parts.inspection.status().overdue
     assert shown is not None and (shown.count, shown.app, shown.topic, shown.tx_id) == (1, "app", "t", "a")
     assert trio.follower()[0].parts.inspection.status().overdue is None

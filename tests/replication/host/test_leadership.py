@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from escrowmq.replication.calling.answers import Leadership
-from escrowmq.replication.host.leadership import READINGS_MAX, read_leadership
+from escrowmq.replication.host.running_replica import READINGS_MAX, read_leadership
 
 
 class _Changing:

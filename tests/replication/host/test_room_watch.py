@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from escrowmq.replication.host import room_watch
-from escrowmq.replication.host.room_watch import RoomWatch
+from escrowmq.replication.host import maintenance
+from escrowmq.replication.host.maintenance import RoomWatch
 
 
 def test_before_the_first_look_there_is_room_and_afterwards_it_is_known() -> None:
@@ -37,8 +37,8 @@ def test_an_error_is_told_and_the_last_value_stays() -> None:
 
 
 def test_a_look_that_hangs_is_told_delays_no_start_and_no_stop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room_watch, "HANGS_S", 0.05)
-    monkeypatch.setattr(room_watch, "STOP_S", 0.05)
+    monkeypatch.setattr(maintenance, "HANGS_S", 0.05)
+    monkeypatch.setattr(maintenance, "STOP_S", 0.05)
     goes_on, looks, now = threading.Event(), [0], [0.0]
 
     def free() -> int:

@@ -12,7 +12,7 @@ import pytest
 
 from escrowmq.actors.broker.config import BrokerConfig
 from escrowmq.replication.format import ops
-from escrowmq.replication.host import room_watch
+from escrowmq.replication.host import maintenance
 from tests.support.broker_group import BrokerGroup
 from tests.support.requests import prepare
 from tests.support.waiting import wait_until
@@ -60,7 +60,7 @@ def test_a_file_system_that_hangs_or_fails_stops_no_heartbeat(
         goes_on.wait(60.0)
         raise OSError(errno.EIO, "it failed")
 
-    monkeypatch.setattr(room_watch, "HANGS_S", 0.2)
+    monkeypatch.setattr(maintenance, "HANGS_S", 0.2)
     with BrokerGroup(tmp_path, BrokerConfig(disk_reserve_bytes=1 << 20)) as trio:
         trio.topic()
         leader = trio.leader()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from escrowmq.replication.host.sync_place import (
+from escrowmq.replication.host.driver import (
     AVOID_S,
     INLINE_BYTES_MAX,
     QUICK_RUN,

@@ -9,8 +9,8 @@ import pytest
 
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import decode_ops
-from escrowmq.replication.state.branch_identity import standings
 from escrowmq.replication.state.machine import StateMachine
+from escrowmq.replication.state.transactions import standings
 from tests.support.several_groups import (
     APP,
     CHECK_S,

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from escrowmq.replication.host import checkpoint_thread
-from escrowmq.replication.host.checkpoint_thread import CheckpointThread
+from escrowmq.replication.host import maintenance
+from escrowmq.replication.host.maintenance import CheckpointThread
 from escrowmq.replication.replica import checkpoints as under_test
 from escrowmq.replication.replica.checkpoints import CheckpointJob, Checkpoints, snapshot_name
 from escrowmq.replication.state.machine import StateMachine
@@ -291,7 +291,7 @@ def test_the_thread_that_writes_rests_so_often_that_others_get_the_interpreter(
 
 def test_a_replica_s_checkpoints_are_written_with_these_rests(monkeypatch: pytest.MonkeyPatch) -> None:
     rested, done = [], threading.Event()
-    monkeypatch.setattr(checkpoint_thread, "rest", lambda: rested.append(threading.current_thread().name))
+    monkeypatch.setattr(maintenance, "rest", lambda: rested.append(threading.current_thread().name))
     state, _, checkpoints = begun()
     checkpoints.begin(state, 1)
     while (job := checkpoints.step(state, VISITS)) is None:

@@ -8,7 +8,7 @@ import pytest
 
 from escrowmq.replication.format import ops
 from escrowmq.replication.raft.replicator import GroupClock, PeerProgress, lower_median
-from escrowmq.replication.replica.group_time import LEVEL_OF_CLOCKS, GroupTime
+from escrowmq.replication.replica.replica import LEVEL_OF_CLOCKS, GroupTime
 from tests.support.fed_state import FedState
 from tests.support.stage import Stage, our_group
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from escrowmq.replication.replica.release_pace import (
+from escrowmq.replication.replica.releases import (
     ALONE_MIN,
     PER_MS,
     RELEASED_BESIDE,

@@ -16,7 +16,7 @@ from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import encode_row
 from escrowmq.replication.format.cut_ops import HOLD_MS_MAX, TOPICS_PER_CUT_MAX, cut
 from escrowmq.replication.model import ResultCode
-from escrowmq.replication.replica.commit_hold import REST
+from escrowmq.replication.replica.admission import REST
 from escrowmq.replication.replica.validation import parse_request
 from escrowmq.replication.state.capture import capture
 from escrowmq.replication.state.machine import StateMachine

@@ -8,9 +8,13 @@ import pytest
 
 from escrowmq.replication.errors import CorruptLog
 from escrowmq.replication.replica import checkpoints as under_test
-from escrowmq.replication.replica import timer_files
-from escrowmq.replication.replica.checkpoints import CheckpointJob, Checkpoints, snapshot_name
-from escrowmq.replication.replica.timer_files import MergeJob, timers_name
+from escrowmq.replication.replica.checkpoints import (
+    CheckpointJob,
+    Checkpoints,
+    MergeJob,
+    snapshot_name,
+    timers_name,
+)
 from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.timers import merging, young
 from escrowmq.replication.timers.merging import FAN_IN
@@ -188,7 +192,7 @@ def test_no_step_of_a_capture_reads_a_timer(monkeypatch: pytest.MonkeyPatch) -> 
 
 def ready_to_merge(monkeypatch: pytest.MonkeyPatch, slice_bytes: int = 200) -> Kept:
     """Seven files; the next checkpoint brings the eighth, and then they are merged."""
-    monkeypatch.setattr(timer_files, "SLICE_BYTES", slice_bytes)
+    monkeypatch.setattr(under_test, "SLICE_BYTES", slice_bytes)
     monkeypatch.setattr(merging, "SLICE", 2)
     kept = Kept()
     for n in range(FAN_IN - 1):
@@ -396,7 +400,7 @@ def test_without_the_count_lost_timers_stay_unnoticed(monkeypatch: pytest.Monkey
 def test_a_long_life_with_restarts(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Schedules, cancels, releases, checkpoints, crashes and merges in a drawn order."""
     monkeypatch.setattr(merging, "CLASSES", (16, 128, 1_024))
-    monkeypatch.setattr(timer_files, "SLICE_BYTES", 300)
+    monkeypatch.setattr(under_test, "SLICE_BYTES", 300)
     kept, drawn, now_ms = Kept(), random.Random(seed), NOW_MS
     for _ in range(250):
         what = drawn.random()

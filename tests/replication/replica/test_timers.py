@@ -12,8 +12,8 @@ from escrowmq.replication.format import ops, timer_ops
 from escrowmq.replication.format.codec import encode_row
 from escrowmq.replication.format.timer_ops import owner_of
 from escrowmq.replication.model import ResultCode
-from escrowmq.replication.replica import admission, release_pace, releases
-from escrowmq.replication.replica.repeated_keys import COPIES_MAX, RepeatedKeys
+from escrowmq.replication.replica import admission, releases
+from escrowmq.replication.replica.admission import COPIES_MAX, RepeatedKeys
 from escrowmq.replication.replica.replica import Limits
 from escrowmq.replication.state.timers import TimerCounts
 from escrowmq.replication.timers import runs, store
@@ -95,7 +95,7 @@ def test_what_is_behind_many_cancelled_ones_is_released(
     """The leader asked again from the cursor, met the same cancelled ones, and released nothing any more."""
     monkeypatch.setattr(runs, "_SLICE_MIN", 2)
     monkeypatch.setattr(store, "LOOKS_PER_CALL", 1)
-    monkeypatch.setattr(release_pace, "RELEASED_MAX", 2)
+    monkeypatch.setattr(releases, "RELEASED_MAX", 2)
     at = single.now_ms + 50
     single.submit(scheduled([at + n // 3 for n in range(40)], ["gone"] * 40))
     single.submit(scheduled([at + 12, at + 14], ["behind", "last"], first=40))
@@ -328,8 +328,8 @@ def test_one_key_cannot_be_scheduled_without_end(
 
 
 def test_a_release_has_a_bounded_size(single: Single, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(release_pace, "RELEASED_MAX", 3)
-    monkeypatch.setattr(release_pace, "REQUESTS_MS", 0)
+    monkeypatch.setattr(releases, "RELEASED_MAX", 3)
+    monkeypatch.setattr(releases, "REQUESTS_MS", 0)
     single.submit(scheduled([-5] * 8, [str(n) for n in range(8)]))
     index = single.journal.last_index
     single.send(now_ms=single.now_ms + 5)
@@ -477,14 +477,14 @@ def test_what_is_sent_again_is_not_refused_for_what_has_filled_the_group_since(t
 
 def test_requests_leave_no_room_for_large_releases_though_none_waits_at_the_moment(single: Single) -> None:
     """They come while a release is under way, and none is left when the next one is composed."""
-    count = 2 * release_pace.RELEASED_BESIDE
+    count = 2 * releases.RELEASED_BESIDE
     single.submit(scheduled([-50] * count, ["later"] * count))
     pass_ms(single, 48)
     single.submit(message("t", 0, [b"plain"]))
     while not single.texts()[1:]:
         single.send()
-    assert len(single.texts()) == 1 + release_pace.RELEASED_BESIDE
+    assert len(single.texts()) == 1 + releases.RELEASED_BESIDE
     pass_ms(single, 3)
-    assert len(single.texts()) <= 1 + release_pace.RELEASED_BESIDE + 3 * release_pace.PER_MS
+    assert len(single.texts()) <= 1 + releases.RELEASED_BESIDE + 3 * releases.PER_MS
     pass_ms(single, 200)
     assert len(single.texts()) == 1 + count

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from escrowmq.replication.state.due_news import GAPS_MAX, LOOK_MAX, DueNews
+from escrowmq.replication.state.due_queue import GAPS_MAX, LOOK_MAX, DueNews
 from tests.support.fed_state import FedState
 
 Pair = tuple[str, str]

@@ -7,7 +7,7 @@ import pytest
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import PrepareExtra
 from escrowmq.replication.model import ResultCode
-from escrowmq.replication.state import given_ids, transactions
+from escrowmq.replication.state import transactions
 from escrowmq.replication.state.capture import capture, release
 from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.open_tx import Run
@@ -47,8 +47,8 @@ class Log(FedState):
 
     def pass_time(self, ms: int) -> None:
         """Lets time pass, with an entry a minute, as in a group that is in use."""
-        for _ in range(ms // given_ids.STEP_MS_MAX):
-            self.now_ms += given_ids.STEP_MS_MAX - 1_000  # and one second for the entry itself
+        for _ in range(ms // transactions.STEP_MS_MAX):
+            self.now_ms += transactions.STEP_MS_MAX - 1_000  # and one second for the entry itself
             self.add(ops.trim("t", {}))
 
     def others(self, count: int) -> None:
@@ -94,7 +94,7 @@ def test_it_is_remembered_for_the_time_and_at_most_twice_as_long() -> None:
 
 
 def test_beyond_the_number_the_oldest_go_first() -> None:
-    log = Log(remember_ids_max=2 * (given_ids.APP_AS_GIVEN_IDS + 10))
+    log = Log(remember_ids_max=2 * (transactions.APP_AS_GIVEN_IDS + 10))
     for number in range(35):
         log.settle(f"order-{number}")
         assert len(log.state.transactions.look("app").given) <= 20
@@ -103,7 +103,7 @@ def test_beyond_the_number_the_oldest_go_first() -> None:
 
 
 def test_remembered_strictly_new_ones_are_refused_until_time_has_made_room() -> None:
-    most = given_ids.APP_AS_GIVEN_IDS + 5
+    most = transactions.APP_AS_GIVEN_IDS + 5
     log = Log(remember_ids_s=3_600, remember_ids_max=most, remember_ids_strictly=1)
     for number in range(4):
         log.settle(f"order-{number}")
@@ -123,7 +123,7 @@ def test_remembered_strictly_new_ones_are_refused_until_time_has_made_room() -> 
 
 def test_apps_that_come_and_go_with_given_ids_leave_nothing_for_good() -> None:
     """Each batch write of Spark is a separate app."""
-    log = Log(remember_ids_max=20 * given_ids.APP_AS_GIVEN_IDS)
+    log = Log(remember_ids_max=20 * transactions.APP_AS_GIVEN_IDS)
     for number in range(100):
         log.settle("x", app=f"batch-{number}")
         assert len(log.state.transactions.apps) <= 22
@@ -133,7 +133,7 @@ def test_apps_that_come_and_go_with_given_ids_leave_nothing_for_good() -> None:
 def test_a_replica_restored_from_a_snapshot_forgets_at_the_same_entry() -> None:
     values = {
         "remember_ids_s": 40,
-        "remember_ids_max": 4 * given_ids.APP_AS_GIVEN_IDS,
+        "remember_ids_max": 4 * transactions.APP_AS_GIVEN_IDS,
         "remember_ids_strictly": 1,
     }
     log, other = Log(**values), Log(**values)
@@ -219,7 +219,7 @@ def reach_ms(log: Log) -> int | None:
 
 
 def test_operators_are_told_when_the_number_has_cut_the_time_short() -> None:
-    log = Log(remember_ids_s=3_600, remember_ids_max=2 * (given_ids.APP_AS_GIVEN_IDS + 10))
+    log = Log(remember_ids_s=3_600, remember_ids_max=2 * (transactions.APP_AS_GIVEN_IDS + 10))
     assert reach_ms(log) is None
     log.settle("order-1")
     log.pass_time(10 * 60_000)

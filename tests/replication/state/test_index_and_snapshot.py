@@ -13,8 +13,8 @@ from escrowmq.replication.errors import CorruptLog, UnknownVersion
 from escrowmq.replication.state.capture import capture
 from escrowmq.replication.state.index import PartitionIndex
 from escrowmq.replication.state.machine import StateMachine
-from escrowmq.replication.state.runs_file import encode_runs
 from escrowmq.replication.state.snapshot import adopt_runs, encode, restore
+from escrowmq.replication.state.stored_runs import encode_runs
 from tests.support.fed_state import FedState, busy_state, dump
 from tests.support.stored_bytes import run_file, stored
 

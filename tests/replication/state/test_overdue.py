@@ -8,9 +8,8 @@ import pytest
 
 from escrowmq.replication.format import ops
 from escrowmq.replication.state import overdue as module
-from escrowmq.replication.state.due_queue import DueQueue
+from escrowmq.replication.state.due_queue import OVERDUE_MS, DueQueue, overdue
 from escrowmq.replication.state.open_table import OpenTable
-from escrowmq.replication.state.overdue import OVERDUE_MS, overdue
 from tests.support.fed_state import FedState
 
 TIMEOUT_MS = 6_000
@@ -75,7 +74,7 @@ def test_what_is_settled_beside_a_held_view_does_not_count() -> None:
 
 
 def test_a_look_is_bounded_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LOOK_MAX", 100)
+    monkeypatch.setattr(module, "OVERDUE_LOOK_MAX", 100)
     log = FedState()
     for n in range(30):
         log.prepare([f"{n}-{i}" for i in range(20)], timeout_ms=TIMEOUT_MS)
@@ -87,7 +86,7 @@ def test_a_look_is_bounded_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_app_hides_another_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LOOK_MAX", 10)
+    monkeypatch.setattr(module, "OVERDUE_LOOK_MAX", 10)
     log = FedState()
     log.prepare([f"{n}" for n in range(50)], timeout_ms=10**9)
     log.prepare(["x"], timeout_ms=TIMEOUT_MS, app="other")

@@ -8,17 +8,22 @@ from array import array
 import pytest
 
 from escrowmq.replication.errors import CorruptLog
-from escrowmq.replication.state import run_table, stored_runs
+from escrowmq.replication.state import stored_runs
 from escrowmq.replication.state.index import PartitionIndex
-from escrowmq.replication.state.run_table import COLUMNS, RunTable
-from escrowmq.replication.state.runs_file import RUN_BYTES, encode_runs
-from escrowmq.replication.state.stored_runs import KeptBlocks, open_runs
+from escrowmq.replication.state.stored_runs import (
+    COLUMNS,
+    RUN_BYTES,
+    KeptBlocks,
+    RunTable,
+    encode_runs,
+    open_runs,
+)
 from tests.support.stored_bytes import StoredBytes, stored
 
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_table, "BLOCK", 4)
+    monkeypatch.setattr(stored_runs, "BLOCK", 4)
     monkeypatch.setattr(stored_runs, "BLOCK", 4)
 
 

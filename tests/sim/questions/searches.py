@@ -17,7 +17,7 @@ from escrowmq.replication.format.codec import decode_rows
 from escrowmq.replication.format.find_rows import IN_HEADER, split_rows
 from escrowmq.replication.format.find_table import BUSINESS_KEY, KEY, ORIGIN, TX_ID
 from escrowmq.replication.format.forwarded import ORIGIN as ORIGIN_HEADER
-from escrowmq.replication.host.find_search import Sought
+from escrowmq.replication.host.finding import Sought
 from escrowmq.replication.state.topics import Partition
 from tests.sim.broker_app import BrokerApplication
 from tests.sim.searching import BLOCK, small_blocks

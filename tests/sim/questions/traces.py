@@ -14,8 +14,7 @@ from escrowmq.replication.calling.finding_answers import MessageAt, MessageOrigi
 from escrowmq.replication.errors import Unavailable
 from escrowmq.replication.format.internal_topics import is_internal
 from escrowmq.replication.host.running_replica import RunningReplica
-from escrowmq.replication.host.share_tracing import ShareTraces
-from escrowmq.replication.host.tracing import Messages
+from escrowmq.replication.host.tracing import Messages, ShareTraces
 from escrowmq.replication.state.index import PartitionIndex
 from escrowmq.replication.state.topics import Partition
 from tests.sim.across.wire import SimRunning
