@@ -16,11 +16,14 @@ import heapq
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from escrowmq.replication.calling.answers import OverdueReport
 from escrowmq.replication.model import TopicInfo
 from escrowmq.replication.state.open_table import OpenTx
-from escrowmq.replication.state.transactions import AppTransactions, TransactionTable
+
+if TYPE_CHECKING:
+    from escrowmq.replication.state.transactions import AppTransactions, TransactionTable
 
 # ------------------------------------------------------------------ who is told of due checks
 # Which pairs of app and topic have due checks, numbered in the order in which they got them.
