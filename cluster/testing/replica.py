@@ -26,8 +26,8 @@ from escrowmq.replication.calling.answers import LevelReport, ReplicaReport
 from escrowmq.replication.format.membership import Members
 from escrowmq.replication.host.driver import Driver
 from escrowmq.replication.host.maintenance import CheckpointThread, RoomWatch
+from escrowmq.replication.host.parking import ParkingLot
 from escrowmq.replication.host.replica_setup import ReplicaSetup
-from escrowmq.replication.host.requests import ParkingLot
 from escrowmq.replication.host.running_replica import TIMER_S, RunningReplica
 from escrowmq.replication.host.scrubbing import Scrubber, ScrubState
 from escrowmq.replication.log.datadir import Identity

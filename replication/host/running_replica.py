@@ -37,8 +37,8 @@ from escrowmq.replication.host.body_prefetcher import BodyPrefetcher
 from escrowmq.replication.host.driver import Driver
 from escrowmq.replication.host.maintenance import CheckpointThread, Maintenance, RoomWatch
 from escrowmq.replication.host.mending import Mender
+from escrowmq.replication.host.parking import ParkingLot
 from escrowmq.replication.host.replica_setup import AskLevels, ReplicaSetup
-from escrowmq.replication.host.requests import ParkingLot
 from escrowmq.replication.host.restoring import UNSOUND, Recovered
 from escrowmq.replication.host.scrubbing import Scrubber, ScrubState
 from escrowmq.replication.log.datadir import DataDir

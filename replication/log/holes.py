@@ -28,8 +28,8 @@ from escrowmq.replication.errors import (
 from escrowmq.replication.format.entry import HEADER_SIZE, Scan, encode_header, read_entry, scan
 from escrowmq.replication.format.segment_format import FILE_HEADER_SIZE, first_of_name, log_name
 from escrowmq.replication.log.disk import Disk, File
-from escrowmq.replication.log.recovery import is_torn, sound_entries_after
 from escrowmq.replication.log.terms import TermRuns
+from escrowmq.replication.log.torn import is_torn, sound_entries_after
 
 #: Holes that are remembered at a time; any others are found again when they are next read.
 HOLES_MAX: Final = 1_000

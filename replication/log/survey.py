@@ -13,9 +13,10 @@ from escrowmq.replication.format.entry import HEADER_SIZE, Scan, read_entry
 from escrowmq.replication.format.segment_format import FILE_HEADER_SIZE, file_header_is_sound, log_name
 from escrowmq.replication.log.disk import Disk
 from escrowmq.replication.log.holes import Hole, scan_past, term_within
-from escrowmq.replication.log.recovery import is_torn, segment_firsts
+from escrowmq.replication.log.recovery import segment_firsts
 from escrowmq.replication.log.sidecar import survey_sealed
 from escrowmq.replication.log.terms import TermRuns
+from escrowmq.replication.log.torn import is_torn
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from escrowmq.replication.format.codec import Op, OpType
 from escrowmq.replication.format.offset_ops import NONE_YET
 from escrowmq.replication.format.share_settings import SHARE
 from escrowmq.replication.model import ResultCode
-from escrowmq.replication.state.group_operations import GroupOffsets
+from escrowmq.replication.state.group_offsets import GroupOffsets
 from escrowmq.replication.state.shares import Shares
 from escrowmq.replication.state.topics import TopicTable
 

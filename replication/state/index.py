@@ -20,7 +20,7 @@ from collections.abc import Collection
 from itertools import accumulate, islice
 from typing import NamedTuple
 
-from escrowmq.replication.state.stable_cuts import Cuts
+from escrowmq.replication.state.cuts import Cuts
 from escrowmq.replication.state.stored_runs import (
     BASE,
     BLOCK,

@@ -28,18 +28,22 @@ from escrowmq.replication.format.codec import (
 from escrowmq.replication.metrics import Counts
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.state.attempts import Attempts
-from escrowmq.replication.state.claims import SEQUENCES_KEPT, Claims, ProducerMemory
+from escrowmq.replication.state.claims import Claims
 from escrowmq.replication.state.decided import ACROSS_MAX
+from escrowmq.replication.state.dedup import SEQUENCES_KEPT, ProducerMemory
 from escrowmq.replication.state.due_queue import DueQueue
-from escrowmq.replication.state.group_operations import DeletedGroups, GroupOffsets, GroupOperations
+from escrowmq.replication.state.group_offsets import DeletedGroups, GroupOffsets
+from escrowmq.replication.state.group_operations import GroupOperations
 from escrowmq.replication.state.held_letters import HeldLetters
 from escrowmq.replication.state.held_offsets import HeldOffsets
 from escrowmq.replication.state.open_tx import Block, Entry, OpenTx, refs_of
 from escrowmq.replication.state.settings import Settings
 from escrowmq.replication.state.shares import Shares
 from escrowmq.replication.state.stable_cuts import StableCuts
-from escrowmq.replication.state.timers import TimerOperations, Timers
-from escrowmq.replication.state.topics import Partition, TopicOperations, TopicTable
+from escrowmq.replication.state.timer_operations import TimerOperations
+from escrowmq.replication.state.timers import Timers
+from escrowmq.replication.state.topic_operations import TopicOperations
+from escrowmq.replication.state.topics import Partition, TopicTable
 from escrowmq.replication.state.transactions import (
     COMMITTED,
     ROLLED_BACK,

@@ -33,7 +33,7 @@ from escrowmq.replication.model import BY_NAME, NO_ID, TopicInfo
 from escrowmq.replication.state.attempts import Key as AttemptsKey
 from escrowmq.replication.state.claims import Claim, Claimed
 from escrowmq.replication.state.decided import Decided
-from escrowmq.replication.state.group_operations import ByTopic
+from escrowmq.replication.state.group_offsets import ByTopic
 from escrowmq.replication.state.held_letters import Letters
 from escrowmq.replication.state.held_offsets import Held
 from escrowmq.replication.state.index import Columns, Table

@@ -13,20 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from typing import Any
 
 from escrowmq.replication.errors import UnknownVersion
-from escrowmq.replication.format.codec import Op
 from escrowmq.replication.model import BY_NAME, NO_ID, ResultCode, TopicInfo, first_group, group_of
-from escrowmq.replication.state.attempts import Attempts
-from escrowmq.replication.state.claims import ProducerMemory
-from escrowmq.replication.state.group_operations import GroupOffsets
-from escrowmq.replication.state.held_letters import HeldLetters
-from escrowmq.replication.state.held_offsets import HeldOffsets
+from escrowmq.replication.state.cuts import Cuts
 from escrowmq.replication.state.index import PartitionIndex
-from escrowmq.replication.state.shares import Shares
-from escrowmq.replication.state.stable_cuts import Cuts
-from escrowmq.replication.state.timers import Timers
+
+# ------------------------------------------------------------------ topics
 
 PARTITIONS_MAX = 10_000
 #: Format level from which on new topics get ids.
@@ -261,76 +254,3 @@ def settings_problem(name: str, settings: Mapping[str, object]) -> str | None:
         if settings.get(key, -1) < -1:  # type: ignore[operator]
             return f"topic setting {key!r} must be -1 (unlimited) or more"
     return None
-
-
-# ------------------------------------------------------------------ operations
-# Applies operations on topics: creation, alteration, deletion, trimming.
-#
-# An operation that names an id does nothing to another topic of that name; its result is ``OTHER_TOPIC``.
-
-
-Result = list[Any]
-
-
-class TopicOperations:
-    """Changes the tables of one group's state."""
-
-    def __init__(
-        self,
-        topics: TopicTable,
-        producers: ProducerMemory,
-        letters: HeldLetters,
-        group_offsets: GroupOffsets,
-        held: HeldOffsets,
-        attempts: Attempts,
-        shares: Shares,
-        timers: Timers,
-    ) -> None:
-        self._topics, self._producers, self._group_offsets = topics, producers, group_offsets
-        self._held, self._attempts, self._shares, self._timers = held, attempts, shares, timers
-        self._letters = letters
-
-    def create(self, index: int, op: Op) -> Result:
-        """CREATE_TOPIC. Replaces an earlier topic whose deletion was interrupted in this group."""
-        if len(op.meta) > 3 and self._topics.is_left_over(op.meta[0], op.meta[3]):
-            self._delete(op.meta[0])
-        return self._topics.create(*op.meta)
-
-    def alter(self, index: int, op: Op) -> Result:
-        """ALTER_TOPIC."""
-        return self._topics.alter(index, *op.meta)
-
-    def delete(self, index: int, op: Op) -> Result:
-        """DELETE_TOPIC: also deletes everything kept about its partitions, and the groups' places in it."""
-        name = op.meta[0]
-        if len(op.meta) > 1 and (refusal := self._topics.refusal_of_deletion(name, op.meta[1])) is not None:
-            return refusal
-        return self._delete(name)
-
-    def _delete(self, name: str) -> Result:
-        topic = self._topics.topics.get(name)
-        if topic is not None:
-            dead = {p.slot for p in topic.partitions.values()}
-            self._producers.discard_where(lambda key: key[1] in dead)
-            self._group_offsets.drop_topic(name)
-            self._held.drop_topic(name)
-            self._attempts.drop_topic(name)
-            self._letters.drop_slots(dead)
-            self._shares.drop_slots(dead)
-            self._timers.counts.forget(dead)
-        return self._topics.delete(name)
-
-    def trim(self, index: int, op: Op) -> Result:
-        """TRIM: trims the partitions that this group hosts."""
-        name, flat = op.meta[:2]
-        topic = self._topics.topics.get(name)
-        if topic is None:
-            return [int(ResultCode.UNKNOWN_TOPIC)]
-        if len(op.meta) > 2 and op.meta[2] != topic.info.topic_id:
-            return [int(ResultCode.OTHER_TOPIC), topic.info.topic_id]
-        it = iter(flat)
-        for number, start in zip(it, it, strict=True):
-            partition = self._topics.find(name, number)
-            if isinstance(partition, Partition):
-                partition.index.trim(start)
-        return [int(ResultCode.OK)]

@@ -12,7 +12,7 @@ import itertools
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol
 
 from escrowmq.replication.calling.answers import Standing
 from escrowmq.replication.format.claim_ops import BY_CLAIM
@@ -20,6 +20,7 @@ from escrowmq.replication.format.codec import NO_EXTRA, Op, OpType, PrepareExtra
 from escrowmq.replication.format.offset_ops import BY_TIMEOUT
 from escrowmq.replication.model import ResultCode, TransactionState
 from escrowmq.replication.state.decided import AcrossGroups, Decided
+from escrowmq.replication.state.dedup import TwoGenerations
 from escrowmq.replication.state.due_queue import DueQueue, next_due_ms
 from escrowmq.replication.state.open_table import STEP, OpenTable
 from escrowmq.replication.state.open_tx import Entry, OpenTx, Rows, Run
@@ -27,73 +28,6 @@ from escrowmq.replication.state.settings import Settings
 from escrowmq.replication.state.timers import TimedRows
 from escrowmq.replication.state.topics import Partition, TopicTable
 from escrowmq.replication.state.transaction_history import Lived, Settling, TransactionHistory
-
-# ------------------------------------------------------------------ repeated requests
-# A bounded memory of past work, identical on every replica.
-#
-# Two generations of a dict instead of an LRU list: when the young one is full it becomes the old one and
-# the previous old one is forgotten. Every key is remembered for at least one full generation, look-ups are
-# two dict probes, there is no per-key bookkeeping, and the rule depends only on the order of operations, so
-# all replicas forget the same keys at the same entry.
-
-
-K = TypeVar("K")
-V = TypeVar("V")
-
-
-def _large_table() -> dict[Any, Any]:
-    """An empty dict in which probes are cheap although it will not fit the processor's caches.
-
-    CPython keeps no hashes in a dict that has only ever had strings as keys: each probe that meets another
-    key reads that string, somewhere in memory. One key of another kind, even for a moment, makes it keep
-    them, for eight bytes a key. Measured with 500,000 to 1,000,000 ids: a probe takes 0.15 us instead of
-    0.26.
-    """
-    table: dict[Any, Any] = {None: None}
-    del table[None]
-    return table
-
-
-class TwoGenerations(Generic[K, V]):
-    """Remembers at least the last ``generation`` keys set, at most twice as many."""
-
-    __slots__ = ("generation", "old", "young")
-
-    def __init__(self, generation: int) -> None:
-        assert generation > 0
-        self.generation = generation
-        self.young: dict[K, V] = _large_table()
-        self.old: dict[K, V] = _large_table()
-
-    def get(self, key: K) -> V | None:
-        """The remembered value, or None."""
-        value = self.young.get(key)
-        return self.old.get(key) if value is None else value
-
-    def set(self, key: K, value: V) -> bool:
-        """Remember ``value``; returns whether the old generation was forgotten because of it."""
-        self.young[key] = value
-        if len(self.young) < self.generation:
-            return False
-        self.turn()
-        return True
-
-    def turn(self) -> None:
-        """Forget the old generation; the young one takes its place."""
-        self.old, self.young = self.young, _large_table()
-
-    def discard_where(self, doomed: Any) -> None:
-        """Forget every key for which ``doomed(key)`` holds (rare: a deleted topic)."""
-        self.young = {key: value for key, value in self.young.items() if not doomed(key)}
-        self.old = {key: value for key, value in self.old.items() if not doomed(key)}
-
-    def copy(self) -> tuple[dict[K, V], dict[K, V]]:
-        """(old, young) for a snapshot. The old one never changes again, so it needs no copy."""
-        return self.old, self.young.copy()
-
-    def __len__(self) -> int:
-        return len(self.old) + len(self.young)
-
 
 # ------------------------------------------------------------------ ids that applications give
 # How long settled ids that the application chose are remembered: by time, and by number.

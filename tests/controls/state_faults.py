@@ -15,7 +15,7 @@ from escrowmq.replication.replica.fetching import FetchRequest, FetchResult
 from escrowmq.replication.replica.replica import Raft, Replica
 from escrowmq.replication.replica.submission import Submission
 from escrowmq.replication.state import topics
-from escrowmq.replication.state.claims import ProducerMemory
+from escrowmq.replication.state.dedup import ProducerMemory
 from escrowmq.replication.state.group_operations import GroupOperations
 from escrowmq.replication.state.index import PartitionIndex
 from escrowmq.replication.state.machine import OK, Result, StateMachine

@@ -16,9 +16,10 @@ from escrowmq.replication.replica.compaction import Compaction
 from escrowmq.replication.replica.releases import Releases, Timing
 from escrowmq.replication.replica.replica import GroupTime
 from escrowmq.replication.state import timers
-from escrowmq.replication.state.claims import ProducerMemory
+from escrowmq.replication.state.dedup import ProducerMemory
 from escrowmq.replication.state.open_tx import OpenTx
-from escrowmq.replication.state.timers import TimerCounts, TimerOperations, Timers, records_of
+from escrowmq.replication.state.timer_operations import TimerOperations
+from escrowmq.replication.state.timers import TimerCounts, Timers, records_of
 from escrowmq.replication.timers import merging
 from escrowmq.replication.timers.record import FIRST_KEY, living
 from tests.controls.planting import plant

@@ -17,7 +17,7 @@ from escrowmq.replication.replica.checkpoints import Checkpoints
 from escrowmq.replication.replica.retention import RetentionRound
 from escrowmq.replication.replica.topics_under_way import TopicsUnderWay
 from escrowmq.replication.state import capture, machine
-from escrowmq.replication.state.group_operations import GroupOffsets
+from escrowmq.replication.state.group_offsets import GroupOffsets
 from escrowmq.replication.state.machine import OK, StateMachine
 from escrowmq.replication.state.topics import LEVEL_OF_IDS, TopicTable
 from tests.controls.planting import plant

@@ -16,7 +16,7 @@ from tests.sim.world import Violation
 from tests.support.queued_checks import queued_checks
 
 if TYPE_CHECKING:
-    from escrowmq.replication.state.transactions import TwoGenerations
+    from escrowmq.replication.state.dedup import TwoGenerations
     from tests.sim.replica import SimReplica
 
 RECOUNT_EVERY = 32  # ticks: counting takes ten times as long as comparing

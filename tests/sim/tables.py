@@ -20,7 +20,7 @@ from escrowmq.replication.raft.node import COMMAND_BYTES_MAX
 from escrowmq.replication.replica.lease_dispatcher import TURNS_MAX
 from escrowmq.replication.replica.share_admission import LETTERS_MAX
 from escrowmq.replication.state.attempts import ATTEMPTS_KEPT
-from escrowmq.replication.state.group_operations import DELETED_GROUPS_MAX
+from escrowmq.replication.state.group_offsets import DELETED_GROUPS_MAX
 from escrowmq.replication.state.stored_runs import KEPT_BYTES
 from escrowmq.replication.state.transaction_history import LIVES_KEPT
 from escrowmq.replication.state.transactions import AUDIT_KEPT

@@ -15,7 +15,7 @@ import pytest
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import encode_row
 from escrowmq.replication.model import ResultCode
-from escrowmq.replication.state.claims import ProducerMemory
+from escrowmq.replication.state.dedup import ProducerMemory
 from tests.support.fed_state import FedState
 from tests.support.single import Single
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from escrowmq.replication.state import group_operations
-from escrowmq.replication.state.group_operations import DeletedGroups
+from escrowmq.replication.state.group_offsets import DeletedGroups
 
 
 def test_beyond_the_bound_what_is_as_old_is_void_in_every_group(monkeypatch: pytest.MonkeyPatch) -> None:
