@@ -207,6 +207,7 @@ _ERRORS = (
     "TransactionIdTaken TransactionRunning TransactionSettled Unavailable UnknownDeadLetter "
     "UnknownGroup UnknownTopic UnknownTransaction UnknownVersion"
 )
+_MORE_ERRORS = "OffsetsMoved OffsetsPending OutOfStep"
 _VALUES = "ConsumerRecord Message OpenTransaction RecordMetadata TopicInfo TransactionState"
 #: Module -> the names it gives to the public face.
 _SOURCES = {
@@ -239,10 +240,8 @@ _SOURCES = {
     "cluster.handle": "Cluster LocalCluster",
     "cluster.local": "start_local",
     "feedback.states": "TxStatusQuerier",
-    "replication.claim_errors": "OutOfStep",
-    "replication.errors": _ERRORS,
+    "replication.errors": f"{_ERRORS} {_MORE_ERRORS}",
     "replication.model": _VALUES,
-    "replication.offset_errors": "OffsetsMoved OffsetsPending",
     "spark_integration.session.spark_session": "spark_session stop_session",
 }
 _MODULE_OF = {name: module for module, names in _SOURCES.items() for name in names.split()}

@@ -37,6 +37,13 @@ from escrowmq.replication.state.group_operations import GroupOperations
 from escrowmq.replication.state.held_letters import HeldLetters
 from escrowmq.replication.state.held_offsets import HeldOffsets
 from escrowmq.replication.state.open_tx import Block, Entry, OpenTx, refs_of
+from escrowmq.replication.state.preparing import (
+    count_check,
+    is_simple,
+    places,
+    refusal_of_repeated,
+    untracked_branch,
+)
 from escrowmq.replication.state.settings import Settings
 from escrowmq.replication.state.shares import Shares
 from escrowmq.replication.state.stable_cuts import StableCuts
@@ -51,13 +58,8 @@ from escrowmq.replication.state.transactions import (
     AppTransactions,
     TransactionTable,
     another,
-    count_check,
-    is_simple,
-    places,
-    refusal_of_repeated,
     refused_ids,
     standings,
-    untracked_branch,
     with_home_indexes,
 )
 

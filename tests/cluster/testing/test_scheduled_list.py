@@ -13,7 +13,7 @@ from escrowmq import ConfigError, InvalidMessage, Message, UnknownTopic
 from escrowmq.actors.admin import scheduled as listing
 from escrowmq.cluster.cli import status as status_lines
 from escrowmq.replication.calling.answers import ScheduledMessages, TimersReport
-from escrowmq.replication.host import scheduled as reading
+from escrowmq.replication.host import inspection as reading
 from escrowmq.testing import InMemoryCluster
 
 START = datetime(2026, 7, 1, tzinfo=UTC)
