@@ -137,7 +137,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 
 def test_nonsense_hurts_its_caller_only(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requests, "WAIT_S_MAX", 0.02)
+    monkeypatch.setattr(parking, "WAIT_S_MAX", 0.02)
     monkeypatch.setattr(finding, "WAIT_S_MAX", 0.02)
 
     @drawn(calls)

@@ -236,7 +236,7 @@ def test_an_id_that_comes_again_keeps_its_message_when_the_older_one_is_carried(
         single.submit(ops.prepare("app", "t", ["x"], None, 60_000, 0, [1], -1, 1) + timed)
 
     if not kills_named_only:  # planted: a tombstone with the CARRY's own index
-        last = "escrowmq.replication.state.timers.log_index_of"
+        last = "escrowmq.replication.state.timer_operations.log_index_of"
         monkeypatch.setattr(last, lambda record: single.journal.last_index - 1)
     prepare("1:older")
     single.submit(ops.commit("app", ["x"]))
@@ -308,7 +308,7 @@ def test_whatever_happens_each_is_delivered_once_or_cancelled(
 ) -> None:
     """Messages are scheduled, carried, cancelled and released in any order, with restarts, against a dict."""
     if planted:  # CARRY without the rule: old copies live on
-        monkeypatch.setattr("escrowmq.replication.state.timers.tombstone", lambda *about: b"")
+        monkeypatch.setattr("escrowmq.replication.state.timer_operations.tombstone", lambda *about: b"")
     wrong = 0
     for seed in range(6):
         rng = random.Random(seed)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from escrowmq.replication.state import group_operations
+from escrowmq.replication.state import group_offsets
 from escrowmq.replication.state.group_offsets import DeletedGroups
 
 
 def test_beyond_the_bound_what_is_as_old_is_void_in_every_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group_operations, "DELETED_GROUPS_MAX", 2)
+    monkeypatch.setattr(group_offsets, "DELETED_GROUPS_MAX", 2)
     groups = DeletedGroups()
     for generation, name in enumerate(("a", "b", "c"), 10):
         groups.add(name, generation)
