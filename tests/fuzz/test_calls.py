@@ -21,7 +21,7 @@ from escrowmq.replication.calling.answers import FetchEnds, LockedChecks, Partit
 from escrowmq.replication.errors import EscrowMQError
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import encode_row
-from escrowmq.replication.host import finding, requests
+from escrowmq.replication.host import finding, parking
 from tests.fuzz.engine import drawn
 from tests.support.broker_group import BrokerGroup
 
