@@ -2,8 +2,8 @@
 
 A ``Capture`` is the whole state after one index, although it is assembled in many steps: the thread that
 applies entries also sends heartbeats, and visiting 200,000 partitions takes longer than an election
-time-out. Small or immutable parts are taken at the start. Partitions are cut (stable_cuts.py) and consumer
-groups held (group_operations.py) at that moment: one that changes before the capture has visited it keeps
+time-out. Small or immutable parts are taken at the start. Partitions are cut (cuts.py) and consumer
+groups held (group_offsets.py) at that moment: one that changes before the capture has visited it keeps
 its old value for the capture.
 """
 

@@ -32,7 +32,7 @@ from escrowmq.replication.state.transaction_history import Lived, Settling, Tran
 # as an order number comes back: a service that restarts repeats the order, minutes or hours later. So these
 # are remembered for ``remember_ids_s``, apart from the others, which would push them out in seconds.
 #
-# Two generations as in transactions.py, over all apps together. The younger becomes the older after that
+# Two generations as in dedup.py, over all apps together. The younger becomes the older after that
 # time; or when it holds half of ``remember_ids_max``, unless ids are remembered strictly: then PREPAREs of
 # new ids are refused once that maximum is reached (counting open ones too). Everything here is replicated
 # or derived from it.
