@@ -15,7 +15,7 @@ from escrowmq.replication.replica import checkpoints
 from escrowmq.replication.replica.compaction import Compaction
 from escrowmq.replication.replica.releases import Releases, Timing
 from escrowmq.replication.replica.replica import GroupTime
-from escrowmq.replication.state import timers
+from escrowmq.replication.state import timer_operations
 from escrowmq.replication.state.dedup import ProducerMemory
 from escrowmq.replication.state.open_tx import OpenTx
 from escrowmq.replication.state.timer_operations import TimerOperations
@@ -38,7 +38,9 @@ def timed(patch: pytest.MonkeyPatch) -> None:
 def merging_eagerly(patch: pytest.MonkeyPatch) -> None:
     """Also, any two files are merged as soon as there are two, the newest first."""
     timed(patch)
-    patch.setattr(checkpoints, "choose", lambda files, cursor: list(files[-2:]) if len(files) > 1 else [])
+    patch.setattr(
+        checkpoints, "choose_timers", lambda files, cursor: list(files[-2:]) if len(files) > 1 else []
+    )
 
 
 def created_again(patch: pytest.MonkeyPatch) -> None:
@@ -251,7 +253,7 @@ def scheduled_for_the_namesake(patch: pytest.MonkeyPatch) -> None:
 )
 def carried_without_the_rule(patch: pytest.MonkeyPatch) -> None:
     """What is carried stays where it was, too."""
-    patch.setattr(timers, "tombstone", lambda key, log_index, copies: b"")
+    patch.setattr(timer_operations, "tombstone", lambda key, log_index, copies: b"")
 
 
 @plant(

@@ -154,7 +154,7 @@ def test_a_leader_reports_checks_that_nobody_makes(
         led = told(leader).led
         return led and led.overdue
 
-    wait_until(lambda: (one := late()) and one.count, what="it is due_queue")
+    wait_until(lambda: (one := late()) and one.count, what="it is overdue")
     shown = leader.parts.inspection.status().overdue
     assert shown is not None and (shown.count, shown.app, shown.topic, shown.tx_id) == (1, "app", "t", "a")
     assert trio.follower()[0].parts.inspection.status().overdue is None

@@ -13,6 +13,7 @@ from dataclasses import fields, replace
 from functools import partial
 
 from escrowmq.replication.calling.answers import LevelReport
+from escrowmq.replication.replica import replica as product
 from escrowmq.replication.replica.replica import Replica
 from escrowmq.replication.state.machine import LEVEL_MAX
 from tests.sim import patience
@@ -32,7 +33,7 @@ from tests.sim.world import START_S, World
 
 GONE_S = (0.5, 2.0, 5.0)  # approximate time for which a whole group is without a leader
 PRELUDE_S = 4.0  # longest time without faults while clients wait for format level 2
-LEVEL_EVERY_S = 0.1  # time between two requests for format replica
+LEVEL_EVERY_S = 0.1  # time between two requests for format levels
 UPGRADE_S = 0.4  # time between the upgrades of two replicas of a group
 
 
@@ -248,7 +249,7 @@ class ManyGroups:
         for part in self.parts:
             for replica in part.replicas:
                 if replica.up and replica.node.ready and now >= replica.paused_until:
-                    ahead = replica.ahead_of(part.gid, found)
+                    ahead = product.ahead_of(part.gid, found)
                     replica.guarded(partial(_broker(replica).raise_level, reports, ahead))
                     replica.kick()
 
