@@ -1,9 +1,9 @@
 """The clients' only thread: runs the channels to all broker groups and the sources that feed them.
 
 Callers post work and get futures; answers arrive from Ray's threads; everything else happens in this
-thread, so channels and batchers need no locks. It sleeps until something is posted, an answer arrives, or
-a deadline, probe or linger is due. It must never block on anything else, and never run user code. turns.py
-has the work of one turn, and background.py runs the turns.
+thread, so channels and batchers need no locks. It sleeps until something is posted, an answer arrives, or a
+deadline, probe or linger is due. It must never block on anything else, and never run user code.
+client_loop.py has the work of one turn, and background.py runs the turns.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """The real world around a RaftNode: a thread with an event loop, one that waits for the disk, and one that
-removes segments. (Small group commits on a quick disk run in the loop's thread: driver.py.)
+removes segments. (Small group commits on a quick disk run in the loop's thread: ``SyncPlace``.)
 
 Everything that touches the node runs in the loop's thread. The loop sends first while the disk
 syncs: one fdatasync covers all entries that arrived during the previous one (group

@@ -2,7 +2,7 @@
 
 No replica is ever half-built: opening.py repairs and recovers first, and a ``RunningReplica`` takes part in
 its group from its first moment. Callers use its parts, each of which holds it (requests, reads, due_checks,
-inspection, watching, offers), from any thread; the log, the state and the node change in the driver's thread
+inspection, snapshots), from any thread; the log, the state and the node change in the driver's thread
 only.
 
 A replica that cannot continue ends its process (``end``) and leaves a mark that tells the next start why.

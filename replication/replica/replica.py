@@ -348,6 +348,7 @@ class Replica:
         now_ms = self.time.at(now_ms)
         if not self._leads:
             self._leads, self._retention = True, None
+            self._resigned_in = None  # it may lose the lead within this very term
             self.lease_dispatcher.begin()
             self.admission.shares.leases = self.lease_dispatcher.leases
             self.terms_led += 1
