@@ -55,11 +55,13 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The result for one step. ``typical``: a repeat with the median number of calls."""
+    """The result for one step. ``typical``: a repeat with the median number of calls. ``least``: until the
+    answer, by role, in the repeat with the fewest calls; a busy machine only adds some."""
 
     name: str
     figures: dict[str, Figure]
     typical: Repeat
+    least: dict[str, Tally]
     repeats: int
     spoilt: int
 
@@ -92,7 +94,16 @@ class _Tries:
             figure = _figure([(repeat.roles.get(role, []), repeat.answered) for repeat in kept])
             if figure.calm.calls:  # otherwise the role was active in a few repeats only, by chance
                 figures[role] = figure
-        return Step(self.name, figures, kept[(len(kept) - 1) // 2], len(kept), self._spoilt)
+        least = min((_until_answer(repeat) for repeat in kept), key=lambda tallies: tallies[TOTAL].calls)
+        return Step(self.name, figures, kept[(len(kept) - 1) // 2], least, len(kept), self._spoilt)
+
+
+def _until_answer(repeat: Repeat) -> dict[str, Tally]:
+    by_name = {TOTAL: repeat.total, **repeat.roles}
+    return {
+        name: Tally.of(call for call in calls if call.at <= repeat.answered)
+        for name, calls in by_name.items()
+    }
 
 
 def _figure(repeats: list[tuple[list[Call], float]]) -> Figure:

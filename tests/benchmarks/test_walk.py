@@ -116,5 +116,5 @@ def test_a_prepare_passes_the_client_and_all_replicas_within_its_budget(tmp_path
         assert "StateMachine.apply_ops" in passed[role], role
         assert prepare.figures[role].answer.calls <= prepare.figures[role].calm.calls
     for role, most in CALLS_MAX.items():
-        answer = prepare.figures[role].answer
+        answer = prepare.least[role]
         assert answer.calls <= most and answer.files <= FILES_MAX[role], (role, answer)

@@ -128,7 +128,10 @@ def test_answers_that_many_clients_do_not_read_stay_within_a_bound(
 ) -> None:
     clients = neglected(house)
     assert ALL / 2 < house.highest <= ALL + ANSWER + 100
-    assert house.door.unread.cut == sum(client.is_cut() for client in clients) >= 8
+    cut = sum(
+        client.is_cut() for client in clients
+    )  # reading frees the broker, which may cut more before that
+    assert house.door.unread.cut == cut >= 8
     assert "answers that clients have not read" in caplog.text
     assert {record.levelno for record in caplog.records} == {logging.WARNING}
 
@@ -144,8 +147,9 @@ def test_a_client_that_catches_up_does_not_count(house: House) -> None:
 
 def test_with_the_bound_taken_away_they_do_not(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unread_answers, "UNREAD_BYTES_MAX", 1 << 40)
+    monkeypatch.setattr(unread_answers, "PILE_BYTES_MAX", 2 * ONE)  # they fall behind at different speeds
     neglected(house)
-    assert house.highest > 2 * ALL, "12 MiB, each client having less than it may"
+    assert house.highest > 2 * ALL, "up to 24 MiB, each client having less than it may"
 
 
 def test_what_clients_have_read_meanwhile_does_not_count() -> None:
