@@ -1,4 +1,5 @@
-"""For all tests: no deadline for Hypothesis' examples, which files share a worker, and which start first.
+"""For all tests: no deadline for Hypothesis' examples, which files share a worker, which start first, and
+which of the planted faults are hunted today.
 
 Hypothesis judges what an example does, never how long it takes on a busy machine.
 """
@@ -6,6 +7,9 @@ Hypothesis judges what an example does, never how long it takes on a busy machin
 from __future__ import annotations
 
 import gc
+import os
+from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,9 +71,70 @@ ON_ONE_WORKER = (
 #: The tests of these files are independent, and together they take longer than any other file.
 ONE_BY_ONE = ("tests/controls/test_controls.py",)
 
+#: The planted faults (tests/controls) take two seconds each, and there are hundreds. The worker processes
+#: inherit the quarter, so that all of them collect the same tests at midnight, too.
+PLANTED_QUARTERS = 4
+PLANTED_QUARTER = int(
+    os.environ.setdefault("PLANTED_QUARTER", str(datetime.now(UTC).date().toordinal() % PLANTED_QUARTERS))
+)
 
+
+def pytest_report_header() -> str:
+    return f"of the planted faults, quarter {PLANTED_QUARTER}; again: PLANTED_QUARTER={PLANTED_QUARTER}"
+
+
+#: Tests that only compute, most of them in virtual time: however rarely they get the processor, they do the
+#: same. ``make test`` runs them at the lowest priority beside all others, which wait for disks and processes
+#: for a third of their time.
+SIMULATED = ("sim", "controls", "fuzz/test_log_files.py", "fuzz/test_offers.py", "fuzz/test_operations.py")
+SIMULATED += ("fuzz/test_small_files.py", "fuzz/test_spark.py", "fuzz/test_wire.py")
+SIMULATED += ("replication/log/test_journal_model.py", "replication/replica/test_share_model.py")
+SIMULATED += ("replication/replica/test_stable_cut.py", "replication/replica/test_every_step.py")
+#: These start processes and wait for them for a bounded time.
+NOT_SIMULATED = ("sim/test_campaign.py", "sim/test_minimise.py")
+SIMULATED_TIMEOUT_S = 3000.0
+
+
+def is_simulated(path: Path) -> bool:
+    name = path.relative_to(Path(__file__).parent).as_posix()
+    return name not in NOT_SIMULATED and any(name == one or name.startswith(f"{one}/") for one in SIMULATED)
+
+
+#: What a test of a cluster has in its file, or gets from the fixtures of its folder.
+CLUSTER_MARKERS = ("ray", "spark", "slow")
+CLUSTER_FOLDER = "integration/"
+
+
+@cache
+def has_cluster_tests(path: Path) -> bool:
+    name, text = path.relative_to(Path(__file__).parent).as_posix(), path.read_text()
+    return name.startswith(CLUSTER_FOLDER) or any(f"mark.{marker}" in text for marker in CLUSTER_MARKERS)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import no file of which ``make test`` would run nothing: collecting all takes each worker 20 s."""
+    if collection_path.suffix != ".py" or not collection_path.name.startswith("test_"):
+        return None
+    which = config.getoption("markexpr")
+    if which.startswith("simulated "):
+        return not is_simulated(collection_path) or None
+    if which.startswith("not simulated "):
+        return is_simulated(collection_path) or None
+    if which.startswith("(ray or spark or slow) "):
+        return not has_cluster_tests(collection_path) or None
+    return None
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest deselects by marker
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
+    for item in items:
+        if is_simulated(item.path):
+            item.add_marker("simulated")
+            item.add_marker(pytest.mark.timeout(SIMULATED_TIMEOUT_S), append=False)
+        marked = any(item.get_closest_marker(name) for name in CLUSTER_MARKERS)
+        if marked and not has_cluster_tests(item.path):
+            raise pytest.UsageError(f"make test does not find {item.nodeid}: no marker is in its file")
     rank = {here / name: at for at, name in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: rank.get(item.path, len(rank)))
 

@@ -2,6 +2,9 @@
 
 ``pytest -s`` shows how many seeds each one took; ``python -m tests.controls`` makes a table of it, from
 many starting points. If a fault is no longer found, the simulator has become blind to it.
+
+``make test`` hunts a quarter of them, each day another one, and names it in its first lines, and ``make
+test-long`` hunts all. ``PLANTED_QUARTER`` (0 to 3) chooses the quarter of another day.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import PLANTED_QUARTER, PLANTED_QUARTERS
 from tests.controls.catalogue import PLANTED, Planted
 from tests.controls.hunt import hunt, schedule
 from tests.controls.planting import RELAYS, sound
@@ -30,11 +34,24 @@ def _sound_schedules() -> Iterator[Any]:
         yield pytest.param(fault, range(4), id=fault.name, marks=pytest.mark.long)
 
 
-FAULTS = [pytest.param(p, id=p.name, marks=[pytest.mark.long] if p.long else []) for p in PLANTED.values()]
+def _faults(quarter: int = PLANTED_QUARTER) -> Iterator[Any]:
+    """All of them; those that ``make test`` leaves out on this day are marked as long."""
+    for number, fault in enumerate(PLANTED.values()):
+        today = number % PLANTED_QUARTERS == quarter and not fault.long
+        yield pytest.param(fault, id=fault.name, marks=[] if today else pytest.mark.long)
+
+
+def test_in_four_days_each_fault_is_hunted_once() -> None:
+    days = [
+        {param.id for param in _faults(quarter) if not param.marks} for quarter in range(PLANTED_QUARTERS)
+    ]
+    of_each_day = {fault.name for fault in PLANTED.values() if not fault.long}
+    assert set().union(*days) == of_each_day and sum(map(len, days)) == len(of_each_day)
+    assert PLANTED_QUARTER in range(PLANTED_QUARTERS)
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", list(_faults()))
 def test_a_planted_fault_is_found(fault: Planted) -> None:
     found = hunt(fault)
     module = "tests.relays" if fault.workload == RELAYS else "tests.sim"
