@@ -1,7 +1,8 @@
 """A web service that takes orders, under FastAPI and uvicorn: ``python -m tests.fence_trials.shop JSON``.
 
-It ends with its standard input. Odd ones use ``AsyncFence`` and psycopg's asyncio, even ones ``Fence`` in the
-threads that FastAPI has for plain functions. Some orders take a while, some are refused by the business.
+It ends with its standard input. In turn they use ``Fence`` in the threads that FastAPI has for plain
+functions, ``AsyncFence`` with psycopg's asyncio, and the latter with a deadline inside the producer's block,
+which strikes whatever the database is doing. Some orders take a while, some are refused by the business.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import sqlalchemy as sa
 import uvicorn
@@ -29,7 +31,9 @@ from escrowmq.integrations import AsyncFence, Fence
 STORED, THERE, UNSURE, REFUSED, AWAY = 201, 200, 202, 422, 503
 HOLD_S, SLOW, REFUSES = 0.2, 0.1, 0.03
 TIMEOUT_S = 0.5  # to the first check
+DEADLINE_S = 0.1
 ORDERS = "orders"
+KINDS = 3  # of services
 
 
 class Refused(Exception):
@@ -76,7 +80,7 @@ class Taking:
             return REFUSED
         if isinstance(error, sa.exc.IntegrityError):
             return THERE
-        if isinstance(error, escrowmq.OutcomeUnknown):
+        if isinstance(error, escrowmq.OutcomeUnknown | TimeoutError):
             return UNSURE
         if isinstance(error, escrowmq.EscrowMQError | sa.exc.SQLAlchemyError):
             return AWAY
@@ -106,7 +110,7 @@ def blocking(told: Shop, cluster: Cluster) -> FastAPI:
 
 
 def asynchronous(told: Shop, cluster: Cluster) -> FastAPI:
-    """With ``AsyncFence``, in tasks."""
+    """With ``AsyncFence``, in tasks; every other one of them with deadlines."""
     engine = create_async_engine(told.url, pool_size=8, max_overflow=8)
     fence, taking = AsyncFence(engine, app=told.app), Taking(told)
 
@@ -118,15 +122,23 @@ def asynchronous(told: Shop, cluster: Cluster) -> FastAPI:
 
     service = FastAPI(lifespan=lifespan)
 
+    @asynccontextmanager
+    async def fenced(order: str) -> AsyncIterator[Any]:
+        producer, settings = service.state.producer, {"query_id": order, "transaction_timeout_s": TIMEOUT_S}
+        if told.number % KINDS == 1:
+            async with fence.transaction(producer, taking.message(order), **settings) as (_, db):
+                yield db
+            return
+        async with producer.transaction(**settings) as tx:
+            await tx.send(taking.message(order))
+            await tx.prepare()
+            async with asyncio.timeout(DEADLINE_S), fence.local(tx) as db:
+                yield db
+
     @service.post("/orders/{order}")
     async def take(order: str) -> Response:
         try:
-            async with fence.transaction(
-                service.state.producer,
-                taking.message(order),
-                query_id=order,
-                transaction_timeout_s=TIMEOUT_S,
-            ) as (_, db):
+            async with fenced(order) as db:
                 await db.execute(taking.insert, {"id": order})
                 await asyncio.sleep(taking.hold_s())
         except Exception as error:
@@ -140,7 +152,7 @@ def main() -> None:
     told = Shop(**json.loads(sys.argv[1]))
     threading.Thread(target=_end_with_the_input, daemon=True).start()
     with escrowmq.connect(told.address, told.namespace) as cluster:
-        make = asynchronous if told.number % 2 else blocking
+        make = asynchronous if told.number % KINDS else blocking
         uvicorn.run(make(told, cluster), host="127.0.0.1", port=told.port, log_level="warning")
 
 
