@@ -16,11 +16,13 @@ import fcntl
 import os
 import shutil
 import struct
+import time
 from pathlib import Path
 
 from tests.chaos.rig.shell import RigError, attempt, own_directory, remove_directory, run, unmount
 
 MIB = 1 << 20
+RELEASE_S = 30.0
 #: FS_IOC_SHUTDOWN, and its argument that keeps the journal from being written.
 _SHUTDOWN, _NOLOGFLUSH = 0x8004587D, 2
 
@@ -111,6 +113,7 @@ class Disk:
         """Mount it again after ``fail`` or ``exhaust``. No process may have a file on it open."""
         (self._below / "ballast").unlink(missing_ok=True)
         unmount(self.path)
+        self._await_release()
         checked = attempt(("fsck.ext4", "-p", str(self._image)))
         # Its exit code is above 0 if it repaired anything; the mount shows whether the repair is sufficient.
         try:
@@ -118,6 +121,15 @@ class Disk:
         except RigError as error:
             raise RigError(f"{error} (fsck: {checked})") from error
         self.failed = False
+
+    def _await_release(self) -> None:
+        """A mount namespace that was made meanwhile may still have the mount: the image mounted again would
+        be the same file system, failed as it was."""
+        deadline = time.monotonic() + RELEASE_S
+        while held := run("losetup", "--associated", str(self._image)).strip():
+            if time.monotonic() > deadline:
+                raise RigError(f"another mount namespace still has {self._image}: {held}")
+            time.sleep(0.05)
 
     def close(self) -> None:
         """Unmount and delete."""
