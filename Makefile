@@ -143,10 +143,11 @@ load: $(STAMP) ## measure overload, a million open transactions, parked polls, d
 	$(BIN)/python -m benchmarks.load $(ARGS)
 
 # --no-build-isolation: the build tools of this package (and of pyspark, a source distribution) are pinned too.
+# --no-compile: half a minute of processor time for modules most of which nobody imports.
 $(STAMP): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "No Python 3.11 or 3.12 with venv found: install one, or run make PYTHON=/path/to/python"; exit 1; }
 	test -x $(BIN)/python || "$(PYTHON)" -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt pip setuptools wheel
 	@# Each editable install warns that it is one.
-	PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation -c constraints.txt -e '.[dev]'
+	PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --no-build-isolation -c constraints.txt -e '.[dev]'
 	touch $(STAMP)

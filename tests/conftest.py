@@ -26,7 +26,6 @@ settings.load_profile("here")
 #: The longest first: started last, they would run alone at the end. After them come the files without a
 #: cluster, then those that share one, because a running cluster costs a sixth of a core.
 LONGEST_FIRST = (
-    "spark_trials/test_slice.py",
     "integration/test_spark_sessions.py",
     "integration/test_spark_batch.py",
     "integration/test_spark_stream.py",

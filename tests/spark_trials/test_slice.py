@@ -1,4 +1,8 @@
-"""A slice of ``make spark-trials`` for every run of the tests: a driver is killed after its intent."""
+"""A slice of ``make spark-trials`` for ``make test-long``: a driver is killed after its intent.
+
+It starts Ray, a cluster and Spark, twice, and takes two minutes. What the next driver does with an intent,
+leaders that die, Python workers that are killed, and code that raises: test_spark_sink.py.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,9 @@ import pytest
 from tests.spark_trials.plan import Step, Strike, Trial, Victim
 from tests.spark_trials.running import Run
 
-pytestmark = [pytest.mark.spark, pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.spark, pytest.mark.ray, pytest.mark.long, pytest.mark.timeout(400)]
 
 SEED = 11
-#: Leaders and workers that die, and code that raises: test_spark_sink.py and ``make spark-trials``.
 TRIAL = Trial(0, SEED, 1, (40, 300), (Strike(0, Victim.DRIVER, Step.INTENT, 1, 0.5),))
 
 
