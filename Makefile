@@ -43,25 +43,27 @@ demo: $(STAMP) ## send orders while producers and a broker are killed; Spark che
 demo-pictures: $(STAMP) ## run the demo and save the README's two pictures of it: metrics and terminal (4 minutes)
 	$(BIN)/escrowmq demo --picture docs/images/demo.svg --screen docs/images/demo-screen.svg
 
-# Collecting the tests compiles them once for all workers, on the core that the linters leave free. Tests that only
-# compute (marker "simulated") run beside all others from the beginning, at the lowest priority; their output comes
-# last. Everything else has the processor when it asks for it.
-AT_LEAST_PRIORITY = $(shell chrt --idle 0 true 2>/dev/null && echo chrt --idle 0 || echo nice -n 19)
+# Collecting the tests compiles them once for all workers, on the core that the linters leave free. Tests with Ray and
+# Spark leave the processor alone for a third of their time: those that only compute (marker "simulated") run beside
+# them at the lowest priority, so that nobody waits for them; their output comes last.
+LOWEST_PRIORITY = $(shell chrt --idle 0 true 2>/dev/null && echo chrt --idle 0 || echo nice -n 19)
 COLLECTED = artifacts/test-collected.log
 SIMULATED = artifacts/test-simulated.log
-test: $(STAMP) ## everything: lint, types, layers, then the fast tests, then real Ray and Spark (about 35 minutes on two cores)
-	@mkdir -p artifacts
-	@$(AT_LEAST_PRIORITY) $(BIN)/python -m pytest -m "simulated and not long" -n $(JOBS) $(IN_ORDER) --durations=30 > $(SIMULATED) 2>&1 & simulated=$$!; \
-	trap 'kill $$simulated 2>/dev/null || true' EXIT; set -x; \
+OF_A_CLUSTER = (ray or spark or slow)
+test: $(STAMP) ## everything: lint, types, layers, then the fast tests, then real Ray and Spark beside simulations (about 35 minutes on two cores)
+	@mkdir -p artifacts; \
 	$(BIN)/python -m pytest --collect-only -qq > $(COLLECTED) 2>&1 & collecting=$$!; \
 	$(MAKE) --no-print-directory lint; \
-	wait $$collecting || { tail -n 50 $(COLLECTED); exit 1; }; \
-	$(BIN)/python -m pytest -m "not simulated and not ray and not spark and not slow and not long" -n $(FAST_JOBS) $(IN_ORDER) --durations=30; \
-	$(BIN)/python -m pytest -m "(ray or spark or slow) and not long" -n $(JOBS) $(IN_ORDER) --durations=60; \
+	wait $$collecting || { tail -n 50 $(COLLECTED); exit 1; }
+	$(BIN)/python -m pytest -m "not simulated and not $(OF_A_CLUSTER) and not long" -n $(FAST_JOBS) $(IN_ORDER) --durations=30
+	@echo "beside the following, at the lowest priority: pytest -m 'simulated and not long' > $(SIMULATED)"; \
+	$(LOWEST_PRIORITY) $(BIN)/python -m pytest -m "simulated and not long" -n $(JOBS) $(IN_ORDER) --durations=30 > $(SIMULATED) 2>&1 & simulated=$$!; \
+	trap 'kill $$simulated 2>/dev/null || true' EXIT; set -x; \
+	$(BIN)/python -m pytest -m "$(OF_A_CLUSTER) and not long" -n $(JOBS) $(IN_ORDER) --durations=60; \
 	wait $$simulated || { cat $(SIMULATED); exit 1; }; \
 	tail -n 40 $(SIMULATED)
 
-test-long: $(STAMP) ## the long tests, which make test leaves out: other kinds of Spark session, Spark's examples, killed sessions, chaos on machines, member changes, a replaced replica's node, overload, a lost head (50 minutes)
+test-long: $(STAMP) ## the long tests, which make test leaves out: other kinds of Spark session, Spark's examples, killed sessions, chaos on machines, member changes, a replaced replica's node, overload, a lost head, drivers of Spark that are killed, all planted faults (an hour)
 	$(BIN)/python -m pytest -m long --durations=20
 
 docs: $(STAMP) ## build the documents and the API reference as a searchable site: artifacts/site/index.html

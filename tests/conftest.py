@@ -85,12 +85,19 @@ def pytest_report_header() -> str:
 #: Tests that only compute, most of them in virtual time: however rarely they get the processor, they do the
 #: same. ``make test`` runs them at the lowest priority beside all others, which wait for disks and processes
 #: for a third of their time.
-SIMULATED = ("sim", "controls", "fuzz/test_log_files.py", "fuzz/test_offers.py", "fuzz/test_operations.py")
-SIMULATED += ("fuzz/test_small_files.py", "fuzz/test_spark.py", "fuzz/test_wire.py")
-SIMULATED += ("replication/log/test_journal_model.py", "replication/replica/test_share_model.py")
-SIMULATED += ("replication/replica/test_stable_cut.py", "replication/replica/test_every_step.py")
-#: These start processes and wait for them for a bounded time.
-NOT_SIMULATED = ("sim/test_campaign.py", "sim/test_minimise.py")
+SIMULATED = (
+    *("sim", "controls", "fuzz", "history", "feedback/asking", "test_house_rules.py"),
+    *("replication/format", "replication/log", "replication/raft", "replication/replica"),
+    *("replication/sharing", "replication/state", "replication/timers"),
+)
+#: Of these folders: they start processes or threads, or wait for them, for a bounded time.
+NOT_SIMULATED = (
+    *("sim/test_campaign.py", "sim/test_minimise.py", "fuzz/test_calls.py", "fuzz/test_share_calls.py"),
+    *("replication/format/test_packing.py", "replication/log/test_datadir.py"),
+    *("replication/log/test_defect_k_durability.py", "replication/log/test_disk.py"),
+    *("replication/log/test_journal_reading.py", "replication/replica/test_checkpoint_steps.py"),
+    *("replication/replica/test_fetch_ends.py", "replication/replica/test_together.py"),
+)
 SIMULATED_TIMEOUT_S = 3000.0
 
 
