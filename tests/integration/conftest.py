@@ -7,6 +7,7 @@ it is back; a test that stops something starts its own.
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import shutil
 import tempfile
@@ -22,6 +23,22 @@ from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from escrowmq import Cluster
+
+
+@pytest.fixture(autouse=True)
+def no_collection(request: pytest.FixtureRequest) -> Iterator[None]:
+    """No garbage collection in the middle of a test with Spark: finalizers of Java's objects would write into
+    the connection that the same thread is reading ("reentrant call", a defect of py4j), and it breaks."""
+    if request.node.get_closest_marker("spark") is None:
+        yield
+        return
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.collect()
 
 
 @pytest.fixture(scope="session")
