@@ -50,7 +50,7 @@ LOWEST_PRIORITY = $(shell chrt --idle 0 true 2>/dev/null && echo chrt --idle 0 |
 COLLECTED = artifacts/test-collected.log
 SIMULATED = artifacts/test-simulated.log
 OF_A_CLUSTER = (ray or spark or slow)
-test: $(STAMP) ## everything: lint, types, layers, then the fast tests, then real Ray and Spark beside simulations (about 35 minutes on two cores)
+test: $(STAMP) ## everything: lint, types, layers, then the fast tests, then real Ray and Spark beside simulations (about 24 minutes on two cores)
 	@mkdir -p artifacts; \
 	$(BIN)/python -m pytest --collect-only -qq > $(COLLECTED) 2>&1 & collecting=$$!; \
 	$(MAKE) --no-print-directory lint; \

@@ -42,7 +42,11 @@ class RayCalls:
             waiting = self._waiting.setdefault((gid, rid), [])
             waiting.append((method, args, done))
             if len(waiting) == 1:
-                self._lookups.submit(self._look_up, gid, rid)
+                try:
+                    self._lookups.submit(self._look_up, gid, rid)
+                except RuntimeError:  # the interpreter ends: it has shut down all executors, and nobody waits
+                    self._closed = True
+                    self._waiting.clear()
 
     def _start(
         self, gid: int, rid: int, methods: dict[str, Any], method: str, args: tuple[Any, ...], done: OnAnswer
