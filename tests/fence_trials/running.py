@@ -296,6 +296,8 @@ class Run:
         self.outcome.problems += [f"{where}: {text}" for text in (*found.problems, *found.lost)]
         wrong = len(found.problems) + len(found.lost)
         self._say(f"{where}: {wrong or 'no'} problems, {time.monotonic() - at:.1f} s")
+        for text in (*found.problems, *found.lost):  # at once: a run that is killed has said what it knows
+            self._say(f"    {text}")
 
     def _in_shape(self, kind: str, trials: Sequence[Trial]) -> None:
         with SHAPES[kind](self._cluster, trials[0].seed) as shape:
@@ -317,6 +319,8 @@ class Run:
         self.outcome.strikes.update(trial.victims)
         self.outcome.problems += [f"{where}: {text}" for text in found]
         self._say(f"{where}: {len(found) or 'no'} problems, {time.monotonic() - at:.1f} s")
+        for text in found:
+            self._say(f"    {text}")
 
     @contextmanager
     def _place(self, kind: str, name: str) -> Iterator[Place]:
