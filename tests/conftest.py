@@ -83,8 +83,8 @@ def pytest_report_header() -> str:
 
 
 #: Tests that only compute, most of them in virtual time: however rarely they get the processor, they do the
-#: same. ``make test`` runs them at the lowest priority beside all others, which wait for disks and processes
-#: for a third of their time.
+#: same. ``make test`` runs them at the lowest priority beside those with Ray and Spark, which wait for
+#: disks and processes for a third of their time.
 SIMULATED = (
     *("sim", "controls", "fuzz", "history", "feedback/asking", "test_house_rules.py"),
     *("replication/format", "replication/log", "replication/raft", "replication/replica"),

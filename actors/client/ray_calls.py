@@ -41,12 +41,15 @@ class RayCalls:
                 return
             waiting = self._waiting.setdefault((gid, rid), [])
             waiting.append((method, args, done))
-            if len(waiting) == 1:
-                try:
-                    self._lookups.submit(self._look_up, gid, rid)
-                except RuntimeError:  # the interpreter ends: it has shut down all executors, and nobody waits
-                    self._closed = True
-                    self._waiting.clear()
+            if len(waiting) > 1:
+                return
+            try:
+                self._lookups.submit(self._look_up, gid, rid)
+                return
+            except RuntimeError as error:  # the interpreter ends, or the system has no thread left
+                failure = error
+                del self._waiting[gid, rid]
+        done(None, failure)
 
     def _start(
         self, gid: int, rid: int, methods: dict[str, Any], method: str, args: tuple[Any, ...], done: OnAnswer

@@ -19,8 +19,7 @@ def call_on():
     answers = []
     for rid in (0, 0, 1):
         calls.call(0, rid, "status", (), lambda answer, error: answers.append(error))
-    assert answers == [], answers
-    print("nothing was raised")
+    print([type(error).__name__ for error in answers])
 
 thread = threading.Thread(target=call_on)
 thread.start()
@@ -28,10 +27,12 @@ ended.set()
 """
 
 
-def test_a_call_while_the_interpreter_ends_raises_nothing() -> None:
+def test_a_call_while_the_interpreter_ends_is_answered_with_an_error() -> None:
     """Formerly 'cannot schedule new futures after interpreter shutdown', with a traceback of each thread."""
     ended = subprocess.run(
         [sys.executable, "-c", CALLS_AT_THE_END], capture_output=True, text=True, check=False, timeout=60
     )
-    assert (ended.returncode, ended.stdout) == (0, "nothing was raised\n"), ended.stderr
+    assert (ended.returncode, ended.stdout) == (0, "['RuntimeError', 'RuntimeError', 'RuntimeError']\n"), (
+        ended.stderr
+    )
     assert "Traceback" not in ended.stderr
