@@ -34,10 +34,21 @@ class LoopCondition:
 
     async def wait(self, until: float) -> None:
         """Returns when something has come since :meth:`looking`, or at ``until`` by the core's clock."""
+        late, came = False, self._came
+
+        def pass_by() -> None:
+            nonlocal late
+            late = True
+            came.set()
+
+        # Not asyncio.timeout: that of Python 3.11.2 lets out CancelledError once a TaskGroup of the same task
+        # has failed (see ``cancellations``), which nobody expects of a poll.
+        timer = asyncio.get_running_loop().call_later(until - self._background.clock(), pass_by)
         try:
-            async with asyncio.timeout(until - self._background.clock()):
-                await self._came.wait()
-        except TimeoutError:
+            await came.wait()
+        finally:
+            timer.cancel()
+        if late:
             self._background.passed(until)
 
     def _move_to(self, loop: asyncio.AbstractEventLoop) -> None:

@@ -13,7 +13,7 @@ import inspect
 import threading
 from collections.abc import Callable
 
-from escrowmq.actors.client.uncancellable import is_cancelled
+from escrowmq.actors.client.uncancellable import cancellations
 from escrowmq.actors.consumer.rebalance import HandlerCall, Rebalance
 from escrowmq.replication.errors import ConfigError, EscrowMQError
 
@@ -52,12 +52,13 @@ class RebalanceCallbacks:
 
     async def call_async(self, call: HandlerCall) -> None:
         """As ``call``; if the handler returns an awaitable, it is awaited."""
+        before = cancellations()
         try:
             answer = call.handler(list(call.partitions))
             if inspect.isawaitable(answer):
                 await answer
         except asyncio.CancelledError as error:
-            if is_cancelled():
+            if cancellations() > before:
                 raise
             raise EscrowMQError(
                 f"{call.name} raised the cancellation of something that it awaited"

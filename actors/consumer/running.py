@@ -17,7 +17,7 @@ from escrowmq.actors.client.consumer_groups import TopicPartition
 from escrowmq.actors.client.failure_arguments import reason_of
 from escrowmq.actors.client.handler_check import check_returned
 from escrowmq.actors.client.pausing import PAUSES, TELL_S, Concerns
-from escrowmq.actors.client.uncancellable import is_cancelled, uncancellable
+from escrowmq.actors.client.uncancellable import cancellations, uncancellable
 from escrowmq.actors.consumer.core import ConsumerCore
 from escrowmq.actors.consumer.ordered_retries import OrderedRetries
 from escrowmq.actors.consumer.putting_off import go_back_to, goes_on, put_off, read_again
@@ -212,11 +212,12 @@ async def run_async(
                     raise
                 continue
             for record in records:
+                before = cancellations()
                 try:
                     await handler(record)
                     work.handled(record)
                 except (Exception, asyncio.CancelledError) as failure:
-                    if isinstance(failure, asyncio.CancelledError) and is_cancelled():
+                    if isinstance(failure, asyncio.CancelledError) and cancellations() > before:
                         work.stopped(record)
                         raise
                     await uncancellable(work.failed, record, failure)

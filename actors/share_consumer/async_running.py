@@ -9,7 +9,7 @@ from typing import Protocol
 
 from escrowmq.actors.client.failure_arguments import reason_of
 from escrowmq.actors.client.pausing import Concerns, Gate
-from escrowmq.actors.client.uncancellable import is_cancelled, uncancellable
+from escrowmq.actors.client.uncancellable import cancellations, uncancellable
 from escrowmq.actors.share_consumer.core import ShareConsumerCore
 from escrowmq.actors.share_consumer.record import ShareRecord
 from escrowmq.actors.share_consumer.running import go_on, put_off
@@ -103,12 +103,13 @@ class AsyncRunner:
 
     async def _handle(self, record: ShareRecord) -> None:
         patience_s = self._core.config.lease_extend_max_s
-        limit = asyncio.timeout(patience_s)
+        limit, before = asyncio.timeout(patience_s), cancellations()
         try:
             async with limit:
                 await self._handler(record)
         except (Exception, asyncio.CancelledError) as error:
-            if isinstance(error, asyncio.CancelledError) and is_cancelled():
+            cancelled = isinstance(error, asyncio.CancelledError) and cancellations() > before
+            if cancelled and not limit.expired():
                 await asyncio.shield(self._say(record, self._core.release))
                 raise
             reason = reason_of(error)

@@ -7,20 +7,23 @@ the greenlet that SQLAlchemy provides for it.
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 from sqlalchemy import Connection, Dialect, Engine, event, text
 from sqlalchemy.exc import InvalidRequestError, UnboundExecutionError
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
-from sqlalchemy.pool import Pool, SingletonThreadPool, StaticPool
+from sqlalchemy.pool import Pool, PoolProxiedConnection, SingletonThreadPool, StaticPool
 
 from escrowmq.feedback.database.errors import DatabaseMisused, NoDatabaseTransaction
 from escrowmq.feedback.database.failures import Failure, failure_of, rolled_back_already
 from escrowmq.feedback.database.links import Link, failed_before, has_failed
 from escrowmq.feedback.database.statements import dialect_of
+
+log = logging.getLogger(__name__)
 
 #: Isolation level of a check's connection. In SQLite, which has only one, each statement is a transaction.
 _CHECKING = {"sqlite": "AUTOCOMMIT"}
@@ -255,9 +258,13 @@ class SqlAlchemyDatabase:
 
     @contextmanager
     def checking(self) -> Iterator[Link]:
-        with self.engine.connect() as connection:
+        connection = self.engine.connect()
+        pooled = connection.connection
+        try:
             level = _CHECKING.get(self.dialect, "READ COMMITTED")
             yield SqlAlchemyLink(connection.execution_options(isolation_level=level), connection)
+        finally:
+            _give_back(connection, pooled)
 
     @contextmanager
     def opening(self) -> Iterator[tuple[Any, Link]]:
@@ -270,6 +277,20 @@ class SqlAlchemyDatabase:
 
     def link(self, given: Any) -> Link:
         return link_of(given)
+
+
+def _give_back(connection: Connection, pooled: PoolProxiedConnection) -> None:
+    """Closes it. SQLAlchemy sets the isolation level back while it does. If the database has just gone, it
+    lets out the driver's error, and the connection keeps its place in the application's pool for good. Here
+    what was read counts, and the place is free again."""
+    try:
+        connection.close()
+    except Exception as error:
+        log.info("a connection that checks have used was lost when it was given back: %s", error)
+        pooled.detach()
+        if pooled.dbapi_connection is not None:
+            with suppress(Exception):
+                pooled.dbapi_connection.close()
 
 
 def _connection_of(session: Session) -> Connection:

@@ -138,6 +138,55 @@ def test_a_share_consumer_is_cancelled_while_it_waits_for_its_last_handlers(clus
     asyncio.run(main())
 
 
+async def _a_group_that_fails() -> None:
+    """A TaskGroup whose child fails while the group waits for the others. Up to Python 3.12 it leaves a
+    cancellation of its task counted for good; ``asyncio.timeout`` of 3.11.2 then lets out CancelledError."""
+
+    async def fail() -> None:
+        raise ZeroDivisionError
+
+    with suppress(ExceptionGroup):
+        async with asyncio.TaskGroup() as group:
+            group.create_task(asyncio.sleep(5))
+            group.create_task(fail())
+
+
+@pytest.mark.parametrize("order", ["concurrent", "ordered", "share"])
+def test_a_consumer_goes_on_after_a_group_of_tasks_has_failed(cluster: InMemoryCluster, order: str) -> None:
+    """Nobody has cancelled ``run``: neither when a poll finds nothing, nor when a handler lets out the
+    cancellation of something that it awaits."""
+    cluster.admin.set_group("mail", delays_s=[0])
+    seen = list[tuple[bytes, int]]()
+    stop = asyncio.Event()
+
+    async def handle(record: Any) -> None:
+        await _a_group_that_fails()
+        seen.append((record.value, record.attempt))
+        if record.value == b"late":
+            stop.set()
+
+    async def main() -> None:
+        await _a_group_that_fails()
+        client: Any
+        if order == "share":
+            client = cluster.share_consumer("mail", ["orders"], auto_offset_reset="earliest")
+        else:
+            client = consumer_of(cluster, order)
+        running = asyncio.create_task(client.aio.run(handle, stop=stop))
+        while len(seen) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(1.0)  # polls find nothing
+        assert not running.done()
+        with cluster.producer("shop") as producer:
+            producer.send(Message("orders", b"late")).result(0)
+        await asyncio.wait([running], timeout=30)
+        assert running.done() and not running.cancelled() and running.exception() is None
+        await client.aio.close()
+
+    asyncio.run(main())
+    assert sorted(seen) == [(b"bad", 1), (b"good", 1), (b"late", 1)]
+
+
 @pytest.mark.parametrize("aio", [True, False])
 @pytest.mark.parametrize("order", ["concurrent", "ordered", "share"])
 def test_a_handler_that_lets_out_a_cancellation_of_its_own_has_failed(
@@ -166,8 +215,12 @@ def test_a_handler_that_lets_out_a_cancellation_of_its_own_has_failed(
         client = consumer_of(cluster, order)
         threads = {"handler": lambda record: asyncio.run(handle(record))}
 
+    async def run() -> None:
+        await _a_group_that_fails()  # no business of the handler's
+        await client.aio.run(handle, stop=stop)
+
     async def main() -> bool:
-        running = asyncio.create_task(client.aio.run(handle, stop=stop))
+        running = asyncio.create_task(run())
         await asyncio.wait([running], timeout=30)
         return running.done() and not running.cancelled() and running.exception() is None
 
@@ -185,11 +238,15 @@ def test_a_handler_of_an_assignment_that_lets_out_a_cancellation_is_told(cluster
     async def on_assign(partitions: Any) -> None:
         raise asyncio.CancelledError
 
+    async def run(consumer: Consumer) -> None:
+        await _a_group_that_fails()
+        await consumer.aio.run(ignored)
+
     async def main() -> None:
         consumer = cluster.consumer(
             "mail", ["orders"], on_assign=on_assign, retry=RetryPolicy(order="ordered")
         )
-        running = asyncio.create_task(consumer.aio.run(ignored))
+        running = asyncio.create_task(run(consumer))
         await asyncio.wait([running], timeout=30)
         with pytest.raises(EscrowMQError, match="on_assign raised the cancellation"):
             await running

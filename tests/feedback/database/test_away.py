@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 from types import FunctionType, SimpleNamespace
 
@@ -17,7 +18,8 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from escrowmq.integrations import AsyncInbox, Inbox, NotPrimary, TableMissing, database_is_away
-from tests.support.database_servers import free_port
+from tests.support.database_servers import Server, free_port
+from tests.support.waiting import wait_until
 
 
 def of_sqlalchemy(error: Exception, *, invalidated: bool = False) -> Exception:
@@ -183,3 +185,33 @@ def test_sqlite_tells_by_the_name_of_its_code(tmp_path: Path) -> None:
     with pytest.raises(sqlite3.OperationalError) as wrong:
         sqlite3.connect(tmp_path / "shop.db").execute("select * from nothing")
     assert not database_is_away(wrong.value)
+
+
+def test_a_connection_that_is_lost_while_it_is_given_back(
+    server_of: Callable[[str], Server | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who has used it has its answer, and the application's pool has its place again."""
+    server = server_of("mariadb")
+    assert server is not None
+    engine = sa.create_engine(server.url(), pool_size=1, max_overflow=0, pool_timeout=1)
+    others = sa.create_engine(server.url())
+    lost: list[int] = []
+
+    def roll_back_and_lose(connection: pymysql.Connection) -> None:
+        connection.rollback()
+        lost.append(connection.thread_id())
+        with others.connect() as db:
+            db.exec_driver_sql(f"kill {lost[-1]}")
+            there = f"select id from information_schema.processlist where id = {lost[-1]}"
+            wait_until(lambda: not db.exec_driver_sql(there).all(), 10.0, "its end", 0.01)
+
+    inbox = Inbox(engine, group="mail", table="inbox_given_back")
+    inbox.create_table()
+    monkeypatch.setattr(engine.dialect, "do_rollback", roll_back_and_lose)
+    assert [inbox.purge(None, keep_s=3600.0).removed for _ in range(3)] == [0, 0, 0]
+    monkeypatch.undo()
+    assert len(set(lost)) == 3 and engine.pool.checkedout() == 0
+    with engine.begin() as db:
+        db.exec_driver_sql("drop table inbox_given_back")
+    engine.dispose()
+    others.dispose()
