@@ -289,7 +289,8 @@ class Run:
         with ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="emq-shop-")))
             found = Shopping(self._cluster, stack.enter_context(running("postgresql")), folder, plan).run()
-        where = f"trial {trial.number} (seed {trial.seed}, {SHOP}, {plan.kind})"
+        pid_file = "" if plan.pid_file else ", no pid file"
+        where = f"trial {trial.number} (seed {trial.seed}, {SHOP}, {plan.kind}{pid_file})"
         self.outcome.trials += 1
         self.outcome.strikes.update(found.kills)
         self.outcome.orders += found.stored

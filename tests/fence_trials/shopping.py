@@ -68,9 +68,9 @@ class Plan:
 
 
 def shop_plan(seed: int, number: int, orders: int) -> Plan:
-    """Of one of many trials: kinds of groups in turn."""
+    """Of one of many trials: kinds of groups in turn, every other one without its postmaster's pid file."""
     kills = KILLS_OF_A_TRIAL * orders // ORDERS_OF_A_TRIAL
-    return Plan(seed * 1000 + number, KINDS[number % len(KINDS)], orders, kills)
+    return Plan(seed * 1000 + number, KINDS[number % len(KINDS)], orders, kills, number % 2 == 0)
 
 
 @dataclass(slots=True)
