@@ -155,7 +155,8 @@ class SimRestoring(Restoring["SimReplica"]):
             replica.name,
             PeerList(replica.name, others),
             SimPeers(simulation, replica),
-            lambda: bool(simulation.checker.acknowledged),
+            # As the supervisor tells (cluster/supervisor.py): who is not the first under its name has a group.
+            lambda: replica.own.number > 0 or bool(simulation.checker.acknowledged),
             simulation.happened,
         )
         notes = replica.notes
