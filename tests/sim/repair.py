@@ -155,7 +155,7 @@ class SimRestoring(Restoring["SimReplica"]):
             replica.name,
             PeerList(replica.name, others),
             SimPeers(simulation, replica),
-            # As the supervisor tells (cluster/supervisor.py): who is not the first under its name has a group.
+            # As cluster/supervisor.py tells: who is not the first under its name has a group.
             lambda: replica.own.number > 0 or bool(simulation.checker.acknowledged),
             simulation.happened,
         )
