@@ -60,6 +60,11 @@ class Seat:
         suffix = f"-i{self.incarnation}" if self.incarnation else ""
         return f"g{self.gid}-r{self.rid}{suffix}"
 
+    def has_a_group(self, founded: Collection[int]) -> bool:
+        """Whether the replica begins in a group that has a log already, which it must then take before it
+        counts: it starts over, or the group is one of those that have had a leader (``founded``)."""
+        return self.incarnation > 0 or self.gid in founded
+
 
 class Condition(enum.Enum):
     """The state of a replica's process, as last seen by the supervisor."""

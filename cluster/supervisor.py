@@ -340,7 +340,7 @@ class Supervisor:
                     why,
                 )
                 self._dir.change(lambda record, seat=start.seat: record.with_seats([seat]))  # type: ignore[misc]
-            founded = start.seat.incarnation > 0 or start.seat.gid in self._dir.record.founded
+            founded = start.seat.has_a_group(self._dir.record.founded)
             known = self._members.get(start.seat.gid)
             watch.start(self._tracks[start.seat.key], start, founded, () if known is None else known.all)
         keeper.turn(nodes)

@@ -286,7 +286,7 @@ def _give_back(connection: Connection, pooled: PoolProxiedConnection) -> None:
     try:
         connection.close()
     except Exception as error:
-        log.info("a connection that checks have used was lost when it was given back: %s", error)
+        log.info("a connection was lost while it was given back to the pool: %s", error)
         pooled.detach()
         if pooled.dbapi_connection is not None:
             with suppress(Exception):

@@ -155,8 +155,7 @@ class SimRestoring(Restoring["SimReplica"]):
             replica.name,
             PeerList(replica.name, others),
             SimPeers(simulation, replica),
-            # As cluster/supervisor.py tells: who is not the first under its name has a group.
-            lambda: replica.own.number > 0 or bool(simulation.checker.acknowledged),
+            lambda: simulation.supervisor.tells_of_a_group(replica),
             simulation.happened,
         )
         notes = replica.notes

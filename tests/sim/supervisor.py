@@ -177,6 +177,12 @@ class Supervisor:
         else:
             self.let_be += 1
 
+    def tells_of_a_group(self, replica: SimReplica) -> bool:
+        """What a starting replica is told by the product's rule. The record may lag: the group counts as one
+        that has had a leader once a client has an answer."""
+        seat = Seat(*_key(replica), "", replica.own.number)
+        return seat.has_a_group({seat.gid} if self._sim.checker.acknowledged else ())
+
     def members(self) -> MembersReport | None:
         """The members in the newest configuration that was ever seen."""
         told = newest(self._report(replica) for replica in self._sim.replicas).get(0)

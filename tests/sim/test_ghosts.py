@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
+from escrowmq.cluster.placement import Seat
 from tests.controls.ghost_faults import many_ghosts
 from tests.controls.member_faults import many_changes
 from tests.sim import supervisor
+from tests.sim.broker_workload import BrokerWorkload
 from tests.sim.damage import knows_less
 from tests.sim.faultplan import (
     ADDED,
@@ -22,7 +25,7 @@ from tests.sim.faultplan import (
     WEIGHTS,
     draw_faults,
 )
-from tests.sim.schedules import carry_out
+from tests.sim.schedules import carry_out, simulate
 from tests.sim.simulation import Plan, Simulation
 from tests.sim.supervisor import ACTS_AFTER_S, FATES
 from tests.support.faults.dealing import pick
@@ -98,6 +101,19 @@ def test_no_voter_goes_whose_leader_counts_on_a_ghost_that_it_takes_for_a_member
     broken = carry_out(simulation)
     assert broken is None, broken
     assert simulation.operators.misled
+
+
+def test_a_successor_is_told_of_its_group_before_any_client_has_an_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It reaches nobody who has more than the first entry, and would begin the group anew."""
+    settings: dict[str, Any] = {"workload": BrokerWorkload, "chaos_s": 3.1, "actions_max": 1}
+    faults = frozenset((0, 1, 4, 5, 1001))
+    *_, broken = simulate(500327, only_faults=faults, **settings)
+    assert broken is None, broken
+    monkeypatch.setattr(Seat, "has_a_group", lambda self, founded: self.gid in founded)
+    *_, broken = simulate(500327, only_faults=faults, **settings)
+    assert broken is not None and "counts from its start on" in broken
 
 
 def test_every_fate_of_an_unseen_process_comes_up(monkeypatch: pytest.MonkeyPatch) -> None:

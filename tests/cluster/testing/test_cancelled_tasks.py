@@ -153,9 +153,7 @@ async def _a_group_that_fails() -> None:
 
 @pytest.mark.parametrize("order", ["concurrent", "ordered", "share"])
 def test_a_consumer_goes_on_after_a_group_of_tasks_has_failed(cluster: InMemoryCluster, order: str) -> None:
-    """Nobody has cancelled ``run``: neither when a poll finds nothing, nor when a handler lets out the
-    cancellation of something that it awaits."""
-    cluster.admin.set_group("mail", delays_s=[0])
+    """Nobody has cancelled ``run``, whose polls find nothing for a while."""
     seen = list[tuple[bytes, int]]()
     stop = asyncio.Event()
 
@@ -185,6 +183,34 @@ def test_a_consumer_goes_on_after_a_group_of_tasks_has_failed(cluster: InMemoryC
 
     asyncio.run(main())
     assert sorted(seen) == [(b"bad", 1), (b"good", 1), (b"late", 1)]
+
+
+def test_a_handler_that_takes_too_long_has_failed_though_a_group_of_its_tasks_had(
+    cluster: InMemoryCluster,
+) -> None:
+    """It is not taken for a handler whose ``run`` is cancelled."""
+    cluster.admin.set_group("mail", max_attempts=1)
+
+    async def handle(record: Any) -> None:
+        await _a_group_that_fails()
+        await asyncio.sleep(60)
+
+    async def main() -> None:
+        queue = cluster.share_consumer(
+            "mail", ["orders"], auto_offset_reset="earliest", lease_s=1, lease_extend_max_s=1
+        )
+        stop = asyncio.Event()
+        running = asyncio.create_task(queue.aio.run(handle, tasks=2, stop=stop))
+        async with asyncio.timeout(30):
+            while len(list(cluster.admin.dead_letters("mail"))) < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        stop.set()
+        await running
+        await queue.aio.close()
+
+    asyncio.run(main())
+    reasons = {letter.reason for letter in cluster.admin.dead_letters("mail")}
+    assert reasons == {"the handler did not return within 1 s"}
 
 
 @pytest.mark.parametrize("aio", [True, False])
