@@ -26,8 +26,7 @@ from benchmarks.load.series import own_megabytes
 from benchmarks.measure import CpuMeter
 from escrowmq.feedback.asking.shard import FeedbackShard
 from escrowmq.feedback.config import FeedbackConfig
-from escrowmq.feedback.names import shard_name
-from escrowmq.feedback.states import TransactionState, TxStatusQuerier
+from escrowmq.feedback.states import TransactionState, TxStatusQuerier, shard_name
 from tests.support.clock import until
 from tests.support.feedback_producers import AppPort, Producer, always
 from tests.support.memory_groups import BrokersDouble

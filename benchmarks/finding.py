@@ -20,8 +20,7 @@ from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import encode_command, encode_row
 from escrowmq.replication.format.find_rows import IN_HEADER
 from escrowmq.replication.format.find_table import KEY, TX_ID
-from escrowmq.replication.host.find_files import FindFiles
-from escrowmq.replication.host.finding import Finder, Sought
+from escrowmq.replication.host.finding import Finder, FindFiles, Sought
 from escrowmq.replication.log.disk import RealDisk
 from escrowmq.replication.model import NO_ID
 from escrowmq.replication.replica import fetching

@@ -22,7 +22,7 @@ from typing import Any
 import pyarrow as pa
 
 from escrowmq import Message, Producer, ProducerConfig
-from escrowmq.actors.producer.blocks import PrepareBlock, encode_decision, encode_prepare
+from escrowmq.actors.producer.encoding.blocks import PrepareBlock, encode_decision, encode_prepare
 from escrowmq.testing import InMemoryCluster
 
 TOPIC, BYTES, KEYS = "t", 256, 1024

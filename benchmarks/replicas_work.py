@@ -24,21 +24,21 @@ from typing import Any
 
 import google_crc32c
 
-from escrowmq.actors.producer.blocks import (
+from escrowmq.actors.producer.core import transaction_ids
+from escrowmq.actors.producer.encoding.blocks import (
     Column,
     DecisionBlock,
     PrepareBlock,
     encode_decision,
     encode_prepare,
 )
-from escrowmq.actors.producer.ids import transaction_ids
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import encode_command, encode_row
 from escrowmq.replication.host.body_prefetcher import BodyPrefetcher
 from escrowmq.replication.log.disk import RealDisk
 from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.replica.admission import Admission
-from escrowmq.replication.replica.submission import Submission
+from escrowmq.replication.replica.entry_writing import Submission
 from escrowmq.replication.replica.validation import level_needed, parse_request
 from escrowmq.replication.state.machine import LEVEL_MAX, StateMachine
 

@@ -29,7 +29,7 @@ from benchmarks.workload import PARTITIONS, TX_BYTES, plain_messages, plain_tabl
 from escrowmq import Message
 from escrowmq.actors.client.router import Router
 from escrowmq.actors.producer.producer import Producer
-from escrowmq.replication.calling.share_answers import AcquiredRow
+from escrowmq.replication.calling.answers import AcquiredRow
 from escrowmq.replication.format import share_ops
 
 BATCH, HANDLERS, MEMBERS = 500, 64, 1_000

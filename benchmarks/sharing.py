@@ -22,8 +22,7 @@ from escrowmq.replication.format import ops, share_ops
 from escrowmq.replication.format.codec import encode_row
 from escrowmq.replication.format.internal_topics import retry_topic
 from escrowmq.replication.replica.fetching import read_runs
-from escrowmq.replication.replica.handing_out import HandedOut
-from escrowmq.replication.replica.lease_dispatcher import AcquireRequest, LeaseDispatcher
+from escrowmq.replication.replica.lease_dispatcher import AcquireRequest, HandedOut, LeaseDispatcher
 
 MEMBER = "0" * 32
 STEPS = ("acquire", "read", *LEADER)

@@ -1,7 +1,7 @@
 """How long a stable cut through two broker groups takes: on an idle cluster, and while transactions over both
 groups are committed at a given rate.
 
-A cut is three rounds of requests to both groups (``actors/client/stable_cut.py``), and begins again if a
+A cut is three rounds of requests to both groups (``actors/admin/stable_cut.py``), and begins again if a
 commit came in between.
 """
 

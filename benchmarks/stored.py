@@ -20,19 +20,17 @@ from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
-from escrowmq.actors.broker.packed_topics import PackedTopics
+from escrowmq.actors.broker.broker_calls import PackedTopics
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import decode_ops
-from escrowmq.replication.log.disk import RealDisk
-from escrowmq.replication.log.stored_files import StoredFiles
+from escrowmq.replication.log.disk import RealDisk, StoredFiles
 from escrowmq.replication.replica.checkpoints import Checkpoints, snapshot_name
+from escrowmq.replication.replica.compaction import RetentionRound
 from escrowmq.replication.replica.replica import Limits
-from escrowmq.replication.replica.retention import RetentionRound
 from escrowmq.replication.replica.run_merging import FAN_IN
-from escrowmq.replication.state.capture import Capture, capture, release
 from escrowmq.replication.state.index import PartitionIndex
 from escrowmq.replication.state.machine import StateMachine
-from escrowmq.replication.state.snapshot import adopt, encode
+from escrowmq.replication.state.snapshot import Capture, adopt, capture, encode, release
 from escrowmq.replication.state.stored_runs import (
     RUN_BYTES,
     Columns,

@@ -20,8 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from escrowmq.replication.log.disk import RealDisk
-from escrowmq.replication.log.stored_files import StoredFiles
+from escrowmq.replication.log.disk import RealDisk, StoredFiles
 from escrowmq.replication.replica.checkpoints import CheckpointJob, Checkpoints, MergeJob, timers_name
 from escrowmq.replication.replica.replica import Limits
 from escrowmq.replication.state.machine import StateMachine

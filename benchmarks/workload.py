@@ -18,9 +18,9 @@ from typing import Any
 from benchmarks.group import GroupUnderTest, Traffic, side_by_side
 from benchmarks.measure import Latencies
 from escrowmq import Message, RecordMetadata, TransactionState
+from escrowmq.actors.producer.bulk.sent_many import SentMany
 from escrowmq.actors.producer.producer import Producer
-from escrowmq.actors.producer.results import TransactionResult
-from escrowmq.actors.producer.sent_many import SentMany
+from escrowmq.actors.producer.transactions.results import TransactionResult
 
 TX_BYTES = 256
 PARTITIONS = 4

@@ -14,15 +14,15 @@ import socket
 
 import ray
 
-from escrowmq.cluster.embedded_ray import as_guest
-from escrowmq.cluster.head import HOW_TO
 from escrowmq.cluster.ray_use import (
+    as_guest,
     changing_ray,
     leave_with_the_last,
     refuse_after_fork,
     stay_connected,
     touch_ray,
 )
+from escrowmq.cluster.settings import HOW_TO
 from escrowmq.replication.errors import ClusterNotFound, ConfigError, NotAuthorized
 
 AUTO = "auto"

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import ray
 
 from escrowmq.actors.client.topology import broker_name
-from escrowmq.cluster.head import HOW_TO
+from escrowmq.cluster.settings import HOW_TO
 from escrowmq.replication.errors import Unavailable
 
 T = TypeVar("T")

@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from escrowmq.cluster.config import FILE_VARIABLE, all_leaves, sections, variable_of
-from escrowmq.cluster.config_tree import Leaf, reason
+from escrowmq.cluster.config import FILE_VARIABLE, Leaf, all_leaves, reason, sections, variable_of
 
 #: Defaults that depend on the machine, and the text that the page shows for them.
 COMPUTED = {"ray.num_cpus": "the machine's cores, at least 8"}

@@ -16,8 +16,8 @@ import ray
 
 from escrowmq.actors.client.topology import ClusterInfo, broker_name
 from escrowmq.cluster.asking_ray import ask_broker, within
-from escrowmq.cluster.head import HOW_TO
 from escrowmq.cluster.launch import ANSWER_TIMEOUT_S, ask_about, find_supervisor, named_actors
+from escrowmq.cluster.settings import HOW_TO
 from escrowmq.replication.errors import ClusterNotFound, Unavailable
 
 log = logging.getLogger(__name__)

@@ -18,8 +18,8 @@ from escrowmq.actors.admin.topic_creation import TopicOptions
 from escrowmq.actors.consumer.config import ConsumerConfig
 from escrowmq.actors.producer.config import ProducerConfig
 from escrowmq.actors.share_consumer.config import ShareConsumerConfig
+from escrowmq.cluster.config import leaves, reason
 from escrowmq.cluster.config_doc import shown
-from escrowmq.cluster.config_tree import leaves, reason
 from escrowmq.feedback.config import AnswererConfig
 
 #: Name of a table, as in the comment line before it -> the class whose fields the table shows.

@@ -16,19 +16,16 @@ from typing import Any, TypeVar
 
 from escrowmq.actors.admin.admin import Admin
 from escrowmq.actors.admin.types import ClusterStatus
-from escrowmq.actors.client.closing import Closing
-from escrowmq.actors.client.forking import FORKED, tell_after_fork
+from escrowmq.actors.client.closing import FORKED, Closing, tell_after_fork
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.client.values import Deserializer, Serializer
-from escrowmq.actors.consumer.config import ConsumerConfig
+from escrowmq.actors.consumer.config import ConsumerConfig, RetryPolicy
 from escrowmq.actors.consumer.consumer import Consumer
 from escrowmq.actors.consumer.rebalance import Handler
 from escrowmq.actors.consumer.replies import Replies, check_app
-from escrowmq.actors.consumer.retry_policy import RetryPolicy
 from escrowmq.actors.consumer.statistics import ConsumerStatistics
-from escrowmq.actors.producer.config import ProducerConfig
+from escrowmq.actors.producer.config import ProducerConfig, ProducerStatistics
 from escrowmq.actors.producer.producer import Producer
-from escrowmq.actors.producer.statistics import ProducerStatistics
 from escrowmq.actors.share_consumer.config import ShareConsumerConfig
 from escrowmq.actors.share_consumer.share_consumer import ShareConsumer
 from escrowmq.cluster.config import Config, change_section
@@ -253,7 +250,7 @@ class Cluster(Closing):
         self._on_close()
 
     def forked(self) -> None:
-        """See :class:`~escrowmq.actors.client.forking.Forkable`."""
+        """See :class:`~escrowmq.actors.client.closing.Forkable`."""
         self._lock = threading.Lock()
         self._closed, self._why = True, f"this cluster object cannot be used: {FORKED}"
 

@@ -9,7 +9,12 @@ at the next start.
 from __future__ import annotations
 
 import atexit
-from collections.abc import Mapping
+import contextlib
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -19,19 +24,73 @@ import ray
 from escrowmq.cluster.address import current_address
 from escrowmq.cluster.config import Config, load_config, override
 from escrowmq.cluster.driver import this_driver
-from escrowmq.cluster.embedded_ray import start_ray
 from escrowmq.cluster.handle import Cluster, LocalCluster
 from escrowmq.cluster.launch import launch, stop_cluster
 from escrowmq.cluster.ray_use import (
     changing_ray,
     leave_with_the_last,
     refuse_after_fork,
+    start_ray,
     touch_ray,
     use_ray,
 )
-from escrowmq.cluster.secret import given_secret
-from escrowmq.cluster.supervisor import SupervisorPlan
-from escrowmq.cluster.temporary_dir import TemporaryDir
+from escrowmq.cluster.supervisor.cluster_dir import given_secret
+from escrowmq.cluster.supervisor.supervisor import SupervisorPlan
+from escrowmq.replication.errors import DataDirLocked
+from escrowmq.replication.log.datadir import take_lock
+
+# ------------------------------------------------------------------------------------------------------------
+# Temporary data directories: removed at the end, or at the next start if their program was killed.
+#
+# A directory is marked by a lock file, which its program keeps locked as long as it lives, and which contains
+# the program's pid once it is locked. A program that starts later removes the marked directories of its own
+# user that no process holds: neither their program nor a broker that outlives it for a while. A directory
+# without the mark belongs to somebody else, whatever its name, and is never touched.
+
+PREFIX = "escrowmq-"
+MARK = "temporary.lock"
+#: Locks of other processes that may use a data directory: the supervisor and each replica.
+_OTHER_LOCKS = ("*.lock", "*/lock")
+
+
+class TemporaryDir:
+    """A new directory at ``path``. Directories that killed programs left behind are removed first."""
+
+    def __init__(self, parent: Path | None = None) -> None:
+        where = Path(tempfile.gettempdir()) if parent is None else parent
+        sweep(where)
+        self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=where))
+        self._lock = take_lock(self.path / MARK, 0o600, lambda holder: f"process {holder} holds {self.path}")
+
+    def remove(self) -> None:
+        """Remove the directory and its content."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+
+
+def sweep(parent: Path) -> None:
+    """Remove the directories that killed programs of this user left in ``parent``.
+
+    A directory that is in use or cannot be removed stays until the next time.
+    """
+    for path in parent.glob(f"{PREFIX}*/{MARK}"):
+        with contextlib.suppress(OSError, DataDirLocked), _held(path.parent):
+            shutil.rmtree(path.parent)
+
+
+@contextlib.contextmanager
+def _held(path: Path) -> Iterator[None]:
+    """Hold all locks of a directory. Raises DataDirLocked, also if it is another user's or incomplete."""
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or not (path / MARK).read_bytes():
+        raise DataDirLocked(f"{path} is not left over")
+    with contextlib.ExitStack() as locks:
+        for pattern in _OTHER_LOCKS:
+            for lock in path.glob(pattern):
+                number = take_lock(lock, 0o644, lambda holder: f"process {holder} is in {path}")
+                locks.callback(os.close, number)
+        yield
+
 
 __all__ = ["Cluster", "LocalCluster", "start_local"]
 

@@ -14,24 +14,28 @@ if TYPE_CHECKING:
     from escrowmq.actors.broker.config import BrokerConfig
     from escrowmq.actors.client.config import ChannelConfig
     from escrowmq.actors.consumer.async_consumer import AsyncConsumer
-    from escrowmq.actors.consumer.config import ConsumerConfig
+    from escrowmq.actors.consumer.config import ConsumerConfig, RetryPolicy
     from escrowmq.actors.consumer.consumer import Consumer
+    from escrowmq.actors.consumer.records import StreamRecord
     from escrowmq.actors.consumer.replies import Replies, Reply
-    from escrowmq.actors.consumer.retry_policy import RetryPolicy
     from escrowmq.actors.consumer.statistics import ConsumerStatistics
-    from escrowmq.actors.consumer.stream_record import StreamRecord
     from escrowmq.actors.producer.async_producer import AsyncProducer
-    from escrowmq.actors.producer.bulk_requests import PreparedTransaction, TransactionRequest
-    from escrowmq.actors.producer.config import ProducerConfig
+    from escrowmq.actors.producer.bulk.sent_many import SentMany
+    from escrowmq.actors.producer.config import ProducerConfig, ProducerStatistics
     from escrowmq.actors.producer.producer import Producer
-    from escrowmq.actors.producer.results import TransactionResult
-    from escrowmq.actors.producer.sent_many import SentMany
-    from escrowmq.actors.producer.statistics import ProducerStatistics
-    from escrowmq.actors.producer.transaction import Transaction
-    from escrowmq.actors.producer.transaction_results import PreparedTransactions, TransactionResults
+    from escrowmq.actors.producer.transactions.local_transaction import (
+        PreparedTransaction,
+        TransactionRequest,
+    )
+    from escrowmq.actors.producer.transactions.results import (
+        PreparedTransactions,
+        TransactionResult,
+        TransactionResults,
+    )
+    from escrowmq.actors.producer.transactions.transaction import Transaction
     from escrowmq.actors.share_consumer.async_share_consumer import AsyncShareConsumer
     from escrowmq.actors.share_consumer.config import ShareConsumerConfig
-    from escrowmq.actors.share_consumer.record import ShareRecord
+    from escrowmq.actors.share_consumer.held_batches import ShareRecord
     from escrowmq.actors.share_consumer.share_consumer import ShareConsumer
     from escrowmq.actors.share_consumer.statistics import ShareConsumerStatistics
     from escrowmq.cluster.config import Config, load_config
@@ -214,25 +218,22 @@ _SOURCES = {
     "actors.admin.admin": "Admin",
     "actors.producer.async_producer": "AsyncProducer",
     "actors.consumer.async_consumer": "AsyncConsumer",
-    "actors.producer.bulk_requests": "PreparedTransaction TransactionRequest",
+    "actors.producer.transactions.local_transaction": "PreparedTransaction TransactionRequest",
     "actors.broker.config": "BrokerConfig",
     "actors.client.config": "ChannelConfig",
-    "actors.consumer.config": "ConsumerConfig",
-    "actors.producer.config": "ProducerConfig",
+    "actors.consumer.config": "ConsumerConfig RetryPolicy",
+    "actors.producer.config": "ProducerConfig ProducerStatistics",
     "actors.consumer.consumer": "Consumer",
     "actors.consumer.replies": "Replies Reply",
-    "actors.consumer.retry_policy": "RetryPolicy",
     "actors.consumer.statistics": "ConsumerStatistics",
-    "actors.consumer.stream_record": "StreamRecord",
+    "actors.consumer.records": "StreamRecord",
     "actors.producer.producer": "Producer",
-    "actors.producer.results": "TransactionResult",
-    "actors.producer.sent_many": "SentMany",
-    "actors.producer.statistics": "ProducerStatistics",
-    "actors.producer.transaction": "Transaction",
-    "actors.producer.transaction_results": "PreparedTransactions TransactionResults",
+    "actors.producer.transactions.results": "TransactionResult PreparedTransactions TransactionResults",
+    "actors.producer.bulk.sent_many": "SentMany",
+    "actors.producer.transactions.transaction": "Transaction",
     "actors.share_consumer.async_share_consumer": "AsyncShareConsumer",
     "actors.share_consumer.config": "ShareConsumerConfig",
-    "actors.share_consumer.record": "ShareRecord",
+    "actors.share_consumer.held_batches": "ShareRecord",
     "actors.share_consumer.share_consumer": "ShareConsumer",
     "actors.share_consumer.statistics": "ShareConsumerStatistics",
     "cluster.config": "Config load_config",

@@ -9,29 +9,25 @@ SQLAlchemy (``pip install escrowmq[sql]``) is needed only if you pass its object
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from escrowmq.feedback.database.auditing import Audited, Difference
 from escrowmq.feedback.database.errors import (
     AlreadyDone,
     DatabaseMisused,
     FenceLost,
     NoDatabaseTransaction,
     NotPrimary,
+    OutboxBehind,
+    OutboxRowBusy,
+    SendTooLarge,
     TableMissing,
+    UnknownOutboxRow,
     WrongDatabase,
 )
 from escrowmq.feedback.database.failures import is_away as database_is_away
 from escrowmq.feedback.database.fence import Fence
-from escrowmq.feedback.database.inbox import Inbox
-from escrowmq.feedback.database.inbox_purging import InboxPurged
+from escrowmq.feedback.database.inbox import Inbox, InboxPurged
 from escrowmq.feedback.database.outbox import Outbox
 from escrowmq.feedback.database.outbox_admin import OutboxEntry, OutboxShard
-from escrowmq.feedback.database.outbox_errors import (
-    OutboxBehind,
-    OutboxRowBusy,
-    SendTooLarge,
-    UnknownOutboxRow,
-)
-from escrowmq.feedback.database.purging import Purged
+from escrowmq.feedback.database.purging import Audited, Difference, Purged
 
 if TYPE_CHECKING:
     from escrowmq.actors.outbox.relay import OutboxRelay

@@ -16,8 +16,8 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from escrowmq.feedback.config import LeaderTiming
-from escrowmq.replication.calling.backoff import Backoff
 from escrowmq.replication.calling.leader import LeaderFollower, Probing
+from escrowmq.replication.calling.patience import Backoff
 from escrowmq.replication.errors import EscrowMQError, Unavailable
 
 

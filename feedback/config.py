@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from escrowmq.replication.carried_settings import by_name
+from escrowmq.replication.carried_settings import by_name, check_all_positive
 from escrowmq.replication.errors import ConfigError
-from escrowmq.replication.setting_checks import check_all_positive
 
 #: Every producer has a poll at each of them.
 SHARDS_MAX = 64

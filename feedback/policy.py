@@ -8,12 +8,16 @@ topic's explicit policy ``rollback`` does that.
 
 from __future__ import annotations
 
+import asyncio
 import enum
-from collections.abc import Sequence, Set
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence, Set
 from typing import Protocol, TypeVar
 
 from escrowmq.replication.calling.answers import LockedRow
-from escrowmq.replication.calling.backoff import Backoff
+from escrowmq.replication.calling.patience import Backoff
+from escrowmq.replication.errors import Unavailable
 from escrowmq.replication.model import TransactionState
 
 #: After a failed call or an unexpected error.
@@ -134,3 +138,39 @@ def lock_pause_s(empty_in_a_row: int, waited_s: float, wait_s: float) -> float:
     if empty_in_a_row == 0 or waited_s >= wait_s / 2:
         return 0.0
     return LOCK_AGAIN.pause_s(empty_in_a_row - 1)
+
+
+# ------------------------------------------------------------------------------------------------------------
+# A loop that survives its errors: a failing step costs a pause, never the loop.
+#
+# RocketMQ's scanner dies, or stalls every topic, at a single exception; here a loop continues after one. It
+# must never swallow a cancellation.
+
+log = logging.getLogger(__name__)
+
+
+def _always() -> bool:
+    return True
+
+
+async def endless(
+    step: Callable[[], Awaitable[None]],
+    counts: Counter[str],
+    what: str,
+    more: Callable[[], bool] = _always,
+) -> None:
+    """Run ``step`` repeatedly until cancelled, or while there is ``more`` to do; after a failure it pauses
+    for 0.1 s, doubling up to 2 s."""
+    failures = 0
+    while more():
+        try:
+            await step()
+            failures = 0
+            continue
+        except Unavailable:
+            counts["unavailable"] += 1
+        except Exception:
+            counts["errors"] += 1
+            log.exception("%s: an error; the loop continues", what)
+        await asyncio.sleep(RETRY.pause_s(failures))
+        failures += 1

@@ -7,7 +7,7 @@ message that has none of them is stored as before.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from escrowmq.replication.errors import ConfigError, InvalidMessage
 
@@ -73,3 +73,47 @@ def _encoded(tag: object) -> bytes:
     if not 0 < len(content) <= TAG_BYTES_MAX:
         raise InvalidMessage(f"a tag must be a str of 1 to {TAG_BYTES_MAX} bytes, not {tag!r:.80}")
     return content
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Business keys: names by which an application finds a message again, such as the number of an order.
+#
+# A message may have several. They travel in its header ``keys``, separated by single spaces, so that other
+# clients can write and read them. They do not choose the partition; the message's key does.
+
+#: The header's name.
+HEADER = "keys"
+#: Limits of one message: they are indexed one by one when somebody searches.
+KEYS_MAX, KEY_BYTES_MAX = 64, 1_024
+
+
+def headers_with(keys: Sequence[str], headers: Mapping[str, bytes] | None) -> dict[str, bytes]:
+    """The headers and the business keys as one of them. Raises InvalidMessage."""
+    if isinstance(keys, str) or not isinstance(keys, Sequence):
+        raise InvalidMessage(f"keys must be a list of str, not {type(keys).__name__}")
+    if headers and HEADER in headers:
+        raise InvalidMessage(f"the header {HEADER!r} holds the business keys; give either it or keys=")
+    if len(keys) > KEYS_MAX:
+        raise InvalidMessage(f"a message has at most {KEYS_MAX} business keys, not {len(keys)}")
+    encoded = [encoded_key(key) for key in keys]
+    return {**(headers or {}), HEADER: b" ".join(encoded)} if encoded else dict(headers or {})
+
+
+def encoded_key(key: str) -> bytes:
+    """One business key in bytes. Raises InvalidMessage for anything that cannot be one."""
+    if type(key) is not str:
+        raise InvalidMessage(f"a business key must be str, not {type(key).__name__}")
+    try:
+        encoded = key.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidMessage(f"the business key {key!r} cannot be encoded as UTF-8") from error
+    if encoded.split() != [encoded]:
+        raise InvalidMessage(f"a business key has at least one character and no white space: {key!r}")
+    if len(encoded) > KEY_BYTES_MAX:
+        raise InvalidMessage(f"a business key has at most {KEY_BYTES_MAX} bytes, not {len(encoded)}")
+    return encoded
+
+
+def keys_of(header: bytes) -> list[bytes]:
+    """The business keys in the header of a message, whoever wrote it: the first ``KEYS_MAX`` words."""
+    return header.split(None, KEYS_MAX)[:KEYS_MAX]

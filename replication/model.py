@@ -12,10 +12,9 @@ from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime
 from typing import Any, TypeVar
 
-from escrowmq.replication.business_keys import headers_with
 from escrowmq.replication.delivery_times import delivery_time
 from escrowmq.replication.errors import InvalidMessage
-from escrowmq.replication.message_headers import REPLY_TO, TAG, text_of, with_own
+from escrowmq.replication.message_headers import REPLY_TO, TAG, headers_with, text_of, with_own
 
 T = TypeVar("T")
 

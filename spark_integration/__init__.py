@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         resolve_sink,
         resolve_write,
     )
-    from escrowmq.spark_integration.source.metrics import lag
+    from escrowmq.spark_integration.source.stream_planning import lag
 
 __all__ = [
     "Java",
@@ -57,7 +57,7 @@ _MODULE_OF = {
     "SparkSinkQuerier": "sink.settling",
     "resolve_sink": "sink.settling",
     "resolve_write": "sink.settling",
-    "lag": "source.metrics",
+    "lag": "source.stream_planning",
 }
 
 

@@ -23,8 +23,7 @@ from escrowmq.spark_integration.decode.values import ValueDecoder, value_ddl
 from escrowmq.spark_integration.ray_link import find_cluster
 from escrowmq.spark_integration.source.heads import PLAN_TIMEOUT_S, LeaderCatalog
 from escrowmq.spark_integration.source.options import SourceOptions, Use, parse_options
-from escrowmq.spark_integration.source.planning import plan
-from escrowmq.spark_integration.source.pushdown import EVERYTHING, push
+from escrowmq.spark_integration.source.planning import EVERYTHING, plan, push
 from escrowmq.spark_integration.source.reading import Split, TaskReader, splits
 
 if TYPE_CHECKING:

@@ -84,16 +84,16 @@ PLANTED = {
     ),
     "The rooms of spark_integration only import downwards": (
         "spark_integration/decode/values.py",
-        "import escrowmq.spark_integration.sink.rows",
+        "import escrowmq.spark_integration.sink.task",
     ),
     "No file imports itself through others": (
         "replication/state/topics.py",
         "import escrowmq.replication.state.machine",
     ),
     "Replication knows no Ray, not even through others": ("replication/host/requests.py", "import ray"),
-    "Ray only where actors are made and called": ("actors/producer/ids.py", "import ray"),
+    "Ray only where actors are made and called": ("actors/producer/core.py", "import ray"),
     "Replication is pure but for host and net: no clock, thread, socket, event loop, process": (
-        "replication/replica/retention.py",
+        "replication/replica/compaction.py",
         "import time",
     ),
     "Only raft knows pysyncobj, and the log, which poses as its journal": (

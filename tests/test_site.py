@@ -17,18 +17,16 @@ from escrowmq.actors.broker import coordinator
 from escrowmq.actors.broker.config import BrokerConfig
 from escrowmq.actors.broker.group_service import TOPICS_MAX
 from escrowmq.actors.client.call_arguments import OPERATOR_CHARS_MAX
-from escrowmq.actors.client.consumer_groups import GROUP_NAME_BYTES_MAX
-from escrowmq.actors.client.member_names import INSTANCE_ID_MAX
+from escrowmq.actors.client.consumer_groups import GROUP_NAME_BYTES_MAX, INSTANCE_ID_MAX
 from escrowmq.actors.client.topic_places import TOPICS_KEPT
 from escrowmq.actors.consumer.arguments import NACK_DELAY_S_MAX, POLL_S_MAX
-from escrowmq.actors.consumer.redelivery import NACKED_MAX
+from escrowmq.actors.consumer.record_drain import NACKED_MAX
+from escrowmq.actors.producer.batcher import STREAMS_MAX
 from escrowmq.actors.producer.config import ProducerConfig
 from escrowmq.actors.producer.core import STICKY_MAX
-from escrowmq.actors.producer.stream_table import STREAMS_MAX
-from escrowmq.replication.format.internal_topics import OWNER_CHARS_MAX
+from escrowmq.replication.format.internal_topics import ATTEMPTS_MAX, OWNER_CHARS_MAX
 from escrowmq.replication.format.membership import VOTERS_MAX
 from escrowmq.replication.format.share_ops import REASON_BYTES_MAX
-from escrowmq.replication.format.share_settings import ATTEMPTS_MAX
 from escrowmq.replication.replica.validation import NAME_BYTES_MAX, PARTICIPANTS_MAX, TIMEOUT_MS_MAX
 from escrowmq.replication.state import shares
 from escrowmq.replication.state.topics import PARTITIONS_MAX
@@ -133,7 +131,7 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     producer = (tmp_path / "reference/producer.html").read_text()
     assert "send_message_in_transaction" in producer and ":class:" not in producer
     for inherited in ("Transaction.unknown", "Transaction.state", "Transaction.tx_id"):
-        assert f'id="escrowmq.actors.producer.transaction.{inherited}"' in producer, inherited
+        assert f'id="escrowmq.actors.producer.transactions.transaction.{inherited}"' in producer, inherited
     admin = (tmp_path / "reference/admin.html").read_text()
     assert 'Admin.drain_node"' in admin and 'types.ClusterStatus"' in admin
     assert "ProducerCore" not in producer, "constructors of what calls return are nobody's business"

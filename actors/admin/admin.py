@@ -11,41 +11,45 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from escrowmq.actors.admin import group_reset, share_settings
-from escrowmq.actors.admin.dead_letters import DeadLetters
-from escrowmq.actors.admin.group_deletion import delete_group
+from escrowmq.actors.admin import group_changes
+from escrowmq.actors.admin.dead_letters import DeadLetters, Redirects
+from escrowmq.actors.admin.group_changes import Goal, PlaceReset, delete_group, plan_reset
 from escrowmq.actors.admin.group_places import describe_groups
-from escrowmq.actors.admin.group_reset import Goal, PlaceReset, plan_reset
-from escrowmq.actors.admin.member_admin import MemberAdmin
+from escrowmq.actors.admin.member_admin import MemberAdmin, Wanted
 from escrowmq.actors.admin.messages import MessageAdmin
-from escrowmq.actors.admin.redirecting import Redirects
 from escrowmq.actors.admin.scheduled import ScheduledAdmin
-from escrowmq.actors.admin.share_types import DeadLetter, Redriven, ShareSettings
 from escrowmq.actors.admin.stable_cut import stable_cut
 from escrowmq.actors.admin.status import STATUS_WAIT_S, cluster_status
-from escrowmq.actors.admin.topic_altering import alter_topic
-from escrowmq.actors.admin.topic_creation import create_topic, new_name_problem
-from escrowmq.actors.admin.topic_deletion import delete_topic
+from escrowmq.actors.admin.topic_creation import (
+    FoundPlaces,
+    PartitionTrim,
+    alter_topic,
+    carry_out,
+    create_topic,
+    delete_topic,
+    new_name_problem,
+    plan_trim,
+)
 from escrowmq.actors.admin.transactions import TransactionAdmin
-from escrowmq.actors.admin.trimming import FoundPlaces, PartitionTrim, carry_out, plan_trim
 from escrowmq.actors.admin.types import (
     ClusterStatus,
+    DeadLetter,
     GroupDescription,
     PartitionDescription,
+    Redriven,
     ScheduledMessage,
+    ShareSettings,
     TopicDescription,
     TransactionDescription,
 )
-from escrowmq.actors.admin.wanted import Wanted
 from escrowmq.actors.client import share_groups
 from escrowmq.actors.client.background import Background, pause_of
 from escrowmq.actors.client.call_arguments import check_by, check_group_name, unsendable
+from escrowmq.actors.client.cancelling import ScheduleId
 from escrowmq.actors.client.closing import Closing
-from escrowmq.actors.client.feedback_processes import FeedbackProcesses
-from escrowmq.actors.client.replica_calls import ReplicaCalls
+from escrowmq.actors.client.replica_calls import FeedbackProcesses, ReplicaCalls
 from escrowmq.actors.client.router import Router, result_of
-from escrowmq.actors.client.schedule_ids import ScheduleId
-from escrowmq.actors.client.share_level import await_level
+from escrowmq.actors.client.share_groups import await_level
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.consumer.arguments import check_time
 from escrowmq.actors.consumer.offsets import OffsetReader
@@ -59,8 +63,7 @@ from escrowmq.replication.errors import (
     UnknownTopic,
 )
 from escrowmq.replication.format import ops
-from escrowmq.replication.format.internal_topics import dead_topic, is_internal, retry_topic
-from escrowmq.replication.format.share_settings import SHARE
+from escrowmq.replication.format.internal_topics import SHARE, dead_topic, is_internal, retry_topic
 from escrowmq.replication.model import (
     NO_ID,
     OpenTransaction,
@@ -350,7 +353,7 @@ class Admin(MessageAdmin, MemberAdmin, Closing):
         if isinstance(to, str | int | datetime):
             to = self.plan_group_reset(group, to, topic, partition)
         check_group_name(group)
-        group_reset.carry_out(self._router, group, to, self._timeout_s)
+        group_changes.carry_out(self._router, group, to, self._timeout_s)
         return tuple(to)
 
     def delete_group(self, group: str, by: str = "admin") -> None:
@@ -383,7 +386,7 @@ class Admin(MessageAdmin, MemberAdmin, Closing):
         """
         check_by(by)
         check_group_name(group)
-        values = share_settings.values_of(settings)
+        values = group_changes.values_of(settings)
         await_level(self._router, self._timeout_s)
         return ShareSettings.of(share_groups.set_group(self._submit, self.info.groups, group, values, by))
 
@@ -429,7 +432,7 @@ class Admin(MessageAdmin, MemberAdmin, Closing):
     def change_settings(self, **values: int) -> dict[str, int]:
         """Changes replicated settings in every broker group, and returns all that are in force.
 
-        Names and meanings: ``Settings`` in replication/state/settings.py. Without arguments nothing is
+        Names and meanings: ``Settings`` in replication/state/dedup.py. Without arguments nothing is
         changed. Raises InvalidMessage for a name or value that is not allowed, or NotSupported while a
         replica runs older software; without arguments Unavailable. Repeat the call if it was interrupted:
         until then groups may differ.
@@ -461,6 +464,6 @@ class Admin(MessageAdmin, MemberAdmin, Closing):
 
 
 def _over_ray(info: ClusterInfo) -> FeedbackProcesses:
-    from escrowmq.actors.client.ray_feedback import RayFeedbackProcesses  # it imports Ray
+    from escrowmq.actors.client.ray_calls import RayFeedbackProcesses  # it imports Ray
 
     return RayFeedbackProcesses(info.namespace)

@@ -7,9 +7,8 @@ from datetime import datetime
 from heapq import merge
 
 from escrowmq.actors.admin.types import ScheduledMessage
-from escrowmq.actors.client.cancelling import TOPICS_MAX, Cancellation, OtherTopic
+from escrowmq.actors.client.cancelling import TOPICS_MAX, Cancellation, OtherTopic, ScheduleId
 from escrowmq.actors.client.router import Router, result_of
-from escrowmq.actors.client.schedule_ids import ScheduleId
 from escrowmq.replication.calling.answers import ScheduledMessages
 from escrowmq.replication.delivery_times import delivery_time
 from escrowmq.replication.errors import ConfigError, InvalidMessage, Unavailable, UnknownTopic

@@ -17,23 +17,28 @@ from __future__ import annotations
 import re
 import time
 import zlib
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from datetime import UTC, datetime
+from typing import Any, TypeVar
 
 from escrowmq.actors.client.call_arguments import unsendable
+from escrowmq.actors.consumer.offsets import OffsetReader
 from escrowmq.replication.errors import (
     ConfigError,
     EscrowMQError,
     InvalidMessage,
     NotSupported,
+    OffsetOutOfRange,
+    Overloaded,
     TopicExists,
     TopicRecreated,
+    UnknownTopic,
 )
 from escrowmq.replication.format import ops
-from escrowmq.replication.format.internal_topics import RESERVED, is_reserved
+from escrowmq.replication.format.internal_topics import RESERVED, is_reserved, owner_of
 from escrowmq.replication.model import BY_NAME, NO_ID, ResultCode, TopicInfo
-from escrowmq.replication.state.topics import settings_problem
+from escrowmq.replication.state.topics import ALTERABLE, alter_problem, settings_problem
 
 #: Submits one operation to a broker group; returns its result code and the information that comes with it.
 Submit = Callable[[int, bytes], tuple[int, Any]]
@@ -226,3 +231,242 @@ def _in_units(value: int, units: tuple[tuple[int, str], ...], smallest: str) -> 
             count = value // size
             return f"{count} {unit}" + ("s" if count > 1 and smallest == "ms" else "")
     return f"{value} {smallest}"
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Altering a topic while it is in use: retention, limits, check policy, in every broker group.
+#
+# As at creation, broker group 0 decides, and its log orders the alterations: each gets a number there. Group
+# 0 carries one out only if there was no other since its sender looked; the other groups do so only if they
+# have not seen a higher number. So a request that arrives late, from a client that was paused or has died,
+# cannot undo a newer alteration. An interrupted alteration leaves groups behind until any alteration of the
+# topic, even one without settings, is completed.
+#
+# An alteration names the id of its topic, so a later topic of the same name is not changed.
+
+#: Each further round means that someone else altered the topic during the last one.
+ROUNDS_MAX = 10
+#: The number of no alteration: with it, group 0 only reports its settings.
+NONE = -1
+
+
+def alter_topic(
+    submit: Submit, groups: int, name: str, settings: Mapping[str, int | str | None]
+) -> TopicInfo:
+    """Alters the topic in every group, and returns the settings that it then has. Safe to repeat.
+
+    A setting that is None keeps its value. Raises ConfigError, UnknownTopic, or Overloaded when others keep
+    altering the topic.
+    """
+    if type(name) is not str:
+        raise ConfigError(f"a topic's name is a str, not {name!r}")
+    stated: dict[str, Any] = {k: v for k, v in settings.items() if v is not None or k not in ALTERABLE}
+    problem = unsendable(stated) or alter_problem(name, stated) or retention_problem(stated)
+    if problem is not None:
+        raise ConfigError(problem)
+    topic_id: int | None = ops.ANY_ID
+    try:
+        _, _, number, topic_id = _altered(submit, 0, name, {}, NONE, topic_id)
+    except (NotSupported, InvalidMessage):  # the latter from an earlier version, which cannot decode it
+        _, _, number, topic_id = _altered(submit, 0, name, {}, NONE, None)
+    for _ in range(ROUNDS_MAX):
+        done, info, number, _ = _altered(submit, 0, name, stated, number, topic_id)
+        if done:
+            break
+    else:
+        raise Overloaded(f"others keep altering topic {name!r}", 1.0)
+    wanted = {key: info[key] for key in ALTERABLE}
+    for gid in range(1, groups):
+        try:
+            _altered(submit, gid, name, wanted, number, topic_id)
+        except NotSupported:
+            if topic_id != NO_ID:
+                raise
+            _altered(submit, gid, name, wanted, number, None)
+    return TopicInfo(**info, topic_id=topic_id or NO_ID)
+
+
+def _altered(
+    submit: Submit, gid: int, name: str, settings: Mapping[str, int | str], number: int, topic_id: int | None
+) -> tuple[bool, dict[str, Any], int, int | None]:
+    """Whether it was done, the settings in force in the group afterwards, their number, and the topic's id
+    (None below level 6)."""
+    code, told = submit(gid, ops.alter_topic(name, settings, number, topic_id))
+    if code in (ResultCode.OK, ResultCode.DUPLICATE, ResultCode.RETRY):
+        info, newest, *ids = told
+        return code == ResultCode.OK, info, newest, ids[0] if ids else None
+    if code == ResultCode.OTHER_TOPIC:
+        raise TopicRecreated(name)
+    if code != ResultCode.UNKNOWN_TOPIC:
+        raise EscrowMQError(f"altering {name!r} was refused in broker group {gid}: {ResultCode(code).name}")
+    if gid == 0:
+        raise UnknownTopic(name)
+    raise EscrowMQError(
+        f"broker group {gid} does not know topic {name!r}, which group 0 has: its creation or deletion was "
+        "cut short or is under way; repeat that, then alter it again"
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Deleting a topic in every broker group: the one that has the name now, and no later one.
+#
+# Broker group 0 reports the id of that topic. The other groups delete the topic with that id, or an earlier
+# one that an interrupted deletion left there. So a request that arrives late never deletes a topic that was
+# created meanwhile.
+
+_GONE = (ResultCode.OK, ResultCode.UNKNOWN_TOPIC, ResultCode.OTHER_TOPIC)
+
+
+def delete_topic(submit: Submit, groups: int, name: str, known: int | None) -> None:
+    """Deletes the topic in every group. Safe to repeat, also after an interruption.
+
+    ``known``: its id according to group 0; None: group 0 has no topic of that name. Raises UnknownTopic if no
+    group had it, ConfigError if it is an internal topic of a share group.
+    """
+    topic_id: int | None = NO_ID if known is None else known
+    codes: list[int] = []
+    for gid in range(groups):
+        code, info, told = _delete(submit, gid, name, topic_id)
+        if code == ResultCode.GROUP_KIND:
+            raise ConfigError(
+                f"topic {name!r} belongs to {info} group {owner_of(name)!r}, and is deleted with it: "
+                f"'escrowmq group delete {owner_of(name)}'"
+            )
+        if code not in _GONE:
+            raise EscrowMQError(f"deleting {name!r} was refused in group {gid}: {ResultCode(code).name}")
+        codes.append(code)
+        if gid == 0 and not told:
+            topic_id = None  # the other groups know no ids either
+        elif gid == 0 and known is None and code == ResultCode.UNKNOWN_TOPIC:
+            topic_id = info  # a topic that is left in the other groups is not newer
+        elif gid == 0 and known is None and code == ResultCode.OTHER_TOPIC:
+            raise UnknownTopic(name)  # group 0 had none, and one is being created
+    if known is None and ResultCode.OK not in codes:
+        raise UnknownTopic(name)
+
+
+def _delete(submit: Submit, gid: int, name: str, topic_id: int | None) -> tuple[int, Any, bool]:
+    """The answer, and whether it contains an id: a group below level 6 gives none."""
+    if topic_id is not None:
+        try:
+            return *submit(gid, ops.delete_topic(name, topic_id)), True
+        except (NotSupported, InvalidMessage):  # the latter from an earlier version, which cannot decode it
+            if topic_id != NO_ID:
+                raise
+    return *submit(gid, ops.delete_topic(name)), False
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Deleting the oldest messages of a topic by hand: planning what would go, and deleting it.
+#
+# There are two steps, so that a person can look in between: the plan names an offset per partition, and the
+# plan is carried out, without evaluating the request a second time. It uses TRIM, as retention does. Only
+# readable messages have offsets, so what open transactions hold is never touched: it gets its offsets at
+# commit, behind everything that a plan can name, and its log is kept while it is open.
+
+#: For each partition ``(start, end)``; for each partition the first offset at or after a time in ms.
+Bounds = Callable[[Sequence[int]], Sequence[tuple[int, int]]]
+AtTime = Callable[[Sequence[int], int], Sequence[int]]
+P = TypeVar("P")
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionTrim:
+    """A partition, which holds ``[start, end)``: messages below ``before`` are deleted."""
+
+    partition: int
+    start: int
+    before: int
+    end: int
+    #: The id of the topic when this was planned; ``NO_ID``: it had none.
+    topic_id: int = field(default=NO_ID, compare=False)
+
+    @property
+    def messages(self) -> int:
+        """How many messages are deleted."""
+        return max(self.before - self.start, 0)
+
+
+class FoundPlaces:
+    """``Bounds`` and ``AtTime`` of a topic, from the leaders of its partitions. Raises UnknownTopic."""
+
+    def __init__(self, offsets: OffsetReader, name: str, timeout_s: float) -> None:
+        self._offsets, self._name, self._timeout_s = offsets, name, timeout_s
+
+    def at_time(self, partitions: Sequence[int], time_ms: int) -> list[int]:
+        """See ``AtTime``."""
+        found = self._offsets.offsets([(self._name, p, time_ms) for p in partitions], self._timeout_s)
+        return [_known(offset) for offset in found]
+
+    def bounds(self, partitions: Sequence[int]) -> list[tuple[int, int]]:
+        """See ``Bounds``."""
+        found = self._offsets.bounds([(self._name, p) for p in partitions], self._timeout_s)
+        return [_known(found[self._name, p]) for p in partitions]
+
+
+def _known(place: P | UnknownTopic) -> P:
+    if isinstance(place, UnknownTopic):
+        raise place
+    return place
+
+
+def plan_trim(
+    topic: TopicInfo,
+    before: int | datetime,
+    partition: int | None,
+    *,
+    bounds: Bounds,
+    at_time: AtTime,
+) -> tuple[PartitionTrim, ...]:
+    """What would be deleted. ``before``: an offset, which belongs to one partition, or a time (in UTC if it
+    has no time zone).
+
+    Raises ConfigError, UnknownTopic for a partition that does not exist, or OffsetOutOfRange for an offset
+    beyond the end.
+    """
+    name, partitions = topic.name, topic.partitions
+    if isinstance(before, bool) or not isinstance(before, int | datetime):
+        raise ConfigError(f"before must be an offset or a datetime, not {before!r}")
+    if partition is not None and not (type(partition) is int and 0 <= partition < partitions):
+        raise UnknownTopic(name, partition, partitions)
+    if isinstance(before, int) and partition is None and partitions > 1:
+        raise ConfigError(
+            f"an offset is a place in one partition, and {name!r} has {partitions}; name the partition"
+        )
+    wanted = range(partitions) if partition is None else [partition]
+    if isinstance(before, datetime):
+        moment = before if before.tzinfo else before.replace(tzinfo=UTC)
+        places = at_time(wanted, max(int(moment.timestamp() * 1000), 0))
+    else:
+        places = [before] * len(wanted)
+    plan = []
+    for number, place, (start, end) in zip(wanted, places, bounds(wanted), strict=True):
+        if not 0 <= place <= end:
+            raise OffsetOutOfRange(name, number, place, start, end)
+        plan.append(PartitionTrim(number, start, place, end, topic.topic_id))
+    return tuple(plan)
+
+
+def carry_out(
+    submit: Submit, group_of: Callable[[str, int], int], topic: str, plan: Sequence[PartitionTrim]
+) -> None:
+    """Trims the partitions of the plan. ``group_of``: the broker group of each. Safe to repeat. Raises
+    UnknownTopic if the topic was deleted, TopicRecreated if it was created again since."""
+    by_group: dict[int, dict[int, int]] = {}
+    topic_id = max((trim.topic_id for trim in plan), default=NO_ID)
+    for trim in plan:
+        if trim.messages:
+            by_group.setdefault(group_of(topic, trim.partition), {})[trim.partition] = trim.before
+    for gid, starts in by_group.items():
+        try:
+            code, _ = submit(gid, ops.trim(topic, starts, None if topic_id == NO_ID else topic_id))
+        except InvalidMessage as error:  # the plan is valid, so this leader does not know TRIM yet
+            raise NotSupported(
+                f"an earlier version leads broker group {gid} and cannot trim; upgrade every replica first"
+            ) from error
+        if code == ResultCode.UNKNOWN_TOPIC:
+            raise UnknownTopic(topic)
+        if code == ResultCode.OTHER_TOPIC:
+            raise TopicRecreated(topic)
+        if code != ResultCode.OK:
+            raise EscrowMQError(f"trimming {topic!r} was refused in group {gid}: {ResultCode(code).name}")

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from escrowmq.actors.admin.share_types import ShareDescription
 from escrowmq.actors.admin.topic_creation import kept
 from escrowmq.actors.client.consumer_groups import MemberDescription
 from escrowmq.feedback.asking.shard_report import ShardReport
@@ -19,7 +18,118 @@ from escrowmq.replication.calling.answers import (
     TimersReport,
 )
 from escrowmq.replication.carried_settings import prepared
+from escrowmq.replication.format.forwarded import Origin
+from escrowmq.replication.format.internal_topics import GroupSettings
 from escrowmq.replication.model import OpenTransaction, TopicInfo, TransactionState
+
+# ------------------------------------------------------------------------------------------------------------
+# What operators are shown of share groups: settings, places, dead letters.
+
+
+@dataclass(frozen=True, slots=True)
+class ShareSettings:
+    """A group's settings. ``kind``: "share", "stream" (it reads by offsets), or "" (not decided yet).
+
+    A message that has failed ``max_attempts`` times, or fails longer than ``max_age_s`` after its first
+    failure (None: no limit), becomes a dead letter: it is kept, or dropped (``dead_letters`` "keep", "drop").
+    ``delays_s``: the pauses after the first failure, the second, ...; the last one counts for all further
+    ones. ``lease_s``: how long a message belongs to a consumer that has named no other time.
+    """
+
+    kind: str
+    max_attempts: int
+    delays_s: tuple[float, ...]
+    lease_s: float
+    max_age_s: float | None
+    dead_letters: str
+
+    @classmethod
+    def of(cls, found: GroupSettings) -> ShareSettings:
+        """From those of the log."""
+        return cls(
+            found.kind,
+            found.max_attempts,
+            tuple(delay / 1000 for delay in found.delays_ms),
+            found.lease_ms / 1000,
+            None if found.max_age_ms < 0 else found.max_age_ms / 1000,
+            found.dead_letters,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SharePartition:
+    """A share group in one partition, which ends at ``end``: everything below ``start`` is final.
+
+    ``lag``: messages that are not final; ``leased``: those of them that a consumer has; ``expired``: messages
+    that retention has removed before they were handled; ``ranges``: final ranges above the start.
+    """
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+    lag: int
+    leased: int
+    expired: int
+    ranges: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShareDescription:
+    """What a group has beside members and offsets: its settings and, for a share group, its places.
+
+    ``leased``: messages that a consumer has. ``retrying``: messages that have failed and come again,
+    ``retrying_later`` of them only when their pause has ended. (In a group that retries in order, these are
+    the messages for which partitions wait, and those that were redriven; their pauses are known to its
+    consumers alone.) ``dead``: dead letters that were neither redriven nor dropped.
+    """
+
+    settings: ShareSettings
+    partitions: tuple[SharePartition, ...] = ()
+    leased: int = 0
+    retrying: int = 0
+    retrying_later: int = 0
+    dead: int = 0
+
+    @property
+    def lag(self) -> int:
+        """Messages of its topics that are not final."""
+        return sum(p.lag for p in self.partitions)
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A message with which a group has given up.
+
+    ``id``: its place among the group's dead letters, for ``redrive`` and ``drop_dead_letters``. ``origin``:
+    the message that was sent (topic, partition, offset, timestamp); None: not told. ``attempts``: how often
+    it was delivered. ``first_failed`` (None: not told) and ``died`` in ms since the epoch. ``reason``: of the
+    last failure; ``by``: who reported it ("lease": nobody, its lease ran out again and again). ``headers``:
+    those of the sender. ``problem``: why ``value`` is empty or not what was sent, or None.
+    """
+
+    id: str
+    origin: Origin | None
+    attempts: int
+    first_failed: int | None
+    died: int
+    reason: str
+    by: str
+    key: bytes | None
+    value: bytes
+    headers: Mapping[str, bytes]
+    tx_id: str | None
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Redriven:
+    """What ``redrive`` did. ``already``: of those that were asked for, how many had been redriven or dropped
+    before. ``unreadable``: left where they are, since their values cannot be sent to another topic."""
+
+    redriven: int
+    already: int = 0
+    unreadable: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,3 +400,92 @@ class ClusterStatus:
     def problems(self) -> tuple[str, ...]:
         """Why it is not well, in words."""
         return tuple(f"group {group.group}: {text}" for group in self.groups for text in group.problems)
+
+
+# ------------------------------------------------------------------------------------------------------------
+# What operators are shown about single messages: frozen values, as in types.py.
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMessage:
+    """A message that can be read, as it is stored, unpacked. ``timestamp``: since when it can be read, by the
+    broker's clock, in ms since the epoch. ``tx_id`` is None for plain messages."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes
+    headers: Mapping[str, bytes]
+    tx_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class FoundMessages:
+    """What a search found, by partition and offset. ``after``: give it to the next call for what follows;
+    None: there was nothing more when the call began.
+
+    ``after`` does not mean that more will be found, only that not everything was looked through.
+    """
+
+    messages: tuple[StoredMessage, ...]
+    after: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupProgress:
+    """What a consumer group has done with a message.
+
+    ``kind`` "stream": ``state`` is "passed" (its committed place lies behind the message) or "ahead" (it has
+    not come to it, or has not committed since); ``place``: the next offset that it reads from this partition.
+    ``kind`` "share": "waiting" (not finished, and no consumer has it), "leased" (consumer ``member`` has it,
+    until ``due_ms`` unless it extends its lease), "done" (also of a message from before the place at which
+    the group began, and of one that failed in a group with ``dead_letters="drop"``), or "finished" (done,
+    retrying or dead; there was not enough time to see which: ask again).
+
+    Both kinds: "retrying" (it failed, and is to be delivered as ``attempt``, from ``due_ms`` on; None: its
+    partition waits for it, and only the consumer knows how long), "dead" (the
+    group gave up after ``attempt`` deliveries; its dead letter is kept), "dropped" (an operator dropped the
+    dead letter), "redriven" (an operator sent it into the topic ``to``, with transaction ``tx_id``, which
+    copies there have as theirs; both "": it is not known any more), "settled" (dropped or redriven, which of
+    them is not known any more). ``reason``: of the last failure.
+    """
+
+    group: str
+    kind: str
+    state: str
+    place: int | None = None
+    attempt: int | None = None
+    due_ms: int | None = None
+    reason: str = ""
+    member: str = ""
+    to: str = ""
+    tx_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MessageTrace:
+    """The life of one message. Times are in ms since the epoch, by the broker's clock.
+
+    ``how`` it became readable: "sent" (a plain message), "committed" (its transaction was), "released" (a
+    delayed message came due); None: the log entry that did it is gone, or a broker wrote the message itself,
+    as it does retries and dead letters. ``readable_ms``: when. ``entry``: that entry's index in the log of
+    broker group ``broker_group``. ``stored_ms``: when its bytes were stored, earlier than that for
+    transactions and delayed messages; None: not known.
+
+    ``app``, ``decided_by``: of the COMMIT; "producer", "feedback" (a check), "operator:<name>",
+    "policy:<which>" or "home:<group>" (the broker group that decides a transaction over several). None: no
+    COMMIT made it readable. ``transaction``: what is still known of its transaction.
+    """
+
+    message: StoredMessage
+    broker_group: int
+    how: str | None
+    readable_ms: int
+    entry: int | None
+    stored_ms: int | None
+    app: str | None
+    decided_by: str | None
+    transaction: TransactionDescription | None
+    groups: tuple[GroupProgress, ...]

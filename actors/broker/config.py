@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from escrowmq.replication.carried_settings import by_name
+from escrowmq.replication.carried_settings import by_name, check_not_negative, check_positive
 from escrowmq.replication.errors import ConfigError
 from escrowmq.replication.log_lines import LogFormat
-from escrowmq.replication.setting_checks import check_not_negative, check_positive
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 

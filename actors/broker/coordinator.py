@@ -16,12 +16,10 @@ fail-over may not lose. The Broker actor calls it under its own lock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from escrowmq.actors.broker.assignment import balance
-from escrowmq.actors.broker.claims import Given, id_of, valid_claims
 from escrowmq.actors.client.consumer_groups import (
     GroupAssignment,
     GroupCallRefused,
@@ -30,8 +28,118 @@ from escrowmq.actors.client.consumer_groups import (
     MemberDescription,
     MembershipStale,
     TopicPartition,
+    began_after,
+    instance_of,
 )
-from escrowmq.actors.client.member_names import began_after, instance_of
+from escrowmq.replication.model import NO_ID
+from escrowmq.replication.state.topics import Topic
+
+# ------------------------------------------------------------------------------------------------------------
+# Which partitions a member that joins may go on reading, of those that it claims to read.
+#
+# A claim counts if nobody was given the partition since the member was, not even the member itself: if it has
+# not heard of that, it stands where it was before others may have read.
+
+
+class Given(NamedTuple):
+    """To whom a partition was given last in a term; ``topic``: the one that it belonged to then.
+    ``generation``: under which, or if it was claimed, the one in the claim (-1: none)."""
+
+    member: str
+    topic: object
+    generation: int
+
+
+def valid_claims(
+    last_given: Mapping[TopicPartition, Given],
+    member: str,
+    claims: Iterable[TopicPartition],
+    which: Callable[[str], object],
+    ids: Mapping[str, int],
+    generation: int,
+) -> frozenset[TopicPartition]:
+    """The claims that count. ``generation``: the one under which the member reads; -1: it did not tell, then
+    nobody else may have been given the partition. ``which``: the present topic of a name, and ``ids``: those
+    of the topics that the member reads. A claim to a partition of an earlier topic is void: within a term
+    ``last_given`` tells, and after a fail-over ``ids``."""
+    valid = set()
+    for tp in claims:
+        topic, told = which(tp[0]), ids.get(tp[0])
+        last = last_given.get(tp)
+        if last is not None and (last.member != member or last.topic is not topic):
+            continue
+        if last is not None and -1 < generation < last.generation:
+            continue
+        if told is None or told == id_of(topic):
+            valid.add(tp)
+    return frozenset(valid)
+
+
+def id_of(topic: object) -> int:
+    """The id of a topic as ``which`` returns it; ``NO_ID`` if there is no topic."""
+    return topic.info.topic_id if isinstance(topic, Topic) else NO_ID
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Which member reads which partition: a balanced assignment that moves as little as possible.
+#
+# A pure function of the members' subscriptions and of the present holders. Balanced means: no member
+# could give one of its partitions to a member that subscribes to its topic and has at least two fewer.
+# Sticky means: a partition stays where it is unless balance, a leaving member or a subscription moves it.
+
+
+def balance(
+    subscriptions: Mapping[str, Set[str]],
+    partitions: Mapping[str, int],
+    holders: Mapping[TopicPartition, str],
+) -> dict[TopicPartition, str]:
+    """The member for each partition of any subscribed topic.
+
+    ``subscriptions``: member -> topics; ``partitions``: topic -> number (absent: no such topic yet);
+    ``holders``: the present holders. The same arguments always give the same answer.
+    """
+    by_topic: dict[str, list[str]] = {}
+    for member in sorted(subscriptions):
+        for topic in subscriptions[member]:
+            by_topic.setdefault(topic, []).append(member)
+    owned: dict[str, list[TopicPartition]] = {member: [] for member in sorted(subscriptions)}
+    orphans: list[TopicPartition] = []
+    for topic in sorted(by_topic):
+        for partition in range(partitions.get(topic, 0)):
+            holder = holders.get((topic, partition))
+            if holder is not None and topic in subscriptions.get(holder, ()):
+                owned[holder].append((topic, partition))
+            else:
+                orphans.append((topic, partition))
+    for tp in orphans:
+        owned[_least_loaded(by_topic[tp[0]], owned)].append(tp)
+    _level(owned, by_topic)
+    return {tp: member for member, mine in owned.items() for tp in mine}
+
+
+def _least_loaded(candidates: Sequence[str], owned: Mapping[str, list[TopicPartition]]) -> str:
+    return min(candidates, key=lambda member: len(owned[member]))
+
+
+def _level(owned: dict[str, list[TopicPartition]], by_topic: Mapping[str, Sequence[str]]) -> None:
+    """Moves partitions from fuller to emptier members until no move helps.
+
+    Terminates: every move reduces the sum of the squared loads by at least two.
+    """
+    moved = True
+    while moved:
+        moved = False
+        for giver in sorted(owned, key=lambda member: -len(owned[member])):
+            for tp in reversed(owned[giver]):
+                taker = _least_loaded(by_topic[tp[0]], owned)
+                if len(owned[taker]) + 1 < len(owned[giver]):
+                    owned[giver].remove(tp)
+                    owned[taker].append(tp)
+                    moved = True
+                    break
+            if moved:
+                break
+
 
 #: Bits of a generation below the term: 2^32 changes per term are out of reach.
 GENERATION_BITS = 32

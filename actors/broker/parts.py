@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
-from escrowmq.actors.broker.descriptors import clients_max
 from escrowmq.actors.broker.group_service import GroupService
 from escrowmq.replication.errors import Closed, Overloaded
 from escrowmq.replication.host.due_checks import DueChecks, Watching
-from escrowmq.replication.host.inspection import Inspection, Scheduled, ShareReports
-from escrowmq.replication.host.instruments import Instruments
+from escrowmq.replication.host.inspection import Inspection, Instruments, Scheduled, ShareReports
 from escrowmq.replication.host.member_changes import MemberChanges
 from escrowmq.replication.host.reads import Reads
 from escrowmq.replication.host.requests import Requests
@@ -19,7 +20,27 @@ from escrowmq.replication.host.running_replica import RunningReplica
 from escrowmq.replication.host.sharing import Sharing
 from escrowmq.replication.host.snapshot_source import SnapshotSource
 from escrowmq.replication.host.tracing import Messages
-from escrowmq.replication.net.client_listener import ClientListener
+from escrowmq.replication.net.client_listener import CLIENTS_MAX, ClientListener
+
+# ------------------------------------------------------------------------------------------------------------
+# How many clients may connect: the log must never lack a file descriptor because of them.
+
+#: What Ray and a broker open besides: a few hundred, and as many again for peers, segments and snapshots.
+RESERVED = 512
+_OPEN = Path("/proc/self/fd")
+
+
+def clients_max() -> int:
+    """Raises this process's soft limit of descriptors to its hard one; then, at most half of what is left."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            soft = hard
+    if soft == resource.RLIM_INFINITY:
+        return CLIENTS_MAX
+    open_now = len(list(_OPEN.iterdir())) if _OPEN.is_dir() else 0
+    return max(0, min(CLIENTS_MAX, (soft - open_now - RESERVED) // 2))
 
 
 class Parts:

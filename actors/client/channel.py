@@ -20,8 +20,8 @@ from typing import Any
 
 from escrowmq.actors.client.config import ChannelConfig
 from escrowmq.actors.client.failures import Failure, FailureKind
-from escrowmq.replication.calling.backoff import Backoff
 from escrowmq.replication.calling.leader import LeaderFollower, Probing
+from escrowmq.replication.calling.patience import Backoff
 
 #: Starts a call: replica, method, arguments, token; ``on_answer`` gets the answer with that token.
 Start = Callable[[int, str, tuple[Any, ...], int], None]

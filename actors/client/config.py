@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from escrowmq.replication.carried_settings import by_name
-from escrowmq.replication.setting_checks import check_positive
+from escrowmq.replication.carried_settings import by_name, check_positive
 
 
 @by_name()

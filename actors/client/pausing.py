@@ -9,11 +9,12 @@ the statistics tell so.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
-from escrowmq.replication.calling.backoff import Backoff
+from escrowmq.replication.calling.patience import Backoff
 from escrowmq.replication.errors import ConfigError
 
 #: Classes of exceptions, or a function that is given one.
@@ -108,3 +109,74 @@ class Gate:
         was, self._pauses = self._pauses > 0, 0
         self._until = self._told_at = float("-inf")
         return was
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Finds handlers that cannot be right before they get a message.
+#
+# A handler that returns has handled its message. One that is a coroutine function returns at once, and
+# without ``.aio`` nobody runs it: all messages would count as handled. One that cannot be called would make
+# all of them dead letters.
+
+
+def check_handler(handler: Any, *, awaits: bool = False) -> None:
+    """Raises ConfigError. ``awaits``: what it returns is awaited."""
+    if not callable(handler):
+        raise ConfigError(f"handler must be callable, not {handler!r:.80}")
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    called = handler if inspect.isroutine(handler) else getattr(type(handler), "__call__", handler)  # noqa: B004
+    if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
+        raise ConfigError(
+            f"handler {handler!r:.80} is a generator function: calling it runs none of it; do not yield"
+        )
+    if inspect.iscoroutinefunction(called) and not awaits:
+        raise ConfigError(
+            f"handler {handler!r:.80} is a coroutine function, which a blocking consumer does not await; use "
+            "consumer.aio.run, or pass a plain function"
+        )
+
+
+def check_returned(returned: Any) -> None:
+    """Raises TypeError if a handler that nobody awaits has returned a coroutine."""
+    if inspect.iscoroutine(returned):
+        returned.close()
+        raise TypeError("the handler returned a coroutine, which nobody awaits; use consumer.aio.run")
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Handlers that an inbox lets handle each record once: what ``run(handler, inbox=...)`` makes of them.
+#
+# A handler then gets the record and a database transaction, which is committed before the record is settled.
+# A record that comes again, because its settling was lost, is settled without the handler.
+
+
+class HandlesOnce(Protocol):
+    """An inbox of ``escrowmq.integrations``."""
+
+    group: str
+
+    def handler(self, work: Callable[[Any, Any], Any]) -> Callable[[Any], Any]:
+        """``work(record, db)`` as a handler of a record, or as a coroutine function if ``work`` is one."""
+
+
+def once(
+    handler: Callable[..., Any], inbox: HandlesOnce | None, group: str | None, *, awaited: bool
+) -> Callable[[Any], Any]:
+    """The handler of a record that ``run`` calls, or awaits. Raises ConfigError for another group's inbox,
+    and for a handler or an inbox of the other kind: a coroutine that nobody awaits would be taken for done.
+    """
+    check_handler(handler, awaits=awaited)
+    if inbox is None:
+        return handler
+    if not callable(getattr(inbox, "handler", None)):
+        raise ConfigError(f"inbox must be an Inbox of escrowmq.integrations, not {type(inbox).__name__}")
+    if inbox.group != group:
+        raise ConfigError(
+            f"the inbox is that of group {inbox.group!r}, and this is group {group!r}: they must be the "
+            "same, since the inbox's rows go when the group is past them"
+        )
+    made = inbox.handler(handler)
+    if inspect.iscoroutinefunction(made) is not awaited:
+        raise ConfigError("give `run` an Inbox, and `aio.run` an AsyncInbox")
+    return made

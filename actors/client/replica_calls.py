@@ -7,7 +7,10 @@ Calls are never retried here or by Ray: retries are the channel's, with the same
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any, Protocol
+
+from escrowmq.feedback.asking.shard_report import ShardReport
 
 #: Called once per call, from any thread, never blocking: (answer, None) or (None, error). A call to a
 #: process that has died may be answered late or never; callers have their own clock.
@@ -26,3 +29,23 @@ class ReplicaCalls(Protocol):
 
     def close(self) -> None:
         """No more calls; answers under way may be dropped."""
+
+
+# ------------------------------------------------------------------------------------------------------------
+# How ``status`` asks the feedback processes for their reports: the interface between operators and Ray.
+#
+# Nothing is started here: without a producer that answers checks there is no feedback process, and none is
+# missing.
+
+#: Each process's answer, in order of their numbers, None for one that did not answer; empty: there is none.
+ShardReports = list[ShardReport | None]
+
+
+class FeedbackProcesses(Protocol):
+    """The feedback processes of a cluster."""
+
+    def ask(self, wait_s: float) -> Future[ShardReports]:
+        """Ask all of them. The caller decides how long to wait."""
+
+    def close(self) -> None:
+        """Stops asking."""

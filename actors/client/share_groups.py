@@ -8,18 +8,32 @@ that was paused, undoes nothing. An interrupted change leaves groups behind unti
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from escrowmq.actors.client.call_arguments import check_group
 from escrowmq.actors.client.client_loop import ClientLoop
 from escrowmq.actors.client.consumer_groups import coordinator_group
-from escrowmq.actors.client.failure_arguments import check_group
-from escrowmq.actors.client.router import result_of
-from escrowmq.replication.errors import EscrowMQError, GroupKindMismatch, Overloaded
+from escrowmq.actors.client.results import outcome
+from escrowmq.actors.client.router import Router, result_of
+from escrowmq.replication.calling.answers import LevelReport
+from escrowmq.replication.calling.patience import Backoff
+from escrowmq.replication.errors import (
+    EscrowMQError,
+    GroupKindMismatch,
+    LeaseLost,
+    NotSupported,
+    OffsetOutOfRange,
+    Overloaded,
+    TooManyScheduled,
+    Unavailable,
+    UnknownGroup,
+    UnknownTopic,
+)
 from escrowmq.replication.format import ops
-from escrowmq.replication.format.internal_topics import dead_topic, retry_topic
-from escrowmq.replication.format.share_ops import group_settings
-from escrowmq.replication.format.share_settings import NAMES, GroupSettings, Value
+from escrowmq.replication.format.internal_topics import NAMES, GroupSettings, Value, dead_topic, retry_topic
+from escrowmq.replication.format.share_ops import LEVEL_OF_SHARES, group_settings
 from escrowmq.replication.model import NO_ID, ResultCode
 
 #: Submits one operation to a broker group; returns its result code and the information that comes with it.
@@ -113,3 +127,97 @@ def make_internal_topics(router: ClientLoop, submit: Submit, group: str, timeout
     for name in names:
         if not all(name in there for there in known):
             create_internal_topic(submit, groups, name)
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Whether a cluster has something yet, such as share groups and retries: a new one has it after some seconds.
+#
+# A broker group below the format level refuses what it does not know, and the error of that tells the user to
+# upgrade. A cluster that was started a moment ago needs only patience. Group 0 is asked, which reaches a
+# level last; a level never falls.
+
+#: How long to wait in a cluster whose software knows the level.
+LEVEL_WAIT_S, LEVEL_PAUSE_S = 15.0, 0.1
+
+
+def await_level(
+    router: ClientLoop,
+    timeout_s: float,
+    pause: Callable[[float], None] = time.sleep,
+    *,
+    level: int = LEVEL_OF_SHARES,
+    what: str = "share groups and retries",
+) -> None:
+    """Returns when the cluster has ``what``, which needs ``level``. Raises NotSupported if a replica runs
+    older software, or if an upgrade takes longer; Unavailable, Closed."""
+    until = time.monotonic() + LEVEL_WAIT_S
+    while True:
+        report = result_of(router.leader_call(0, "levels", timeout_s=timeout_s), timeout_s)
+        known, applied = report if isinstance(report, LevelReport) else (0, 0)
+        if applied >= level:
+            return
+        if known < level or time.monotonic() >= until:
+            raise NotSupported(
+                f"{what} need format level {level}, and the cluster is at {applied}; upgrade every replica "
+                "first"
+            )
+        pause(LEVEL_PAUSE_S)
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Sends what is said of one message until it is durable: that it failed, or that it is done, with a reply.
+
+#: Pauses before a nack that did not fit into its entry is sent again.
+AGAIN = Backoff(first_s=0.02, longest_s=0.5, jitter=0.5)
+
+
+def send_settling(
+    router: Router,
+    group: str,
+    gid: int,
+    request: bytes,
+    place: tuple[str, int, int],
+    timeout_s: float,
+    pause: Callable[[float], None],
+) -> None:
+    """Sends a NACK, or an ack with a reply, of one message until it is durable; creates the topic that the
+    copy or the reply goes to if it is missing. Raises LeaseLost, UnknownTopic, UnknownGroup (it was deleted),
+    OffsetOutOfRange, TooManyScheduled, Unavailable, OutcomeUnknown."""
+    deadline, attempts = router.clock() + timeout_s, 0
+
+    def submit(at: int, operation: bytes) -> tuple[int, Any]:
+        left_s = max(deadline - router.clock(), 0.001)
+        return outcome(result_of(router.submit(at, operation, left_s), left_s)[0])
+
+    while True:
+        code, info = submit(gid, request)
+        if code == ResultCode.PARTIAL:
+            code, info = outcome(info[0][1:])
+        if code in (ResultCode.OK, ResultCode.DUPLICATE):
+            return
+        if code == ResultCode.UNKNOWN_TOPIC and info and info[0] != place[0]:
+            create_internal_topic(submit, router.info.groups, info[0])
+        elif code != ResultCode.RETRY:
+            raise why_not(group, place, code, info)
+        if router.clock() >= deadline:
+            raise Unavailable("a nack does not get into the log: the broker is busy with others", 1.0)
+        pause(AGAIN.pause_s(attempts))
+        attempts += 1
+
+
+def why_not(group: str, place: tuple[str, int, int], code: int, info: Any) -> EscrowMQError:
+    """The error for a message that a group could not settle. ``place``: topic, partition, offset."""
+    topic, partition, offset = place
+    if code == ResultCode.LEASE_LOST:
+        return LeaseLost(topic, partition, offset)
+    if code in (ResultCode.UNKNOWN_TOPIC, ResultCode.BAD_PARTITION, ResultCode.OTHER_TOPIC):
+        return UnknownTopic(topic, gone=True)
+    if code == ResultCode.UNKNOWN_SHARE:
+        return UnknownGroup(group)
+    if code == ResultCode.OUT_OF_RANGE:  # brokers of earlier versions tell the end alone
+        start, end = (0, info) if type(info) is int else info
+        return OffsetOutOfRange(topic, partition, offset, start, end, True)
+    if code == ResultCode.TOO_MANY_SCHEDULED:
+        return TooManyScheduled(f"{info} messages wait for their time in this broker group", 1.0)
+    refused = f"offset {offset} of {topic}/{partition} cannot be settled"
+    return EscrowMQError(f"{refused}: {ResultCode(code).name} {info!r}")

@@ -7,8 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from escrowmq.actors.client.call_arguments import check_group_name
-from escrowmq.actors.client.consumer_groups import TopicPartition
-from escrowmq.actors.client.member_names import INSTANCE_ID_MAX
+from escrowmq.actors.client.consumer_groups import INSTANCE_ID_MAX, TopicPartition
 from escrowmq.replication.errors import ConfigError, InvalidMessage
 from escrowmq.replication.model import ConsumerRecord
 from escrowmq.replication.replica.validation import has_control_characters

@@ -13,23 +13,21 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Gene
 from datetime import datetime
 from typing import TYPE_CHECKING, Self
 
+from escrowmq.actors.client.background import LoopCondition
 from escrowmq.actors.client.closing import AsyncClosing
 from escrowmq.actors.client.consumer_groups import TopicPartition
 from escrowmq.actors.client.group_work import GroupWork
-from escrowmq.actors.client.handling_once import HandlesOnce, once
-from escrowmq.actors.client.loop_condition import LoopCondition
-from escrowmq.actors.client.pausing import PauseOn
+from escrowmq.actors.client.pausing import HandlesOnce, PauseOn, once
 from escrowmq.actors.client.pausing import pause_on as concerns_of
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.client.uncancellable import made, uncancellable
 from escrowmq.actors.client.values import Deserializer
 from escrowmq.actors.consumer import arguments as args
-from escrowmq.actors.consumer.config import ConsumerConfig
+from escrowmq.actors.consumer.config import ConsumerConfig, RetryPolicy
 from escrowmq.actors.consumer.core import ConsumerCore, T, Take
 from escrowmq.actors.consumer.group_work import go_back, group_work
 from escrowmq.actors.consumer.rebalance import Handler, Handlers
 from escrowmq.actors.consumer.retries import Retries
-from escrowmq.actors.consumer.retry_policy import RetryPolicy
 from escrowmq.actors.consumer.running import run_async
 from escrowmq.actors.consumer.statistics import ConsumerStatistics
 from escrowmq.replication.errors import Closed

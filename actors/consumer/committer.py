@@ -24,11 +24,10 @@ from escrowmq.actors.client.consumer_groups import (
     coordinator_group,
 )
 from escrowmq.actors.client.router import Router, result_of
-from escrowmq.actors.consumer.membership import Membership
-from escrowmq.actors.consumer.membership_thread import MembershipThread
+from escrowmq.actors.consumer.membership_thread import Membership, MembershipThread
 from escrowmq.actors.consumer.offsets import OffsetReader
 from escrowmq.actors.consumer.positions import PartitionState, Positions
-from escrowmq.actors.consumer.redelivery import Redelivery
+from escrowmq.actors.consumer.record_drain import Redelivery
 from escrowmq.actors.consumer.statistics import Counted
 from escrowmq.replication.errors import (
     InvalidMessage,

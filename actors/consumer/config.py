@@ -6,11 +6,11 @@ A nonsensical value raises ConfigError where it is written, never later at run t
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from escrowmq.actors.client.config import ChannelConfig
-from escrowmq.replication.carried_settings import by_name
+from escrowmq.replication.carried_settings import by_name, check_not_negative, check_positive
 from escrowmq.replication.errors import ConfigError
-from escrowmq.replication.setting_checks import check_not_negative, check_positive
 
 MIB = 1 << 20
 
@@ -67,3 +67,38 @@ class ConsumerConfig:
             raise ConfigError("fetch_bytes must not exceed buffer_bytes: one fetch must fit into the buffer")
         if self.heartbeat_interval_s * 2 > self.session_timeout_s:
             raise ConfigError("heartbeat_interval_s must be at most half of session_timeout_s")
+
+
+# ------------------------------------------------------------------------------------------------------------
+# What a consumer does with a message that could not be handled: the argument ``retry``.
+
+#: Values of ``RetryPolicy.order``.
+CONCURRENT: Final = "concurrent"
+ORDERED: Final = "ordered"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    """What ``nack`` of a consumer does.
+
+    ``order="concurrent"``: the message leaves its partition and comes again later, as a copy in the group's
+    topic of retries, while those behind it go on. ``order="ordered"``: its partition waits, and ``poll``
+    returns it again, and then all behind it. How often and after which pauses a message comes again is a
+    setting of the group (``admin.set_group``); at the end it becomes a dead letter. Raises ConfigError.
+    """
+
+    order: str
+
+    def __post_init__(self) -> None:
+        if self.order not in (CONCURRENT, ORDERED):
+            raise ConfigError(f"order must be {CONCURRENT!r} or {ORDERED!r}, not {self.order!r}")
+
+
+def check_retry(retry: object, group: str | None) -> None:
+    """Raises ConfigError unless it is a policy of a member of a group, or None."""
+    if retry is None:
+        return
+    if not isinstance(retry, RetryPolicy):
+        raise ConfigError(f"retry must be a RetryPolicy, such as RetryPolicy(order='ordered'), not {retry!r}")
+    if group is None:
+        raise ConfigError("retry is for members of a group: give group=...")

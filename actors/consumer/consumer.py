@@ -21,20 +21,18 @@ from escrowmq.actors.client.background import Background
 from escrowmq.actors.client.closing import Closing
 from escrowmq.actors.client.consumer_groups import TopicPartition
 from escrowmq.actors.client.group_work import GroupWork
-from escrowmq.actors.client.handling_once import HandlesOnce, once
-from escrowmq.actors.client.pausing import PauseOn
+from escrowmq.actors.client.pausing import HandlesOnce, PauseOn, once
 from escrowmq.actors.client.pausing import pause_on as concerns_of
 from escrowmq.actors.client.replica_calls import ReplicaCalls
-from escrowmq.actors.client.statistics_timer import StatisticsTimer
+from escrowmq.actors.client.statistics import StatisticsTimer
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.client.values import Deserializer
 from escrowmq.actors.consumer import arguments as args
 from escrowmq.actors.consumer.async_consumer import AsyncConsumer
-from escrowmq.actors.consumer.config import ConsumerConfig
+from escrowmq.actors.consumer.config import ConsumerConfig, RetryPolicy
 from escrowmq.actors.consumer.core import ConsumerCore
 from escrowmq.actors.consumer.group_work import group_work
 from escrowmq.actors.consumer.rebalance import Handler, Handlers
-from escrowmq.actors.consumer.retry_policy import RetryPolicy
 from escrowmq.actors.consumer.running import run
 from escrowmq.actors.consumer.statistics import ConsumerStatistics
 from escrowmq.replication.errors import Closed

@@ -17,34 +17,33 @@ from datetime import datetime
 from typing import TypeAlias, TypeVar
 
 from escrowmq.actors.client.background import Background, Threads
-from escrowmq.actors.client.consumer_groups import GroupSnapshot, TopicPartition, coordinator_group
-from escrowmq.actors.client.failure_arguments import check_not_internal
-from escrowmq.actors.client.forking import FORKED, tell_after_fork
-from escrowmq.actors.client.member_names import dynamic_name, static_name
-from escrowmq.actors.client.observable import ObservableCondition
+from escrowmq.actors.client.call_arguments import check_not_internal
+from escrowmq.actors.client.closing import FORKED, tell_after_fork
+from escrowmq.actors.client.consumer_groups import (
+    GroupSnapshot,
+    TopicPartition,
+    coordinator_group,
+    dynamic_name,
+    static_name,
+)
 from escrowmq.actors.client.replica_calls import ReplicaCalls
 from escrowmq.actors.client.router import Router, over_ray, result_of
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.client.values import Deserializer, deserializer_of
+from escrowmq.actors.client.wakeup import ObservableCondition
 from escrowmq.actors.consumer import arguments as args
 from escrowmq.actors.consumer.committer import Committer
-from escrowmq.actors.consumer.config import ConsumerConfig
-from escrowmq.actors.consumer.fetcher import FetchThread
-from escrowmq.actors.consumer.membership import Membership
-from escrowmq.actors.consumer.membership_thread import MembershipThread
+from escrowmq.actors.consumer.config import ConsumerConfig, RetryPolicy, check_retry
+from escrowmq.actors.consumer.fetcher import FetchThread, ReplicaChoice
+from escrowmq.actors.consumer.membership_thread import Membership, MembershipThread
 from escrowmq.actors.consumer.offsets import OffsetReader
 from escrowmq.actors.consumer.ordered_retries import OrderedRetries, retries_of
-from escrowmq.actors.consumer.pattern import TopicPattern
 from escrowmq.actors.consumer.positions import PartitionState, Positions
-from escrowmq.actors.consumer.rebalance import HandlerCall, Handlers, Rebalance
-from escrowmq.actors.consumer.rebalance_callbacks import RebalanceCallbacks
-from escrowmq.actors.consumer.record_drain import RecordDrain
-from escrowmq.actors.consumer.redelivery import Redelivery
-from escrowmq.actors.consumer.replica_choice import ReplicaChoice
+from escrowmq.actors.consumer.rebalance import HandlerCall, Handlers, Rebalance, RebalanceCallbacks
+from escrowmq.actors.consumer.record_drain import RecordDrain, Redelivery
 from escrowmq.actors.consumer.retries import LocalRetries, Retries
-from escrowmq.actors.consumer.retry_policy import RetryPolicy, check_retry
 from escrowmq.actors.consumer.statistics import ConsumerStatistics, Counted
-from escrowmq.actors.consumer.subscribing import Subscribing
+from escrowmq.actors.consumer.subscribing import Subscribing, TopicPattern
 from escrowmq.replication.errors import (
     Closed,
     ConfigError,
@@ -482,7 +481,7 @@ class ConsumerCore:
     # ------------------------------------------------------------ the end
 
     def forked(self) -> None:
-        """See :class:`~escrowmq.actors.client.forking.Forkable`."""
+        """See :class:`~escrowmq.actors.client.closing.Forkable`."""
         self.condition = ObservableCondition()
         self.closed, self._why = True, f"this consumer cannot be used: {FORKED}"
 

@@ -21,7 +21,7 @@ from escrowmq.actors.consumer.core import ConsumerCore
 from escrowmq.actors.consumer.positions import EVERYTHING, PartitionState
 from escrowmq.actors.consumer.retries import ConcurrentRetries, LocalRetries
 from escrowmq.replication.errors import ConfigError, InvalidMessage, StaleMember
-from escrowmq.replication.format.offset_ops import NONE_YET
+from escrowmq.replication.format.ops import NONE_YET
 
 _LOST = "partitions were lost since they were read; poll again"
 

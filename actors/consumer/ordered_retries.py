@@ -26,15 +26,15 @@ from escrowmq.actors.client.router import result_of
 from escrowmq.actors.client.share_groups import settings_told
 from escrowmq.actors.consumer import arguments as args
 from escrowmq.actors.consumer.committer import Committer
-from escrowmq.actors.consumer.membership import Membership
+from escrowmq.actors.consumer.config import ORDERED
+from escrowmq.actors.consumer.membership_thread import Membership
 from escrowmq.actors.consumer.positions import Failed, PartitionState
+from escrowmq.actors.consumer.records import StreamRecord, attempt_of
 from escrowmq.actors.consumer.retries import AGAIN_S, ConcurrentRetries, Reader, Retries, stream_record
-from escrowmq.actors.consumer.retry_policy import ORDERED
-from escrowmq.actors.consumer.stream_record import StreamRecord, attempt_of
 from escrowmq.actors.consumer.subscribing import Subscribing
 from escrowmq.replication.errors import EscrowMQError
+from escrowmq.replication.format.internal_topics import GroupSettings
 from escrowmq.replication.format.share_ops import REJECT
-from escrowmq.replication.format.share_settings import GroupSettings
 from escrowmq.replication.model import ConsumerRecord
 
 log = logging.getLogger(__name__)

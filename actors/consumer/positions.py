@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from escrowmq.actors.client.consumer_groups import TopicPartition
 from escrowmq.actors.consumer.records import Chunk, FetchedRun
-from escrowmq.replication.calling.backoff import Backoff
+from escrowmq.replication.calling.patience import Backoff
 from escrowmq.replication.errors import CorruptLog, DamagedValue, EscrowMQError
 from escrowmq.replication.model import NO_ID
 

@@ -12,14 +12,17 @@ Never skips or invents an offset: runs that do not join are an error, not a gap.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgpack  # type: ignore[import-untyped]
 
-from escrowmq.actors.client.failure_arguments import shown
+from escrowmq.actors.client.call_arguments import shown
 from escrowmq.actors.client.values import Deserialize
 from escrowmq.replication.errors import CorruptLog, DamagedValue, NotDeserializable
 from escrowmq.replication.format.codec import Row, decode_lazily
+from escrowmq.replication.format.forwarded import Origin, history
+from escrowmq.replication.format.internal_topics import is_internal
 from escrowmq.replication.format.packing import UNPACKED_BYTES, PackedRows, UnsoundValue
 from escrowmq.replication.message_headers import TAG
 from escrowmq.replication.model import ConsumerRecord
@@ -190,3 +193,32 @@ def _bytes_of(rows: memoryview, count: int, run: FetchedRun) -> int:
         ) from error
     at: int = unpacker.tell()
     return at
+
+
+# ------------------------------------------------------------------------------------------------------------
+# What ``poll`` of a consumer with retries returns, and what the headers of any record tell of its past.
+
+
+def origin_of(record: ConsumerRecord) -> Origin:
+    """See :attr:`StreamRecord.origin`. Headers count only where brokers alone write."""
+    found = history(record.headers).origin if is_internal(record.topic) else None
+    return found or Origin(record.topic, record.partition, record.offset, record.timestamp)
+
+
+def attempt_of(record: ConsumerRecord) -> int:
+    """How many times this message has been delivered, if each of them but this one has failed: from 1."""
+    return history(record.headers).attempt if is_internal(record.topic) else 1
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRecord(ConsumerRecord):
+    """A committed message as a consumer with ``retry`` sees it."""
+
+    #: 1, and one more after each nack.
+    attempt: int = 1
+
+    @property
+    def origin(self) -> Origin:
+        """Where the message was sent to: ``(topic, partition, offset, timestamp)``. The same at all attempts,
+        while ``topic`` and ``offset`` may be those of a copy after the first one."""
+        return origin_of(self)

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 from escrowmq.actors.client.closing import Closing
 from escrowmq.actors.client.results import submitting
-from escrowmq.actors.client.share_groups import create_internal_topic
-from escrowmq.actors.client.share_level import await_level
+from escrowmq.actors.client.share_groups import await_level, create_internal_topic
 from escrowmq.actors.consumer.consumer import Consumer
 from escrowmq.replication.errors import ConfigError
 from escrowmq.replication.format.forwarded import BY, DONE, GROUP, OUTCOME, REASON, Origin, history

@@ -16,19 +16,17 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
-from escrowmq.actors.client.failure_arguments import delay_in_ms, reason_text
-from escrowmq.actors.client.observable import wait_out
+from escrowmq.actors.client.call_arguments import delay_in_ms, reason_text
 from escrowmq.actors.client.results import submitting
 from escrowmq.actors.client.router import Router
-from escrowmq.actors.client.settling_calls import send_settling
-from escrowmq.actors.client.share_groups import make_internal_topics, of_kind
-from escrowmq.actors.client.share_level import await_level
+from escrowmq.actors.client.share_groups import await_level, make_internal_topics, of_kind, send_settling
+from escrowmq.actors.client.wakeup import wait_out
 from escrowmq.actors.consumer import arguments as args
-from escrowmq.actors.consumer.membership import Membership
+from escrowmq.actors.consumer.membership_thread import Membership
 from escrowmq.actors.consumer.offsets import OffsetReader
 from escrowmq.actors.consumer.positions import PartitionState, Positions
-from escrowmq.actors.consumer.redelivery import Redelivery
-from escrowmq.actors.consumer.stream_record import StreamRecord, attempt_of
+from escrowmq.actors.consumer.record_drain import Redelivery
+from escrowmq.actors.consumer.records import StreamRecord, attempt_of
 from escrowmq.actors.consumer.subscribing import Subscribing
 from escrowmq.replication.errors import (
     ConfigError,
@@ -38,9 +36,8 @@ from escrowmq.replication.errors import (
     Unavailable,
     UnknownTopic,
 )
-from escrowmq.replication.format.internal_topics import retry_topic
+from escrowmq.replication.format.internal_topics import STREAM, retry_topic
 from escrowmq.replication.format.share_ops import BY_TABLE, REJECT, nack
-from escrowmq.replication.format.share_settings import STREAM
 from escrowmq.replication.model import NO_ID, ConsumerRecord
 
 #: A message whose failure could not be made durable is returned again after this time.

@@ -13,14 +13,12 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Protocol
 
+from escrowmq.actors.client.call_arguments import reason_of
 from escrowmq.actors.client.consumer_groups import TopicPartition
-from escrowmq.actors.client.failure_arguments import reason_of
-from escrowmq.actors.client.handler_check import check_returned
-from escrowmq.actors.client.pausing import PAUSES, TELL_S, Concerns
+from escrowmq.actors.client.pausing import PAUSES, TELL_S, Concerns, check_returned
 from escrowmq.actors.client.uncancellable import cancellations, uncancellable
 from escrowmq.actors.consumer.core import ConsumerCore
 from escrowmq.actors.consumer.ordered_retries import OrderedRetries
-from escrowmq.actors.consumer.putting_off import go_back_to, goes_on, put_off, read_again
 from escrowmq.actors.consumer.retries import AGAIN_S, NEEDS_RETRY, Retries
 from escrowmq.replication.errors import (
     Closed,
@@ -34,6 +32,52 @@ from escrowmq.replication.errors import (
     StaleMember,
 )
 from escrowmq.replication.model import ConsumerRecord
+
+# ------------------------------------------------------------------------------------------------------------
+# Records that a handler could not handle now, or whose failure could not be kept: they come again, and no
+# commit passes them.
+
+
+def put_off(core: ConsumerCore, record: ConsumerRecord, pause_s: float, why: str) -> None:
+    """The record cannot be handled now: its partition waits, and goes on with it."""
+    with core.condition:
+        state = core.positions.get((record.topic, record.partition))
+        if state is None or state.position is None or state.position <= record.offset:
+            return  # it comes again anyway, here or elsewhere
+        until = core.clock() + pause_s
+        try:
+            core.redelivery.add(record, until)
+        except Overloaded:
+            go_back_to(core, record)
+        core.positions.suspend(state, until)
+        state.put_off = why
+        core.counted.pauses += 1
+        core.condition.notify_all()
+
+
+def goes_on(core: ConsumerCore, record: ConsumerRecord) -> None:
+    """A record of a partition that was put off has been handled, or has failed by itself."""
+    with core.condition:
+        if (state := core.positions.get((record.topic, record.partition))) is not None:
+            state.put_off = ""
+
+
+def read_again(core: ConsumerCore, record: ConsumerRecord) -> bool:
+    """Whether an open transaction has it, and the application has gone back to it since: it is to be handled
+    once more, whatever becomes of the transaction."""
+    with core.condition:
+        state = core.positions.get((record.topic, record.partition))
+        return state is not None and state.done <= record.offset < state.held
+
+
+def go_back_to(core: ConsumerCore, record: ConsumerRecord) -> None:
+    """It was not handled. Before it in its partition there may be others that wait for redelivery, which
+    ``seek`` forgets: reading goes back to the first of them. Raises StaleMember."""
+    tp = record.topic, record.partition
+    with core.condition:
+        waiting = core.redelivery.floor(tp)
+        core.seek(*tp, record.offset if waiting is None else min(waiting, record.offset))
+
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from escrowmq.actors.client.consumer_groups import TopicPartition
-from escrowmq.actors.client.latencies import RecentLatencies
+from escrowmq.actors.client.statistics import RecentLatencies
 from escrowmq.actors.consumer.positions import PartitionState
 
 

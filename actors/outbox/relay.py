@@ -20,12 +20,11 @@ from typing import Any, Self
 
 from escrowmq.actors.outbox.shipping import BrokerShipping, RelayCluster, claim_name
 from escrowmq.actors.producer.claiming import check_name
-from escrowmq.actors.producer.encoder import check_app
+from escrowmq.actors.producer.encoding.encoder import check_app
+from escrowmq.feedback.database.errors import OutboxBehind
 from escrowmq.feedback.database.outbox import SHARDS_MAX, Outbox
 from escrowmq.feedback.database.outbox_admin import OutboxShard
-from escrowmq.feedback.database.outbox_errors import OutboxBehind
-from escrowmq.feedback.database.outbox_notices import Notices
-from escrowmq.feedback.database.outbox_shards import LEASE_MS, LEASE_MS_MAX, OutboxShards
+from escrowmq.feedback.database.outbox_shards import LEASE_MS, LEASE_MS_MAX, Notices, OutboxShards
 from escrowmq.feedback.database.relaying import Relay, Step
 from escrowmq.replication.errors import Closed, ConfigError, Unavailable
 

@@ -10,18 +10,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from escrowmq.actors.producer.placing import partition_of
+from escrowmq.actors.producer.encoding.delayed_messages import Later
 from escrowmq.actors.producer.probing import settle
 from escrowmq.actors.producer.producer import Producer
 from escrowmq.feedback.database.relaying import BatchRefused, OutOfStep
 from escrowmq.replication import errors
-from escrowmq.replication.errors import (
-    InvalidMessage,
-    MessageTooLarge,
-    ProducerFenced,
-    UnknownTopic,
-)
+from escrowmq.replication.errors import InvalidMessage, MessageTooLarge, ProducerFenced, UnknownTopic
 from escrowmq.replication.model import Message
+
+# ------------------------------------------------------------------------------------------------------------
+# Where a message would go, for those who must know it before they send it.
+
+
+def partition_of(producer: Producer, message: Message, turn: int) -> int:
+    """The partition of a message as a part of a transaction. ``turn``: any number, which decides for a
+    message without a key and without a partition.
+
+    Raises what sending it would raise: InvalidMessage, MessageTooLarge, UnknownTopic, NotSupported (delayed,
+    and the cluster is too old).
+    """
+    core = producer._core
+    later: list[Later] = []
+    placed, _ = core.encoder.place([message], f"{turn}", later)
+    return placed[0][1] if placed else later[0].partition
+
 
 #: For the broker's answer to a batch: less than a lease of a shard lasts.
 DELIVERY_TIMEOUT_S = 10.0

@@ -19,29 +19,36 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from escrowmq.actors.client.call_arguments import check_wait
-from escrowmq.actors.client.cancelling import TOPICS_MAX, Cancellation
+from escrowmq.actors.client.cancelling import TOPICS_MAX, Cancellation, ScheduleId
 from escrowmq.actors.client.closing import AsyncClosing
 from escrowmq.actors.client.consumer_groups import TopicPartition
 from escrowmq.actors.client.group_work import Reader, Span
-from escrowmq.actors.client.loop_bridge import LoopBridge
-from escrowmq.actors.client.schedule_ids import ScheduleId
-from escrowmq.actors.producer import bulk, cancelling, enqueue
-from escrowmq.actors.producer.blocks import Outcome
-from escrowmq.actors.producer.bulk_requests import LocalBatch, Requested, TransactionColumns
-from escrowmq.actors.producer.callback_check import check_callable
+from escrowmq.actors.client.router import LoopBridge
+from escrowmq.actors.producer import cancelling
+from escrowmq.actors.producer.bulk import bulk, sent_many
+from escrowmq.actors.producer.bulk.sent_many import SentMany
+from escrowmq.actors.producer.bulk.table_calls import transactions_of_table
+from escrowmq.actors.producer.config import ProducerStatistics
 from escrowmq.actors.producer.core import ProducerCore
-from escrowmq.actors.producer.delayed_messages import any_delayed
-from escrowmq.actors.producer.delivery_columns import Delivery
-from escrowmq.actors.producer.encoder import as_messages
+from escrowmq.actors.producer.encoding.blocks import Outcome
+from escrowmq.actors.producer.encoding.delayed_messages import any_delayed
+from escrowmq.actors.producer.encoding.delivery_columns import Delivery
+from escrowmq.actors.producer.encoding.encoder import as_messages
+from escrowmq.actors.producer.encoding.many import Headers
 from escrowmq.actors.producer.fence_name import NAME_WAIT_S, FenceName, too_late
-from escrowmq.actors.producer.local_transaction import call_local
-from escrowmq.actors.producer.many import Headers
-from escrowmq.actors.producer.results import TransactionResult, settled_before
-from escrowmq.actors.producer.sent_many import SentMany
-from escrowmq.actors.producer.statistics import ProducerStatistics
-from escrowmq.actors.producer.table_calls import transactions_of_table
-from escrowmq.actors.producer.transaction_base import Phase, TransactionBase, unconfirmed
-from escrowmq.actors.producer.transaction_results import TransactionResults
+from escrowmq.actors.producer.transactions.local_transaction import (
+    LocalBatch,
+    Requested,
+    TransactionColumns,
+    call_local,
+    check_callable,
+)
+from escrowmq.actors.producer.transactions.results import (
+    TransactionResult,
+    TransactionResults,
+    settled_before,
+)
+from escrowmq.actors.producer.transactions.transaction_base import Phase, TransactionBase, unconfirmed
 from escrowmq.replication.errors import (
     OutcomeUnknown,
     TransactionConflict,
@@ -140,7 +147,7 @@ class AsyncProducer(AsyncClosing):
         """As ``Producer.send_many``, in a helper thread; returns when each row has an offset or an error. If
         the task is cancelled, the rows that were not handed over yet are not sent; the others may be."""
         delivery = Delivery(delay_s, deliver_at)
-        return await self._ended(enqueue.send_many, topic, values, keys, headers, partition, delivery)
+        return await self._ended(sent_many.send_many, topic, values, keys, headers, partition, delivery)
 
     async def send_table(
         self,
@@ -156,7 +163,7 @@ class AsyncProducer(AsyncClosing):
         """As ``Producer.send_table``, in a helper thread; returns when each row has an offset or an error.
         A cancelled task: as for ``send_many``."""
         delivery = Delivery(delay_s, deliver_at)
-        return await self._ended(enqueue.send_table, topic, table, value, key, partition, delivery)
+        return await self._ended(sent_many.send_table, topic, table, value, key, partition, delivery)
 
     async def _ended(self, send: Callable[..., SentMany], *args: Any) -> SentMany:
         given_up = threading.Event()
@@ -357,7 +364,7 @@ async def _in_own_thread(function: Callable[..., T], *args: Any, **kwargs: Any) 
 
 
 class AsyncTransaction(TransactionBase):
-    """As :class:`escrowmq.actors.producer.transaction.Transaction`, for ``async with``."""
+    """As :class:`escrowmq.actors.producer.transactions.transaction.Transaction`, for ``async with``."""
 
     __slots__ = ("_face",)
 

@@ -14,19 +14,20 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from escrowmq.actors.client.channel import GroupChannel, Request
 from escrowmq.actors.client.failures import Failure, FailureKind
 from escrowmq.actors.client.topic_places import TopicPlaces
-from escrowmq.actors.producer.block_answers import (
+from escrowmq.actors.producer.config import Counted, ProducerConfig
+from escrowmq.actors.producer.encoding.block_answers import (
     finish_decided,
     finish_prepared,
     not_open,
     problems_of,
     retry_apart,
 )
-from escrowmq.actors.producer.blocks import (
+from escrowmq.actors.producer.encoding.blocks import (
     IDS_PER_OPERATION,
     Block,
     DecisionBlock,
@@ -37,14 +38,166 @@ from escrowmq.actors.producer.blocks import (
     encode_done,
     encode_prepare,
 )
-from escrowmq.actors.producer.built_request import BuiltRequest as BuiltRequest
-from escrowmq.actors.producer.config import ProducerConfig
-from escrowmq.actors.producer.group_speech import GroupSpeech
-from escrowmq.actors.producer.partition_stream import Batch, PartitionStream
-from escrowmq.actors.producer.statistics import Counted
-from escrowmq.actors.producer.stream_table import StreamTable
+from escrowmq.actors.producer.plain.partition_stream import Batch, PartitionStream
 from escrowmq.replication.format import ops
 from escrowmq.replication.model import ResultCode
+
+# ------------------------------------------------------------------------------------------------------------
+# One call to a broker group as the producer builds it: the frames of its operations, and who gets their
+# results.
+
+#: Called with one operation's result, or how the request ended, and whether an earlier sending of it may have
+#: been carried out.
+Handler = Callable[["Sequence[Any] | Failure", bool], None]
+
+
+class BuiltRequest:
+    """The frames of one call, and the handler of each operation's result."""
+
+    __slots__ = ("blocks", "deadline", "frames", "handlers", "sendings", "size")
+
+    def __init__(self) -> None:
+        self.blocks = 0  # blocks of transactions
+        self.sendings = 1  # how often it was sent; known with its outcome
+        self.frames: list[bytes] = []
+        self.handlers: list[Handler] = []
+        self.deadline = float("inf")
+        self.size = 0
+
+    def add(self, frame: bytes, handler: Handler, deadline: float) -> None:
+        """Adds one operation."""
+        self.frames.append(frame)
+        self.handlers.append(handler)
+        self.size += len(frame)
+        self.deadline = min(self.deadline, deadline)
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Which version a producer uses towards one broker group, and the latest time it has heard from there. Pure.
+#
+# A group accepts version 2 of PREPARE, or of MESSAGE, once all replicas of the cluster run software that
+# knows it; there is one ``GroupSpeech`` for each of the two. A producer tries: a refusal costs one round
+# trip, and is all that older software can answer. Until the first success, version 2 is sent in separate
+# requests, so that a refusal affects nothing else. A group never goes back to an older version, so the first
+# success is final.
+
+#: For how long version 1 is used after a refusal. A new cluster accepts version 2 within a second; during an
+#: upgrade, one or two refused requests a second do not matter.
+TRY_AGAIN_S = 0.5
+
+
+class GroupSpeech:
+    """What one producer knows of one group. Used by one thread (the router's)."""
+
+    __slots__ = ("_settled", "_try_again_at", "heard_ms", "version")
+
+    def __init__(self) -> None:
+        #: The version used now.
+        self.version = 2
+        #: The newest time of an entry of the group, from its answers; -1: none yet.
+        self.heard_ms = -1
+        self._settled = False
+        self._try_again_at: float | None = None  # None: from the next ``pass_time`` on
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the group has accepted version 2."""
+        return self._settled
+
+    @property
+    def is_attempt(self) -> bool:
+        """Whether version 2 is used although it may be refused."""
+        return self.version == 2 and not self._settled
+
+    def pass_time(self, now: float) -> None:
+        """Switches back to version 2 a while after it was refused."""
+        if self.version == 2:
+            return
+        if self._try_again_at is None:
+            self._try_again_at = now + TRY_AGAIN_S
+        elif now >= self._try_again_at:
+            self.version = 2
+
+    def heard(self, time_ms: int) -> None:
+        """Takes the group's time from an answer."""
+        if time_ms > self.heard_ms:
+            self.heard_ms = time_ms
+
+    def taken(self) -> None:
+        """The group has accepted a request of version 2."""
+        self._settled, self.version = True, 2
+
+    def refused(self, failure: Failure) -> bool:
+        """A request of version 2 ended in ``failure``: returns whether to send it again, in ``version``.
+
+        Brokers from before version 2 can only report it as malformed; if it really is, so is version 1 of it.
+        """
+        if self._settled:
+            # It was answered before the group had raised its level, which is never lowered.
+            return failure.kind is FailureKind.UNSUPPORTED
+        if failure.kind not in (FailureKind.UNSUPPORTED, FailureKind.MALFORMED):
+            return False
+        self.version, self._try_again_at = 1, None
+        return True
+
+
+# ------------------------------------------------------------------------------------------------------------
+# The streams of one producer in one broker group, of the partitions that it has used last.
+#
+# A stream weighs a few kilobytes, and a service may send to short-lived topics for years. So streams that are
+# idle, and were used longest ago, are dropped. One that begins again must be another one for the broker,
+# which may still remember the first: under the same epoch, its first batch would get the answer to an earlier
+# batch, and be lost. So all streams that begin after a drop have a higher epoch than any stream that was
+# dropped: one number takes the place of all of them. Late copies of what a dropped stream has sent are
+# refused as always.
+
+#: Streams of a broker group that a producer keeps, beside those that are not idle.
+STREAMS_MAX: Final = 20_000
+#: Topic, partition, ``later``.
+Key = tuple[str, int, bool]
+
+
+class StreamTable:
+    """Streams by topic, partition and ``later``. Used by one thread (the router's)."""
+
+    def __init__(self, streams_max: int = STREAMS_MAX) -> None:
+        self._half = self._turn_at = max(streams_max // 2, 1)
+        # What was not used since the last turn is older, and dropped at the next one if it is idle.
+        self._young: dict[Key, PartitionStream] = {}
+        self._older: dict[Key, PartitionStream] = {}
+        self._next_epoch = 0
+
+    def __len__(self) -> int:
+        return len(self._young) + len(self._older)
+
+    def get(self, key: Key) -> PartitionStream | None:
+        """The stream, which counts as used now; None: there is none, or no longer."""
+        stream = self._young.get(key)
+        if stream is None and (stream := self._older.pop(key, None)) is not None:
+            self._keep(key, stream)
+        return stream
+
+    def add(self, key: Key, stream: PartitionStream) -> None:
+        """Takes a new stream, which has sent nothing."""
+        stream.begin_at(self._next_epoch)
+        self._keep(key, stream)
+
+    def _keep(self, key: Key, stream: PartitionStream) -> None:
+        if len(self._young) >= self._turn_at:
+            self._turn()
+        self._young[key] = stream
+
+    def _turn(self) -> None:
+        busy: dict[Key, PartitionStream] = {}
+        for key, stream in self._older.items():
+            if stream.idle:
+                self._next_epoch = max(self._next_epoch, stream.epoch + 1)
+            else:
+                busy[key] = stream
+        self._older, self._young = self._young, busy
+        # Not at each new stream while thousands are busy: a turn looks at all of them.
+        self._turn_at = max(self._half, 2 * len(busy))
+
 
 #: Called with the batcher, a request that it sent, the outcome, whether an earlier sending of it may have
 #: been carried out, and how often it was sent.

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from escrowmq.actors.client.client_loop import ClientLoop
 from escrowmq.actors.client.router import result_of
-from escrowmq.actors.client.share_level import await_level
+from escrowmq.actors.client.share_groups import await_level
 from escrowmq.replication.errors import (
     InvalidMessage,
     OutcomeUnknown,
@@ -25,9 +25,8 @@ from escrowmq.replication.errors import (
     ProducerFenced,
     Unavailable,
 )
-from escrowmq.replication.format import claim_ops
-from escrowmq.replication.format.claim_ops import LEVEL_OF_CLAIMS, claim_group
-from escrowmq.replication.format.timer_ops import OF_DELAYED
+from escrowmq.replication.format import timer_ops
+from escrowmq.replication.format.timer_ops import LEVEL_OF_CLAIMS, OF_DELAYED, claim_group
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.replica.claim_validation import NAME_CHARS_MAX
 from escrowmq.replication.replica.validation import has_control_characters
@@ -138,7 +137,7 @@ def claim(
     asking = steps(name, router.info.groups)
     ask = next(asking)
     while True:
-        request, left_s = claim_ops.claim(name, ask.epoch, claimant), max(until - clock(), 0.0)
+        request, left_s = timer_ops.claim(name, ask.epoch, claimant), max(until - clock(), 0.0)
         futures = {gid: router.submit(gid, request, left_s) for gid in ask.groups}
         answers = {gid: _answer_of(future, name, gid, left_s) for gid, future in futures.items()}
         try:

@@ -8,10 +8,44 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from escrowmq.actors.client.config import ChannelConfig
-from escrowmq.actors.producer.compression import Compression, compression_of
-from escrowmq.replication.carried_settings import by_name
+from escrowmq.actors.client.statistics import RecentLatencies
+from escrowmq.replication.carried_settings import by_name, check_not_negative, check_positive
 from escrowmq.replication.errors import ConfigError
-from escrowmq.replication.setting_checks import check_not_negative, check_positive
+from escrowmq.replication.format.packing import METHODS
+
+# ------------------------------------------------------------------------------------------------------------
+# How values are compressed: common to a producer's settings, Spark's options and Ray Data's arguments.
+
+#: Smaller values are not compressed by default: below a kilobyte too little is saved.
+LEAST_BYTES = 1 << 10
+#: Of zstd.
+LEVEL_MAX = 22
+
+
+@dataclass(frozen=True, slots=True)
+class Compression:
+    """``method``: a key of ``packing.METHODS``. ``level``: of zstd, 1 to 22; None: 1. ``least``: bytes of the
+    smallest value that is compressed."""
+
+    method: str
+    level: int | None = None
+    least: int = LEAST_BYTES
+
+
+def compression_of(method: str | None, level: int | None, least: int = LEAST_BYTES) -> Compression | None:
+    """The settings ``compression``, ``compression_level`` and ``compress_from``; None: nothing is compressed.
+
+    Raises ConfigError, also for a level without a method that has levels.
+    """
+    if method not in (None, *METHODS):
+        names = ", ".join(map(repr, METHODS))
+        raise ConfigError(f"compression must be {names} or None, not {method!r}")
+    if level is not None and method != "zstd":
+        raise ConfigError("compression_level is for compression='zstd' only")
+    if level is not None and (type(level) is not int or not 1 <= level <= LEVEL_MAX):
+        raise ConfigError(f"compression_level must be 1 to {LEVEL_MAX}, not {level!r}")
+    return None if method is None else Compression(method, level, least)
+
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -87,3 +121,87 @@ class ProducerConfig:
     def packing(self) -> Compression | None:
         """How values are compressed; None: not at all."""
         return compression_of(self.compression, self.compression_level, self.compress_from)
+
+
+# ------------------------------------------------------------------------------------------------------------
+# A producer's counters and present state, updated per request and per batch, never per message.
+#
+# Compressed values are the exception: each of them is counted (value_packer.py).
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerStatistics:
+    """Statistics of one producer, for both interfaces together. Counters start at its creation. They are not
+    all read at the same moment.
+
+    ``messages``: plain messages that were stored. ``message_bytes``: their size as encoded.
+    ``messages_failed``: those whose future has an error. ``transactions_prepared``, ``_committed``,
+    ``_rolled_back``: as their home group answered; decisions by checks are not counted. ``requests``: calls
+    that were answered or given up. ``request_bytes``: their contents. ``requests_repeated``: those that may
+    have been carried out more than once. ``retries``: attempts after the first, because of a fail-over, a
+    refusal or a lost answer.
+
+    ``values_compressed``: values of all kinds of messages. ``bytes_saved``: what that has taken off the
+    encoded messages. Both stay 0 below format level 7.
+
+    ``requests_in_flight``, ``buffered_bytes`` (of ``buffer_bytes_max``, which adapts to the amount that is
+    answered in time) and ``buffer_fill`` (their ratio) describe the present. ``latency_p50_s``,
+    ``latency_p99_s``: from accepting the oldest part of a request to its answer, including linger, over the
+    last one to two minutes, accurate to within a quarter; None if there was no request.
+    """
+
+    app: str
+    messages: int
+    message_bytes: int
+    messages_failed: int
+    transactions_prepared: int
+    transactions_committed: int
+    transactions_rolled_back: int
+    requests: int
+    requests_repeated: int
+    request_bytes: int
+    retries: int
+    requests_in_flight: int
+    buffered_bytes: int
+    buffer_bytes_max: int
+    latency_p50_s: float | None
+    latency_p99_s: float | None
+    values_compressed: int = 0
+    bytes_saved: int = 0
+
+    @property
+    def buffer_fill(self) -> float:
+        """0 to 1, or slightly above while something large is sent."""
+        return self.buffered_bytes / self.buffer_bytes_max
+
+
+class Counted:
+    """The counters behind ``ProducerStatistics``. Written only by the router's thread; any thread may read
+    them."""
+
+    __slots__ = (
+        "committed",
+        "latencies",
+        "message_bytes",
+        "messages",
+        "messages_failed",
+        "prepared",
+        "repeated",
+        "request_bytes",
+        "requests",
+        "rolled_back",
+    )
+
+    def __init__(self) -> None:
+        self.messages = self.message_bytes = self.messages_failed = 0
+        self.prepared = self.committed = self.rolled_back = 0
+        self.requests = self.repeated = self.request_bytes = 0
+        self.latencies = RecentLatencies()
+
+    def request(self, size: int, latency_s: float, repeated: bool, now: float) -> None:
+        """Counts a request that has ended."""
+        self.requests += 1
+        self.request_bytes += size
+        self.repeated += repeated
+        if latency_s < float("inf"):
+            self.latencies.observe(latency_s, now)

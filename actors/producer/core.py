@@ -9,42 +9,190 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import os
+import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
+from importlib import metadata
 from typing import Any
 
 from escrowmq.actors.client.background import Background, Threads
 from escrowmq.actors.client.catalog import TopicCatalog
 from escrowmq.actors.client.client_loop import ClientLoop
+from escrowmq.actors.client.closing import FORKED, tell_after_fork
 from escrowmq.actors.client.failures import Failure, FailureKind
-from escrowmq.actors.client.forking import FORKED, tell_after_fork
 from escrowmq.actors.client.replica_calls import ReplicaCalls
 from escrowmq.actors.client.router import Router
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.client.values import Serialize
 from escrowmq.actors.client.wakeup import Waiter
 from escrowmq.actors.producer.batcher import BuiltRequest, GroupBatcher
-from escrowmq.actors.producer.blocks import Block, DecisionBlock, DoneBlock, PrepareBlock
-from escrowmq.actors.producer.buffer_bound import BufferBound
 from escrowmq.actors.producer.claiming import Claimed, claim
-from escrowmq.actors.producer.config import ProducerConfig
-from escrowmq.actors.producer.delay_gate import DelayGate, level_9
-from escrowmq.actors.producer.delayed_stream import DelayedBatch, DelayedStream
-from escrowmq.actors.producer.encoder import Encoder, check_app
+from escrowmq.actors.producer.config import Counted, ProducerConfig, ProducerStatistics
+from escrowmq.actors.producer.encoding.blocks import Block, DecisionBlock, DoneBlock, PrepareBlock
+from escrowmq.actors.producer.encoding.delayed_messages import DelayGate, level_9
+from escrowmq.actors.producer.encoding.encoder import Encoder, check_app
+from escrowmq.actors.producer.encoding.many import Piece, Run
+from escrowmq.actors.producer.encoding.value_packer import ValueEncoder, ValuePacker
 from escrowmq.actors.producer.fence_name import FenceName
-from escrowmq.actors.producer.ids import client_version, instance_id, transaction_ids
-from escrowmq.actors.producer.partition_stream import ROWS_MAX, PartitionStream
-from escrowmq.actors.producer.record_batch import RecordBatch
-from escrowmq.actors.producer.running_transactions import RunningTransactions
-from escrowmq.actors.producer.runs import Piece, Run
-from escrowmq.actors.producer.send_future import SendFuture
-from escrowmq.actors.producer.statistics import Counted, ProducerStatistics
-from escrowmq.actors.producer.value_encoder import ValueEncoder
-from escrowmq.actors.producer.value_packer import ValuePacker
+from escrowmq.actors.producer.plain.delayed_stream import DelayedBatch, DelayedStream
+from escrowmq.actors.producer.plain.partition_stream import ROWS_MAX, PartitionStream
+from escrowmq.actors.producer.plain.record_batch import RecordBatch, SendFuture
 from escrowmq.replication.errors import Closed, Overloaded
 from escrowmq.replication.format.timer_ops import owner_of
+
+# ------------------------------------------------------------------------------------------------------------
+# How much a producer accepts: a number of bytes at most, and only as much as is answered in time.
+#
+# A bound in bytes alone does not bound time: 32 MiB are a second for a fast group, and a minute for one that
+# a thousand clients share; a caller that would wait a minute is better told at once. So the producer measures
+# how long what is answered now has waited since it was accepted. Pure: times are passed in.
+
+#: Lower bound, whatever is measured: some requests' worth of small messages.
+BYTES_MIN = 16 << 10
+
+
+class BufferBound:
+    """Bytes that may be buffered and under way. Used by one thread; ``limit`` may be read by any.
+
+    The bound changes once per round trip: only an answer to what was accepted after the last change shows the
+    effect of that change. Waits above the target lower it, to at most what is buffered now. Shorter waits
+    raise it, but not sooner than a quarter of the target after the last change: while a buffer is still
+    filling, waits are short whatever its bound. It is also raised, more gently, for waits just below the
+    target: where calls are the cost, more bytes in each do not wait longer.
+    """
+
+    def __init__(self, bytes_max: int, target_s: float) -> None:
+        self.limit = self._max = bytes_max
+        self._min = min(BYTES_MIN, bytes_max)
+        self._target_s = target_s
+        self._changed = float("-inf")
+
+    def answered(self, taken_on: float, now: float, buffered: int) -> None:
+        """What was accepted at ``taken_on`` has its answer; ``buffered`` bytes are there, including it."""
+        waited = now - taken_on
+        if taken_on < self._changed or (self.limit == self._max and waited <= self._target_s):
+            return
+        if waited > self._target_s:
+            self.limit = max(self._min, int(min(self.limit, buffered) * self._target_s / waited))
+            self._changed = now
+        elif now - self._changed >= self._target_s / 4:
+            factor = 2 if waited < self._target_s / 2 else 1.25
+            self.limit = min(self._max, int(factor * self.limit))
+            self._changed = now
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Transaction ids and producer instance ids.
+#
+# FMQ's form: ``clientVersion-clientIP-clientStart-pid-connectionNo-transactionNo``. The part before the last
+# dash names one producer object in one process and is never used again, so a counter after it is unique
+# without any coordination; a client keeps no state across crashes.
+
+_connections = itertools.count(1)
+_process_lock = threading.Lock()
+_process_start: tuple[int, int] | None = None  # pid, ms: a forked child must not use its parent's
+
+
+def _start_ms() -> int:
+    global _process_start
+    with _process_lock:
+        if _process_start is None or _process_start[0] != os.getpid():
+            _process_start = (os.getpid(), int(time.time() * 1000))
+        return _process_start[1]
+
+
+def client_version() -> str:
+    """Version of the installed package; 0.0.0 if only its files were copied (a Ray runtime environment)."""
+    try:
+        return metadata.version("escrowmq")
+    except metadata.PackageNotFoundError:
+        return "0.0.0"
+
+
+def local_ip() -> str:
+    """This machine's address as others see it; sends no packet. 127.0.0.1 without any network."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # TEST-NET-1: only looks up the route
+            return str(probe.getsockname()[0])
+        except OSError:
+            return "127.0.0.1"
+
+
+def instance_id(version: str, ip: str | None = None) -> str:
+    """Name of one producer object: ``version-ip-start-pid-connection``; a new one at every call."""
+    return f"{version}-{ip or local_ip()}-{_start_ms()}-{os.getpid()}-{next(_connections)}"
+
+
+def transaction_ids(instance: str) -> Iterator[str]:
+    """``instance-1``, ``instance-2``, ... for any number of threads.
+
+    Made of C iterators only (two threads may not advance a generator at the same time).
+    """
+    return map((instance + "-").__add__, map(str, itertools.count(1)))
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Which local transactions run in this process now; checks of the broker are answered from this.
+#
+# A transaction counts from before its PREPARE is sent until its decision is answered or it is left to the
+# check. So one that is prepared and undecided counts as long as the application holds it. Can be queried from
+# any thread.
+
+
+class RunningTransactions:
+    """Two tables, for speed. An id that the producer generated is used once, so a plain set holds those.
+
+    An id that the application gave comes from outside, perhaps twice at once: the second user is refused.
+    """
+
+    __slots__ = ("_given", "_lock", "made")
+
+    def __init__(self) -> None:
+        #: Ids that the producer generated, and all those of ``send_transactions``.
+        self.made: set[str] = set()
+        self._given: set[str] = set()
+        self._lock = threading.Lock()
+
+    def begin_given(self, tx_id: str) -> bool:
+        """A transaction with this id, given by the application, begins; False: one is already running, and
+        this one must not run."""
+        with self._lock:
+            if tx_id in self._given:
+                return False
+            self._given.add(tx_id)
+            return True
+
+    def end_given(self, tx_id: str) -> None:
+        """The transaction is over."""
+        self._given.discard(tx_id)
+
+    def end_all_given(self, tx_ids: Iterable[str]) -> None:
+        """These transactions are over."""
+        with self._lock:
+            self._given.difference_update(tx_ids)
+
+    def taken_of(self, tx_ids: Collection[str], *, begin: bool) -> set[str]:
+        """Those of these ids that are running already. ``begin``: the others begin, as in ``begin_given``."""
+        with self._lock:
+            taken = self._given.intersection(tx_ids)
+            if begin:
+                self._given.update(tx_ids)
+        return taken
+
+    def holds_given(self, tx_id: str) -> bool:
+        """Whether a transaction with this id, given by the application, is running."""
+        return tx_id in self._given
+
+    def __contains__(self, tx_id: object) -> bool:
+        return tx_id in self.made or tx_id in self._given
+
+    def __len__(self) -> int:
+        return len(self.made) + len(self._given)
+
 
 _CLOSED = "this producer was closed; create a new one"
 #: Topics of which a producer keeps where their keyless messages gather.
@@ -378,7 +526,7 @@ class ProducerCore:
         self.router.close()
 
     def forked(self) -> None:
-        """See :class:`~escrowmq.actors.client.forking.Forkable`."""
+        """See :class:`~escrowmq.actors.client.closing.Forkable`."""
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)
         self._closed, self._why = True, f"this producer cannot be used: {FORKED}"

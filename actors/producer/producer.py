@@ -15,31 +15,38 @@ from typing import Any, Protocol
 
 from escrowmq.actors.client.background import Background
 from escrowmq.actors.client.call_arguments import check_wait
-from escrowmq.actors.client.cancelling import TOPICS_MAX, Cancellation
+from escrowmq.actors.client.cancelling import TOPICS_MAX, Cancellation, ScheduleId
 from escrowmq.actors.client.closing import Closing
 from escrowmq.actors.client.replica_calls import ReplicaCalls
 from escrowmq.actors.client.router import result_of
-from escrowmq.actors.client.schedule_ids import ScheduleId
-from escrowmq.actors.client.statistics_timer import StatisticsTimer
+from escrowmq.actors.client.statistics import StatisticsTimer
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.client.values import Serializer, serializer_of
-from escrowmq.actors.producer import bulk, cancelling, enqueue, numbered
+from escrowmq.actors.producer import cancelling
 from escrowmq.actors.producer.async_producer import AsyncProducer
-from escrowmq.actors.producer.bulk_requests import LocalBatch, Requested, TransactionColumns
-from escrowmq.actors.producer.callback_check import check_callable
+from escrowmq.actors.producer.bulk import bulk, sent_many
+from escrowmq.actors.producer.bulk.sent_many import SentMany
+from escrowmq.actors.producer.bulk.table_calls import transactions_of_table
 from escrowmq.actors.producer.claiming import check_name
-from escrowmq.actors.producer.config import ProducerConfig
+from escrowmq.actors.producer.config import ProducerConfig, ProducerStatistics
 from escrowmq.actors.producer.core import ProducerCore
-from escrowmq.actors.producer.delivery_columns import Delivery
-from escrowmq.actors.producer.encoder import as_messages
-from escrowmq.actors.producer.local_transaction import call_local
-from escrowmq.actors.producer.many import Headers
-from escrowmq.actors.producer.results import TransactionResult, settled_before
-from escrowmq.actors.producer.sent_many import SentMany
-from escrowmq.actors.producer.statistics import ProducerStatistics
-from escrowmq.actors.producer.table_calls import transactions_of_table
-from escrowmq.actors.producer.transaction import Transaction
-from escrowmq.actors.producer.transaction_results import TransactionResults
+from escrowmq.actors.producer.encoding.delivery_columns import Delivery
+from escrowmq.actors.producer.encoding.encoder import as_messages
+from escrowmq.actors.producer.encoding.many import Headers
+from escrowmq.actors.producer.transactions import numbered
+from escrowmq.actors.producer.transactions.local_transaction import (
+    LocalBatch,
+    Requested,
+    TransactionColumns,
+    call_local,
+    check_callable,
+)
+from escrowmq.actors.producer.transactions.results import (
+    TransactionResult,
+    TransactionResults,
+    settled_before,
+)
+from escrowmq.actors.producer.transactions.transaction import Transaction
 from escrowmq.feedback.config import AnswererConfig, FeedbackConfig
 from escrowmq.feedback.states import TxStatusQuerier, names_a_table
 from escrowmq.replication.model import Message, RecordMetadata
@@ -249,7 +256,7 @@ class Producer(Closing):
         there was none have that error. Everything else is as for ``send``.
         """
         delivery = Delivery(delay_s, deliver_at)
-        return enqueue.send_many(self._core, topic, values, keys, headers, partition, delivery)
+        return sent_many.send_many(self._core, topic, values, keys, headers, partition, delivery)
 
     def send_table(
         self,
@@ -272,7 +279,7 @@ class Producer(Closing):
         in C, so a row costs a third of a ``send``.
         """
         delivery = Delivery(delay_s, deliver_at)
-        return enqueue.send_table(self._core, topic, table, value, key, partition, delivery)
+        return sent_many.send_table(self._core, topic, table, value, key, partition, delivery)
 
     # ------------------------------------------------------------ transactions
 

@@ -7,11 +7,11 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from escrowmq.actors.client.failure_arguments import reason_of
+from escrowmq.actors.client.call_arguments import reason_of
 from escrowmq.actors.client.pausing import Concerns, Gate
 from escrowmq.actors.client.uncancellable import cancellations, uncancellable
 from escrowmq.actors.share_consumer.core import ShareConsumerCore
-from escrowmq.actors.share_consumer.record import ShareRecord
+from escrowmq.actors.share_consumer.held_batches import ShareRecord
 from escrowmq.actors.share_consumer.running import go_on, put_off
 from escrowmq.replication.errors import Closed, EscrowMQError, RecordNotHeld
 

@@ -11,21 +11,19 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from typing import Self
 
+from escrowmq.actors.client.background import LoopCondition
 from escrowmq.actors.client.call_arguments import check_wait
 from escrowmq.actors.client.closing import AsyncClosing
-from escrowmq.actors.client.handling_once import HandlesOnce, once
-from escrowmq.actors.client.loop_condition import LoopCondition
-from escrowmq.actors.client.pausing import PauseOn
+from escrowmq.actors.client.pausing import HandlesOnce, PauseOn, once
 from escrowmq.actors.client.pausing import pause_on as concerns_of
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.client.uncancellable import made, uncancellable
 from escrowmq.actors.client.values import Deserializer
 from escrowmq.actors.consumer.arguments import check_poll
-from escrowmq.actors.share_consumer.arguments import check_threads
 from escrowmq.actors.share_consumer.async_running import AsyncRunner
-from escrowmq.actors.share_consumer.config import ShareConsumerConfig
+from escrowmq.actors.share_consumer.config import ShareConsumerConfig, check_threads
 from escrowmq.actors.share_consumer.core import ShareConsumerCore
-from escrowmq.actors.share_consumer.record import ShareRecord
+from escrowmq.actors.share_consumer.held_batches import ShareRecord
 from escrowmq.actors.share_consumer.statistics import ShareConsumerStatistics
 from escrowmq.replication.errors import Closed
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from escrowmq.actors.client.config import ChannelConfig
-from escrowmq.replication.carried_settings import by_name
-from escrowmq.replication.errors import ConfigError
-from escrowmq.replication.format.share_settings import LEASE_MS
-from escrowmq.replication.setting_checks import check_not_negative, check_positive
+from escrowmq.replication.carried_settings import by_name, check_not_negative, check_positive
+from escrowmq.replication.errors import ConfigError, InvalidMessage, MessageTooLarge
+from escrowmq.replication.format.internal_topics import LEASE_MS, owner_problem
+from escrowmq.replication.model import ConsumerRecord
 
 MIB = 1 << 20
 #: Shortest and longest lease that a broker gives.
@@ -69,3 +69,41 @@ class ShareConsumerConfig:
                     f"lease_s must be {LEASE_S_MIN:g} to {LEASE_S_MAX:g} seconds, or None for the group's, "
                     f"not {self.lease_s!r}"
                 )
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Checks of what callers pass to a share consumer, made at the call, with the argument's name in the text.
+
+#: Threads of one ``run``: as many as a process can have at all.
+THREADS_MAX = 10_000
+#: Result of an ack: a reply is a message, and messages are of about this size by default.
+RESULT_BYTES_MAX = 1 << 20
+
+
+def check_lease(lease_s: object) -> float:
+    """The length of a lease. Raises InvalidMessage."""
+    if (
+        isinstance(lease_s, bool)
+        or not isinstance(lease_s, int | float)
+        or not LEASE_S_MIN <= lease_s <= LEASE_S_MAX
+    ):
+        raise InvalidMessage(f"lease_s must be {LEASE_S_MIN:g} to {LEASE_S_MAX:g} seconds, not {lease_s!r}")
+    return float(lease_s)
+
+
+def check_threads(threads: object, name: str = "threads") -> int:
+    """How many messages are handled at a time. Raises ConfigError."""
+    if type(threads) is not int or not 1 <= threads <= THREADS_MAX:
+        raise ConfigError(f"{name} must be 1 to {THREADS_MAX}, not {threads!r}")
+    return threads
+
+
+def replies_to(record: ConsumerRecord, result: object) -> str | None:
+    """The app that is told about the record; None: nobody wants to hear, or nobody of that name can. Raises
+    InvalidMessage, MessageTooLarge."""
+    if type(result) is not bytes:
+        raise InvalidMessage(f"result must be bytes, not {type(result).__name__}; encode it first")
+    if len(result) > RESULT_BYTES_MAX:
+        raise MessageTooLarge(len(result), RESULT_BYTES_MAX)
+    app = record.reply_to
+    return None if app is None or owner_problem("app", app) is not None else app

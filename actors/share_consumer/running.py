@@ -13,11 +13,10 @@ import logging
 import threading
 from collections.abc import Callable
 
-from escrowmq.actors.client.failure_arguments import reason_of
-from escrowmq.actors.client.handler_check import check_returned
-from escrowmq.actors.client.pausing import Concerns, Gate
+from escrowmq.actors.client.call_arguments import reason_of
+from escrowmq.actors.client.pausing import Concerns, Gate, check_returned
 from escrowmq.actors.share_consumer.core import ShareConsumerCore
-from escrowmq.actors.share_consumer.record import ShareRecord
+from escrowmq.actors.share_consumer.held_batches import ShareRecord
 from escrowmq.replication.errors import Closed, EscrowMQError, Overloaded, RecordNotHeld
 
 log = logging.getLogger(__name__)

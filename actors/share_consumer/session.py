@@ -10,35 +10,277 @@ from __future__ import annotations
 import logging
 import math
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from escrowmq.actors.client.catalog import TopicCatalog
 from escrowmq.actors.client.channel import Request
 from escrowmq.actors.client.failures import Failure
-from escrowmq.actors.client.results import outcome
-from escrowmq.actors.client.router import Router
-from escrowmq.actors.client.settling_calls import why_not
-from escrowmq.actors.share_consumer.ack_accumulator import AckAccumulator, Ranges
-from escrowmq.actors.share_consumer.acquired import Acquired
-from escrowmq.actors.share_consumer.asking import FAILED_PAUSE_S, OTHERS_PAUSE_S, AskedGroup, Asking
-from escrowmq.actors.share_consumer.beginning import not_begun
+from escrowmq.actors.client.results import outcome, submitting
+from escrowmq.actors.client.router import Router, result_of
+from escrowmq.actors.client.share_groups import await_level, make_internal_topics, of_kind, why_not
 from escrowmq.actors.share_consumer.config import ShareConsumerConfig
-from escrowmq.actors.share_consumer.held_batches import Batch, HeldBatches, PlaceOfBatch
-from escrowmq.actors.share_consumer.pace import HOLD_S, Pace
-from escrowmq.actors.share_consumer.ranges import flat, merged, pairs, ranges_of
+from escrowmq.actors.share_consumer.held_batches import (
+    AckAccumulator,
+    Acquired,
+    Batch,
+    HeldBatches,
+    PlaceOfBatch,
+    Ranges,
+    flat,
+    merged,
+    pairs,
+    ranges_of,
+)
 from escrowmq.actors.share_consumer.statistics import ShareCounted
-from escrowmq.replication.calling.share_answers import AcquiredRow, Place
+from escrowmq.replication.calling.answers import AcquiredRow, Place
 from escrowmq.replication.errors import (
     CorruptLog,
     DiskFull,
     EscrowMQError,
+    GroupKindMismatch,
     OutcomeUnknown,
     Overloaded,
+    TopicRecreated,
     Unavailable,
+    UnknownTopic,
 )
+from escrowmq.replication.format.internal_topics import SHARE, GroupSettings
 from escrowmq.replication.format.share_ops import EARLIEST, share_ack, share_create
 from escrowmq.replication.model import ResultCode
+
+# ------------------------------------------------------------------------------------------------------------
+# Before a share consumer can ask for messages: the group's kind, its internal topics, and where it begins.
+#
+# All of it exists after the first consumer of a group, so it is asked first and written only where it is
+# missing. Every step may be repeated, also by several consumers at once. Blocking calls, each bounded.
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """``topics``: broker group -> the topics of which it has partitions. ``places``: all of these partitions,
+    with the ids of their topics."""
+
+    settings: GroupSettings
+    topics: Mapping[int, Sequence[str]]
+    places: Set[PlaceOfBatch]
+
+
+def begin(router: Router, group: str, topics: Sequence[str], create: str, timeout_s: float) -> Begun:
+    """Makes everything that the group needs. ``create``: "earliest" or "latest", where it begins in
+    partitions that it has never read.
+
+    Raises UnknownTopic, GroupKindMismatch, NotSupported (below format level 9), Overloaded, Unavailable.
+    """
+    catalog = TopicCatalog(router, timeout_s, clock=router.clock)
+    names = tuple(dict.fromkeys(topics))
+    catalog.learn(names)
+    by_group: dict[int, dict[str, list[int]]] = {}
+    for topic in names:
+        for partition in range(catalog.partitions(topic)):
+            gid = router.places.group_of(topic, partition)
+            by_group.setdefault(gid, {}).setdefault(topic, []).append(partition)
+    await_level(router, timeout_s)
+    # From here on something is written: a misspelt topic has no effect.
+    submit = submitting(router, timeout_s)
+    settings = of_kind(submit, router.info.groups, group, SHARE)
+    make_internal_topics(router, submit, group, timeout_s)
+    every: set[PlaceOfBatch] = set()
+    for gid, found in by_group.items():
+        places = [(topic, partition) for topic, partitions in found.items() for partition in partitions]
+        ids = router.places.id_of
+        every.update((*place, ids(place[0])) for place in places)
+        request = b"".join(share_create(group, *place, create, ids(place[0])) for place in places)
+        results = result_of(router.submit(gid, request, timeout_s), timeout_s)
+        for (topic, _), result in zip(places, results, strict=True):
+            code, info = outcome(result)
+            if code not in (ResultCode.OK, ResultCode.DUPLICATE):
+                raise not_begun(group, topic, code, info)
+    # A broker group without partitions of the topics has no retries of them either.
+    return Begun(settings, {gid: sorted(found) for gid, found in by_group.items()}, every)
+
+
+def not_begun(group: str, topic: str, code: int, info: Any) -> EscrowMQError:
+    """Why a group cannot read a partition."""
+    if code == ResultCode.GROUP_KIND:
+        return GroupKindMismatch(group, str(info))
+    if code == ResultCode.OTHER_TOPIC:
+        return TopicRecreated(topic)
+    if code in (ResultCode.UNKNOWN_TOPIC, ResultCode.BAD_PARTITION):
+        return UnknownTopic(topic)
+    if code == ResultCode.TOO_MANY_SHARES:
+        return Overloaded(f"share groups already read {info} partitions of a broker group, its limit", 1.0)
+    return EscrowMQError(f"group {group!r} cannot read {topic!r}: {ResultCode(code).name} {info!r}")
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Which broker groups a share consumer asks for messages, when, and for how many.
+#
+# There is no assignment: any consumer may ask any broker group. Up to eight of them are asked at a time, and
+# a call waits at the leader until there is something. Groups take turns, so each is asked, however many there
+# are. Nothing is asked for that the application does not want: what lies in this buffer, no other consumer
+# gets.
+#
+# Pure: takes ``now``.
+
+#: After a failed call. The channel has repeated it for its whole time by then.
+FAILED_PAUSE_S = 0.5
+#: After an answer without messages of a broker group that has no partition of the consumer's topics.
+OTHERS_PAUSE_S = 5.0
+
+
+@dataclass(slots=True, eq=False)
+class AskedGroup:
+    """A broker group. ``other``: it had no partition of the consumer's topics. It may still have retries of
+    the group, from topics that were deleted or that others read, and partitions of a topic that was created
+    again: so it is asked now and then, and nobody waits for it."""
+
+    gid: int
+    other: bool = False
+    #: Messages asked for in the call under way; 0: there is none.
+    asked: int = 0
+    #: The number of this call, and that of the last answer that brought messages: see ``share_answers``.
+    call: int = 0
+    received: int = -1
+    not_before: float = 0.0
+    troubled_since: float | None = None
+    error: EscrowMQError | None = None
+
+
+class Asking:
+    """See the module's text. Every method runs under the consumer's lock."""
+
+    def __init__(
+        self, gids: Iterable[int], at_a_time: int, wait_s: float, others: Iterable[int] = ()
+    ) -> None:
+        """``others``: see ``AskedGroup.other``."""
+        self._groups = deque(AskedGroup(gid) for gid in gids)
+        self._at_a_time = at_a_time
+        #: How long a leader may wait for messages. Shorter if groups wait for their turn meanwhile.
+        self.wait_s = wait_s / -(-max(len(self._groups), 1) // at_a_time)
+        self._groups.extend(AskedGroup(gid, other=True) for gid in others)
+
+    def next(self, now: float, buffered: int, target: int) -> list[AskedGroup]:
+        """Groups to ask now, each for ``asked`` messages, if ``target`` are wanted in the buffer. The caller
+        reports the answers.
+
+        Each group is asked for its share of what is missing: which of them has messages is not known before.
+        At least for one: a call that waits at a group without messages must not keep others unasked.
+        """
+        ready = self._ready(now, buffered, target)
+        if ready:
+            missing = target - buffered - sum(group.asked for group in self._groups)
+            share = max(-(-missing // len(ready)), 1)
+            for group in ready:
+                group.asked = share
+                group.call += 1
+                self._groups.remove(group)
+                self._groups.append(group)
+        return ready
+
+    def may_ask(self, now: float, buffered: int, target: int) -> bool:
+        """Whether ``next`` has something."""
+        return bool(self._ready(now, buffered, target))
+
+    def _ready(self, now: float, buffered: int, target: int) -> list[AskedGroup]:
+        """Nothing as long as half of what is wanted is there, so that calls are few."""
+        if not target or 2 * buffered > target:
+            return []
+        free = self._at_a_time - sum(1 for group in self._groups if group.asked)
+        ready = [group for group in self._groups if not group.asked and group.not_before <= now]
+        return ready[: max(free, 0)]
+
+    def answered(self, group: AskedGroup, again_s: float, now: float) -> None:
+        """The leader has answered; without messages, it may say when to ask again."""
+        group.asked, group.troubled_since, group.error = 0, None, None
+        group.not_before = now + again_s
+
+    def failed(self, group: AskedGroup, error: EscrowMQError, now: float, asked_at: float) -> None:
+        """There was no answer, or one that says why there are no messages."""
+        group.asked, group.error = 0, error
+        group.not_before = now + (OTHERS_PAUSE_S if group.other else FAILED_PAUSE_S)
+        if group.troubled_since is None and not group.other:
+            group.troubled_since = asked_at
+
+    def next_ask(self, now: float) -> float:
+        """When a group that may not be asked now may be; infinity if there is none."""
+        times = (group.not_before for group in self._groups if not group.asked and group.not_before > now)
+        return min(times, default=float("inf"))
+
+    def trouble(self, now: float, for_s: float) -> EscrowMQError | None:
+        """Why some group has given no answer for so long, or never will."""
+        for group in self._groups:
+            if group.error is None or group.troubled_since is None:
+                continue
+            if not hasattr(group.error, "retry_after_s") or now - group.troubled_since >= for_s:
+                return group.error
+        return None
+
+
+# ------------------------------------------------------------------------------------------------------------
+# How many messages a share consumer has ahead: those that its application begins within half a second.
+#
+# What lies in one consumer's buffer, no other one gets. A number cannot say how much that may be: a hundred
+# messages are a moment of one application and half an hour of another. So the time that a message takes is
+# measured, from poll to poll, and what is held (with the application and ahead of it) is what is done within
+# ``AHEAD_S``. A consumer whose messages take longer has nothing ahead, and waits for one call to the broker
+# before each: a hundredth of its time at most.
+#
+# Pure: takes ``now``.
+
+#: A hundred calls to a broker: a longer time keeps nobody busier.
+AHEAD_S = 0.5
+#: What has waited here for so long goes back to the broker: the application has become slower than it was.
+HOLD_S = 1.0
+#: What a message is taken to need before one was measured: the first has one ahead.
+FIRST_S = 0.25
+#: Polls that get something are looked at together, for so long or until so many messages are done: a fast
+#: application pays for each look.
+LOOK_S, LOOK_DONE = 0.01, 16
+#: A message has an eighth of the weight, and less if others are worked on at the same time: what begins
+#: together often ends together, and then one of them has taken all of the time.
+WEIGHT_OF_ONE = 8
+
+
+class Pace:
+    """What a message takes, by the time between polls: an average whose newest messages count most."""
+
+    __slots__ = ("_busy", "_done", "_each_s", "_looked_at", "_spent_s")
+
+    def __init__(self) -> None:
+        self._each_s, self._spent_s, self._looked_at = FIRST_S, 0.0, -LOOK_S
+        self._done, self._busy = 0, False
+
+    def polled(self, now: float, done: int, held: int, given: int) -> None:
+        """The application polls and is given some messages. By now it has ``done`` so many altogether, and
+        still ``held`` some others."""
+        if given and self._busy and done < self._done + LOOK_DONE and now < self._looked_at + LOOK_S:
+            return
+        self._spent_s += self._since(now)
+        self._looked_at, self._busy = now, held + given > 0
+        count, self._done = done - self._done, done
+        if count > 0:
+            old = _old_weight(held) ** count
+            self._each_s = self._each_s * old + self._spent_s / count * (1 - old)
+            self._spent_s = 0.0
+
+    def holds(self, now: float, held: int) -> int:
+        """How many are done within ``AHEAD_S``. One that takes long counts while it is not done."""
+        old = _old_weight(held)
+        each_s = self._each_s * old + (self._spent_s + self._since(now) - LOOK_S) * (1 - old)
+        return int(AHEAD_S / max(self._each_s, each_s, 1e-6))
+
+    def _since(self, now: float) -> float:
+        """Time of work since the last poll. Without messages the application has nothing to do."""
+        return now - self._looked_at if self._busy else 0.0
+
+
+def _old_weight(held: int) -> float:
+    return 1 - 1 / (WEIGHT_OF_ONE + 2 * held)
+
 
 log = logging.getLogger(__name__)
 

@@ -16,18 +16,16 @@ from functools import cached_property
 from escrowmq.actors.client.background import Background
 from escrowmq.actors.client.call_arguments import check_wait
 from escrowmq.actors.client.closing import Closing
-from escrowmq.actors.client.handling_once import HandlesOnce, once
-from escrowmq.actors.client.pausing import PauseOn
+from escrowmq.actors.client.pausing import HandlesOnce, PauseOn, once
 from escrowmq.actors.client.pausing import pause_on as concerns_of
 from escrowmq.actors.client.replica_calls import ReplicaCalls
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.client.values import Deserializer
 from escrowmq.actors.consumer.arguments import check_poll
-from escrowmq.actors.share_consumer.arguments import check_threads
 from escrowmq.actors.share_consumer.async_share_consumer import AsyncShareConsumer
-from escrowmq.actors.share_consumer.config import ShareConsumerConfig
+from escrowmq.actors.share_consumer.config import ShareConsumerConfig, check_threads
 from escrowmq.actors.share_consumer.core import ShareConsumerCore
-from escrowmq.actors.share_consumer.record import ShareRecord
+from escrowmq.actors.share_consumer.held_batches import ShareRecord
 from escrowmq.actors.share_consumer.running import Runner
 from escrowmq.actors.share_consumer.statistics import ShareConsumerStatistics
 from escrowmq.replication.errors import Closed

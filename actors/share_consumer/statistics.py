@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from escrowmq.actors.client.latencies import RecentLatencies
+from escrowmq.actors.client.statistics import RecentLatencies
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

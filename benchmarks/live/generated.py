@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from escrowmq.actors.admin.topic_creation import topic_settings
-from escrowmq.cluster.placement import Seat
+from escrowmq.cluster.supervisor.member_steps import Seat
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import decode_command, encode_command, encode_row
 from escrowmq.replication.log.disk import RealDisk

@@ -24,7 +24,7 @@ from benchmarks.live.generated import FRAMES_PER_ENTRY, Content, Say, fill, inst
 from benchmarks.live.sending import Senders, senders
 from benchmarks.live.waiting import until
 from benchmarks.load.replicas import Replicas, pid_of, send_signal
-from escrowmq.cluster.embedded_ray import as_guest, system_config
+from escrowmq.cluster.ray_use import as_guest, system_config
 from escrowmq.cluster.settings import RaySettings
 
 if TYPE_CHECKING:

@@ -28,10 +28,10 @@ from benchmarks.load.series import own_megabytes
 from benchmarks.measure import Latencies
 from benchmarks.workload import bulk_transactions
 from escrowmq.actors.admin.topic_creation import topic_settings
-from escrowmq.actors.client.schedule_ids import ScheduleId
+from escrowmq.actors.client.cancelling import ScheduleId
 from escrowmq.replication.format import ops, timer_ops
 from escrowmq.replication.format.codec import encode_row
-from escrowmq.replication.log.stored_files import StoredFiles
+from escrowmq.replication.log.disk import StoredFiles
 from escrowmq.replication.replica.checkpoints import timers_name
 from escrowmq.replication.state.machine import LEVEL_MAX, StateMachine
 from escrowmq.replication.state.timers import BLOCK_ENTRIES

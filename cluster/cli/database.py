@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from escrowmq.cluster.cli.options import ConnectionOptions, with_connection
-from escrowmq.cluster.cli.output import note, show_rows
-from escrowmq.cluster.cli.shown import Format, Shown
+from escrowmq.cluster.cli.output import Format, Shown, note, show_rows
 from escrowmq.feedback.database.errors import DatabaseMisused
 from escrowmq.feedback.database.fence import TABLE, Fence
-from escrowmq.feedback.database.inbox import INBOX_TABLE, Inbox
-from escrowmq.feedback.database.inbox_rows import InboxStatements
+from escrowmq.feedback.database.inbox import INBOX_TABLE, Inbox, InboxStatements
 from escrowmq.feedback.database.outbox import OUTBOX_TABLE
 from escrowmq.feedback.database.outbox_statements import OutboxStatements
 from escrowmq.feedback.database.statements import Statements, dialect_of
@@ -25,7 +23,7 @@ from escrowmq.replication.errors import EscrowMQError, Unavailable
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
-    from escrowmq.feedback.database.inbox_purging import InboxPurged
+    from escrowmq.feedback.database.inbox import InboxPurged
     from escrowmq.feedback.database.purging import Purged
 
 app = typer.Typer(

@@ -10,8 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from escrowmq.cluster.cli.options import ConnectionOptions, time_ms, with_connection
-from escrowmq.cluster.cli.output import note, plain, show_pairs, show_rows, when
-from escrowmq.cluster.cli.shown import Format, Shown
+from escrowmq.cluster.cli.output import Format, Shown, note, plain, show_pairs, show_rows, when
 from escrowmq.cluster.cli.transactions import By, signed
 
 app = typer.Typer(

@@ -13,12 +13,12 @@ from escrowmq.replication.log_lines import LogFormat, log_to_stderr
 
 if TYPE_CHECKING:
     from escrowmq.cluster.handle import Cluster
-    from escrowmq.cluster.reading_server import ReadingServer
+    from escrowmq.cluster.supervisor.reading_server import ReadingServer
 
 
 def _reading(cluster: Cluster) -> ReadingServer | None:
     """A convenience: where it cannot be, metrics are served all the same."""
-    from escrowmq.cluster.reading_server import ReadingServer
+    from escrowmq.cluster.supervisor.reading_server import ReadingServer
     from escrowmq.replication.errors import ConfigError
 
     try:

@@ -15,8 +15,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from escrowmq.feedback.database.errors import DatabaseMisused
-from escrowmq.feedback.database.outbox_errors import OutboxBehind, OutboxRowBusy, UnknownOutboxRow
+from escrowmq.feedback.database.errors import DatabaseMisused, OutboxBehind, OutboxRowBusy, UnknownOutboxRow
 from escrowmq.replication.errors import (
     ClusterNotFound,
     ConfigError,

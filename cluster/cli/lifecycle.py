@@ -10,8 +10,7 @@ import typer
 from rich.console import Console
 
 from escrowmq.cluster.cli.options import ConnectionOptions, with_connection
-from escrowmq.cluster.cli.output import console, note, show_pairs
-from escrowmq.cluster.cli.shown import Format, Shown
+from escrowmq.cluster.cli.output import Format, Shown, console, note, show_pairs
 
 if TYPE_CHECKING:
     pass
@@ -41,7 +40,7 @@ def up(
     If it is running with other settings, the command says which differ and how to change each, and fails.
     """
     from escrowmq.cluster.config import load_config, stated
-    from escrowmq.cluster.deploy import deploy
+    from escrowmq.cluster.launch import deploy
 
     given: dict[str, dict[str, Any]] = {
         "cluster": {"groups": groups, "replicas": replicas, "namespace": connection.namespace},
@@ -64,7 +63,7 @@ def _head_problem(connection: ConnectionOptions) -> str | None:
 
     None on a single node: there, losing the head is the same as losing the node.
     """
-    from escrowmq.cluster.head import Head, head_problem
+    from escrowmq.cluster.settings import Head, head_problem
     from escrowmq.replication.errors import Unavailable
 
     with connection.joined() as cluster:

@@ -7,8 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from escrowmq.cluster.cli.options import TIME, ConnectionOptions, number_or_date, with_connection
-from escrowmq.cluster.cli.output import note, plain, show_json, show_pairs, show_rows, when
-from escrowmq.cluster.cli.shown import Format, Shown
+from escrowmq.cluster.cli.output import Format, Shown, note, plain, show_json, show_pairs, show_rows, when
 
 app = typer.Typer(
     no_args_is_help=True,

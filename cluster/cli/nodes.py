@@ -7,10 +7,9 @@ from typing import Annotated
 
 import typer
 
+from escrowmq.cluster.cli.members import Timeout, Wait, until_done
 from escrowmq.cluster.cli.options import ConnectionOptions, with_connection
-from escrowmq.cluster.cli.output import note, plain, show_rows
-from escrowmq.cluster.cli.shown import Format, Shown
-from escrowmq.cluster.cli.until_done import Timeout, Wait, until_done
+from escrowmq.cluster.cli.output import Format, Shown, note, plain, show_rows
 
 COLUMNS = ("node", "use", "there", "head", "replicas", "leaders")
 

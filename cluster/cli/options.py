@@ -105,8 +105,7 @@ class ConnectionOptions:
     def read(self, what: str, *arguments: Any) -> Any:
         """The answer to one of ``READS``: from an exporter or supervisor of this user on this machine, if one
         answers, else from the cluster itself."""
-        from escrowmq.cluster.reading_client import NotAnswered, ask
-        from escrowmq.cluster.reads import READS
+        from escrowmq.cluster.reading_client import READS, NotAnswered, ask
 
         try:
             return ask(self.address, self.namespace, self.config, what, list(arguments))

@@ -10,8 +10,7 @@ import typer
 
 from escrowmq.cluster.cli.database import Url, engine_for, of_the_database
 from escrowmq.cluster.cli.options import ConnectionOptions, with_connection
-from escrowmq.cluster.cli.output import note, show_pairs, show_rows, when
-from escrowmq.cluster.cli.shown import Format, Shown
+from escrowmq.cluster.cli.output import Format, Shown, note, show_pairs, show_rows, when
 from escrowmq.feedback.database.errors import DatabaseMisused
 from escrowmq.feedback.database.outbox import OUTBOX_TABLE, Outbox
 

@@ -20,8 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from escrowmq.cluster.cli.options import TAG_HELP, ConnectionOptions, with_connection
-from escrowmq.cluster.cli.output import show_pairs
-from escrowmq.cluster.cli.shown import Format, Shown
+from escrowmq.cluster.cli.output import Format, Shown, show_pairs
 
 if TYPE_CHECKING:
     from escrowmq.replication.model import Message, RecordMetadata

@@ -17,8 +17,7 @@ from typing import Annotated, Any
 
 import typer
 
-from escrowmq.cluster.cli.output import note, show_rows
-from escrowmq.cluster.cli.shown import Format, Shown
+from escrowmq.cluster.cli.output import Format, Shown, note, show_rows
 
 app = typer.Typer(no_args_is_help=True, help="Name the clusters that you work with: --profile NAME.")
 VARIABLE = "ESCROWMQ_PROFILE"

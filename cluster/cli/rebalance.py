@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from escrowmq.cluster.cli.members import Timeout, Wait, until_done
 from escrowmq.cluster.cli.options import ConnectionOptions, with_connection
-from escrowmq.cluster.cli.output import plain, show_rows
-from escrowmq.cluster.cli.shown import Format, Shown
-from escrowmq.cluster.cli.until_done import Timeout, Wait, until_done
+from escrowmq.cluster.cli.output import Format, Shown, plain, show_rows
 
 if TYPE_CHECKING:
     from escrowmq.actors.admin.types import ReplicaShift

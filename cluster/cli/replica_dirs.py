@@ -7,8 +7,7 @@ from typing import Annotated
 import typer
 
 from escrowmq.cluster.cli.options import ConnectionOptions, with_connection
-from escrowmq.cluster.cli.output import note, show_rows
-from escrowmq.cluster.cli.shown import Format, Shown
+from escrowmq.cluster.cli.output import Format, Shown, note, show_rows
 
 COLUMNS = ("node", "directory", "replaced_by", "may_go")
 

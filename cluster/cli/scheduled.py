@@ -8,8 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from escrowmq.cluster.cli.options import ConnectionOptions, time_ms, with_connection
-from escrowmq.cluster.cli.output import duration, note, plain, show_pairs, show_rows, when
-from escrowmq.cluster.cli.shown import Format, Shown
+from escrowmq.cluster.cli.output import Format, Shown, duration, note, plain, show_pairs, show_rows, when
 
 app = typer.Typer(
     no_args_is_help=True,

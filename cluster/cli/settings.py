@@ -7,8 +7,7 @@ from typing import Annotated
 import typer
 
 from escrowmq.cluster.cli.options import DIGITS_MAX, ConnectionOptions, with_connection
-from escrowmq.cluster.cli.output import show_rows
-from escrowmq.cluster.cli.shown import Format, Shown
+from escrowmq.cluster.cli.output import Format, Shown, show_rows
 
 Changes = Annotated[
     list[str] | None,

@@ -12,9 +12,18 @@ from rich.filesize import decimal
 
 from escrowmq.cluster.cli.failing import FAILED
 from escrowmq.cluster.cli.options import ConnectionOptions, with_connection
-from escrowmq.cluster.cli.output import console, duration, plain, show_json, show_pairs, show_rows, when
-from escrowmq.cluster.cli.shown import Format, Shown
-from escrowmq.cluster.status_snapshot import StatusSnapshot, take
+from escrowmq.cluster.cli.output import (
+    Format,
+    Shown,
+    console,
+    duration,
+    plain,
+    show_json,
+    show_pairs,
+    show_rows,
+    when,
+)
+from escrowmq.cluster.reading_client import StatusSnapshot, take
 
 if TYPE_CHECKING:
     from escrowmq.actors.admin.types import ClusterStatus, FeedbackStatus, GroupStatus, ReplicaStatus

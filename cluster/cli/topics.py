@@ -8,8 +8,7 @@ import typer
 
 from escrowmq.actors.admin.topic_creation import kept
 from escrowmq.cluster.cli.options import ConnectionOptions, number_or_date, with_connection
-from escrowmq.cluster.cli.output import note, plain, show_pairs, show_rows
-from escrowmq.cluster.cli.shown import Format, Shown
+from escrowmq.cluster.cli.output import Format, Shown, note, plain, show_pairs, show_rows
 from escrowmq.replication.model import TopicInfo
 
 app = typer.Typer(no_args_is_help=True, help="Create, alter, list, describe, trim and delete topics.")

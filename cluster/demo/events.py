@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import threading
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import IO
 
-from escrowmq.replication.errors import UnknownVersion
+from escrowmq.feedback.states import TransactionState
+from escrowmq.replication.errors import EscrowMQError, UnknownVersion
 
 #: The outcome of an order, as far as its producer knows.
 COMMITTED, ROLLED_BACK, LEFT_OPEN = "committed", "rolled back", "left to the check"
@@ -85,3 +87,59 @@ def read_events(lines: Iterable[str]) -> Iterable[Event]:
         if kind not in _KINDS:
             raise UnknownVersion(f"a producer process reported the unknown event {kind!r}")
         yield _KINDS[kind](**fields)
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Counts what happened in a run, from the producers' events.
+
+
+class DemoFailed(EscrowMQError):
+    """The demo found a violation of a guarantee, or could not continue; the text says which."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts of one run. ``through``: orders that were decided, left to a check, or found done already."""
+
+    outcomes: Counter[str] = field(default_factory=Counter)
+    answers: Counter[str] = field(default_factory=Counter)
+    resolved: dict[str, str] = field(default_factory=dict)
+    commits: list[tuple[float, float]] = field(default_factory=list)
+    taken_over: int = 0
+    producer_killed_s: float | None = None
+    leader_killed_s: float | None = None
+
+    @property
+    def through(self) -> int:
+        return self.outcomes.total() + self.taken_over
+
+    def add(self, event: Event) -> None:
+        """Count an event. Raises DemoFailed if a producer process failed."""
+        match event:
+            case OrderEnded():
+                self.outcomes[event.outcome] += 1
+                if event.acknowledged_s:
+                    self.commits.append((event.requested_s, event.acknowledged_s))
+            case Checked():
+                self.answers[event.answer] += 1
+                if event.answer != TransactionState.UNKNOWN.value:
+                    self.resolved[event.tx_id] = event.answer
+            case Ready():
+                self.taken_over += event.skipped
+            case Failed():
+                raise DemoFailed(f"a producer failed: {event.error}")
+
+    def fail_over_s(self) -> float | None:
+        """Seconds from the leader's death to the first commit requested and acknowledged after it.
+
+        Commits requested before it do not count: their answers may already have been on the way.
+        """
+        killed = self.leader_killed_s
+        if killed is None:
+            return None
+        after = [done for asked, done in self.commits if asked >= killed]
+        return min(after) - killed if after else None
+
+    def resolved_as(self, state: TransactionState) -> int:
+        """Number of transactions that a check decided this way."""
+        return sum(answer == state.value for answer in self.resolved.values())

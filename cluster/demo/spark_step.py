@@ -16,8 +16,8 @@ import threading
 from collections.abc import MutableMapping
 from pathlib import Path
 
+from escrowmq.cluster.demo.events import DemoFailed
 from escrowmq.cluster.demo.queries import QueryAnswer
-from escrowmq.cluster.demo.tally import DemoFailed
 from escrowmq.replication.errors import JavaNotFound
 
 #: RayDP needs 15 to 50 s to start on two cores.

@@ -8,42 +8,392 @@ own database, and every transaction's messages must be there exactly once or not
 from __future__ import annotations
 
 import contextlib
+import json
+import os
+import queue
 import shutil
+import signal
+import subprocess
+import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
+from escrowmq.actors.admin.admin import Admin
 from escrowmq.actors.consumer.consumer import Consumer
-from escrowmq.cluster.demo import duck, report
+from escrowmq.cluster.demo import queries
 from escrowmq.cluster.demo.database import ShopDatabase
-from escrowmq.cluster.demo.fleet import Fleet
-from escrowmq.cluster.demo.mishaps import MishapPlan, plan_mishaps
+from escrowmq.cluster.demo.events import (
+    COMMITTED,
+    LEFT_OPEN,
+    ROLLED_BACK,
+    DemoFailed,
+    Event,
+    Failed,
+    Finished,
+    OrderEnded,
+    Tally,
+    read_events,
+)
 from escrowmq.cluster.demo.options import (
+    AGREE_DEADLINE_S,
+    APP,
     LINEITEMS,
     ORDERS,
     PARTITIONS,
+    RESOLVE_DEADLINE_S,
     STALL_DEADLINE_S,
     TRANSACTION_TIMEOUT_S,
     DemoOptions,
+    Mishap,
+    MishapPlan,
+    plan_mishaps,
 )
-from escrowmq.cluster.demo.picture import Mark, picture
-from escrowmq.cluster.demo.production import VICTIM, produce, wait_until_replicas_agree, wait_until_resolved
-from escrowmq.cluster.demo.queries import TABLES, QueryAnswer
-from escrowmq.cluster.demo.recording import EVERY_S, Recorder
+from escrowmq.cluster.demo.picture import EVERY_S, Mark, Recorder, picture
+from escrowmq.cluster.demo.queries import QUESTIONS, TABLES, QueryAnswer
 from escrowmq.cluster.demo.spark_step import SparkStep, prepare_java
-from escrowmq.cluster.demo.tally import DemoFailed, Tally
-from escrowmq.cluster.demo.tpch import generate, order_keys
-from escrowmq.cluster.demo.verify import find_problems
+from escrowmq.cluster.demo.tpch import LINEITEM_COLUMNS, ORDER_COLUMNS, decode, generate, order_keys
 from escrowmq.cluster.demo.worker import WorkerSettings
 from escrowmq.cluster.exporter.exporter import Exporter
 from escrowmq.cluster.local import Cluster, start_local
+from escrowmq.feedback.states import TransactionState
 from escrowmq.replication.errors import EscrowMQError
 from escrowmq.replication.model import ConsumerRecord
+
+# ------------------------------------------------------------------------------------------------------------
+# The demo's final output: a table of what happened, and both engines' answers side by side.
+
+
+def happened(
+    tally: Tally, plan: MishapPlan, orders: int, messages: int, production_s: float, resolve_s: float
+) -> Table:
+    """The table of what happened."""
+    table = Table(title="What happened", show_header=False, title_justify="left")
+    table.add_column(style="bold")
+    table.add_column(justify="right")
+    committed, rolled_back = TransactionState.COMMITTED, TransactionState.ROLLBACK
+    fail_over = tally.fail_over_s()
+    planned = {kind: sum(mishap is kind for mishap in plan.orders.values()) for kind in Mishap}
+    rows = [
+        ("orders placed", f"{tally.through:,}"),
+        ("  in", f"{production_s:.1f} s, {tally.through / production_s:,.0f}/s"),
+        ("mishaps planned", f"{len(plan.orders):,}"),
+        *((f"  {kind.value}", f"{count:,}") for kind, count in planned.items()),
+        ("committed by their producer", f"{tally.outcomes[COMMITTED]:,}"),
+        ("rolled back by their producer", f"{tally.outcomes[ROLLED_BACK]:,}"),
+        ("left undecided by their producer", f"{tally.outcomes[LEFT_OPEN]:,}"),
+        ("done by the killed producer, never reported", f"{tally.taken_over:,}"),
+        ("resolved by feedback", f"{len(tally.resolved):,}"),
+        ("  as committed", f"{tally.resolved_as(committed):,}"),
+        ("  as rolled back", f"{tally.resolved_as(rolled_back):,}"),
+        ("  checks answered UNKNOWN and asked again", f"{tally.answers[TransactionState.UNKNOWN.value]:,}"),
+        ("  the last one, after the last order", f"{resolve_s:.1f} s"),
+        ("fail-over: leader killed to next commit", "-" if fail_over is None else f"{fail_over:.2f} s"),
+        ("orders in the database", f"{orders:,}"),
+        ("messages that consumers can read", f"{messages:,}"),
+    ]
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def side_by_side(title: str, spark: QueryAnswer | None, duck: QueryAnswer) -> tuple[Table, bool]:
+    """One question's answers as a table, and whether they are equal row for row."""
+    columns, duck_rows = duck
+    names = QUESTIONS[title][0]
+    table = Table(title=title, title_justify="left")
+    table.add_column("", style="bold", no_wrap=True)
+    table.add_column("")
+    table.add_column("Spark: messages", justify="right", no_wrap=True)
+    table.add_column("DuckDB: database", justify="right", no_wrap=True)
+    table.add_column("")
+    spark_rows = duck_rows if spark is None else spark[1]
+    equal = spark is None or (spark[0] == columns and spark_rows == duck_rows)
+    nothing = ["-"] * len(columns)
+    for i in range(max(len(spark_rows), len(duck_rows))):
+        ours = spark_rows[i] if i < len(spark_rows) else nothing
+        theirs = duck_rows[i] if i < len(duck_rows) else nothing
+        for j in range(names, len(columns)):
+            head = " ".join((ours if theirs is nothing else theirs)[:names]) if j == names else ""
+            same = ours[j] == theirs[j] and ours[:names] == theirs[:names]
+            mark = "" if spark is None else "[green]=[/]" if same else "[red]differs[/]"
+            left = "not asked" if spark is None else _shown(ours[j])
+            table.add_row(head, columns[j], left, _shown(theirs[j]), mark, end_section=j == len(columns) - 1)
+    return table, equal
+
+
+def _shown(text: str) -> str:
+    """A value for display: thousands separated, averages to six places. (Comparison uses the exact text.)"""
+    try:
+        number = Decimal(text)
+    except InvalidOperation:
+        return text
+    exponent = number.as_tuple().exponent
+    long = isinstance(exponent, int) and exponent < -6
+    return f"{number:,.6f}" if long else f"{number:,}"
+
+
+def show_problems(console: Console, problems: list[str]) -> None:
+    """Print the violations that were found, one per line."""
+    for problem in problems:
+        console.print("problem:", style="bold red")
+        console.print(problem, highlight=False, markup=False)
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Checks message by message: exactly once if its order is in the database, otherwise not at all.
+#
+# Pure: takes the records that a consumer read and the rows of the database, and returns violations as texts.
+
+#: Enough to see what is wrong; a run that fails could have thousands.
+PROBLEMS_MAX = 20
+
+_COLUMNS = {ORDERS: ORDER_COLUMNS, LINEITEMS: LINEITEM_COLUMNS}
+#: Columns that identify a row: order key; order key and line number.
+_KEYS = {ORDERS: (0,), LINEITEMS: (0, 3)}
+
+
+def find_problems(
+    records: Iterable[ConsumerRecord],
+    tables: Mapping[str, Iterable[tuple[Any, ...]]],
+    ends: Mapping[tuple[str, int], int],
+) -> list[str]:
+    """The violations, at most PROBLEMS_MAX of them.
+
+    ``tables`` maps each topic to the rows that the database holds for it; ``ends`` maps (topic, partition)
+    to its end offset.
+    """
+    problems: list[str] = []
+    expected = {
+        topic: {tuple(row[i] for i in _KEYS[topic]): row for row in rows} for topic, rows in tables.items()
+    }
+    seen: dict[str, set[tuple[Any, ...]]] = {topic: set() for topic in expected}
+    next_offset: dict[tuple[str, int], int] = defaultdict(int)
+    tx_of_order: dict[int, str | None] = {}
+    for record in records:
+        place = f"{record.topic}/{record.partition}@{record.offset}"
+        which = (record.topic, record.partition)
+        if record.offset != next_offset[which]:
+            problems.append(f"{place}: offset {next_offset[which]} was expected next")
+        next_offset[which] = record.offset + 1
+        row = decode(_COLUMNS[record.topic], record.value)
+        key = tuple(row[i] for i in _KEYS[record.topic])
+        if key in seen[record.topic]:
+            problems.append(f"{place}: {key} is a duplicate")
+        seen[record.topic].add(key)
+        wanted = expected[record.topic].get(key)
+        if wanted is None:
+            problems.append(f"{place}: {key} is readable but not in the database")
+        elif wanted != row:
+            problems.append(f"{place}: {key} differs from the database")
+        if tx_of_order.setdefault(row[0], record.tx_id) != record.tx_id or record.tx_id is None:
+            problems.append(f"{place}: order {row[0]} is spread over several transactions")
+        if len(problems) >= PROBLEMS_MAX:
+            return problems
+    for topic, rows in expected.items():
+        problems += [
+            f"{topic}: {key} is in the database but not readable" for key in rows.keys() - seen[topic]
+        ]
+    problems += [
+        f"{topic}/{partition}: read up to {next_offset[topic, partition]} of {end}"
+        for (topic, partition), end in ends.items()
+        if next_offset[topic, partition] != end
+    ]
+    return problems[:PROBLEMS_MAX]
+
+
+# ------------------------------------------------------------------------------------------------------------
+# The demo's producer processes: starts, reads, kills and replaces them.
+#
+# For each process, a thread here turns its output into events in one bounded queue. Signals are sent only to
+# processes started here, by pid.
+
+#: Events waiting to be counted: more than the orders of a second.
+QUEUE_MAX = 10_000
+#: Time from closing a process's standard input to its end; its producer flushes and closes meanwhile.
+END_TIMEOUT_S = 15.0
+
+
+@dataclass(slots=True)
+class _Process:
+    number: int
+    popen: subprocess.Popen[str]
+    keys: list[int]
+    done: set[int] = field(default_factory=set)
+    killed: bool = False
+    listener: threading.Thread | None = None
+
+
+class Fleet:
+    """Producer processes by number. ``base``: the settings that all of them share."""
+
+    def __init__(self, base: WorkerSettings, directory: Path) -> None:
+        self._base, self._directory = base, directory
+        self._processes: dict[int, _Process] = {}
+        self._starts = 0
+        self.events: queue.Queue[tuple[int, Event]] = queue.Queue(QUEUE_MAX)
+
+    def start(self, number: int, keys: Sequence[int]) -> int:
+        """Start process ``number`` with its share of the orders; returns its pid."""
+        self._starts += 1
+        run = f"{number}.{self._starts}"
+        keys_file = self._directory / f"keys-{run}.json"
+        keys_file.write_text(json.dumps(list(keys)))
+        settings = replace(self._base, keys_file=str(keys_file))
+        with (self._directory / f"producer-{run}.log").open("w") as log:
+            popen = subprocess.Popen(
+                [sys.executable, "-m", "escrowmq.cluster.demo.worker", settings.encode()],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+        process = self._processes[number] = _Process(number, popen, list(keys))
+        process.listener = threading.Thread(target=self._listen, args=(process,), daemon=True)
+        process.listener.start()
+        return popen.pid
+
+    def kill(self, number: int) -> list[int]:
+        """Kill a process with SIGKILL; returns the orders that it had not reported as done."""
+        process = self._processes[number]
+        process.killed = True
+        process.popen.send_signal(signal.SIGKILL)
+        process.popen.wait()
+        assert process.listener is not None
+        process.listener.join(END_TIMEOUT_S)  # what it reported before its end still counts
+        return [key for key in process.keys if key not in process.done]
+
+    def stop(self) -> None:
+        """Let all processes end; kill those that do not end in time."""
+        for process in self._processes.values():
+            if process.popen.stdin is not None:
+                process.popen.stdin.close()
+        for process in self._processes.values():
+            try:
+                process.popen.wait(END_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                process.popen.kill()
+                process.popen.wait()
+
+    def _listen(self, process: _Process) -> None:
+        assert process.popen.stdout is not None
+        for event in read_events(process.popen.stdout):
+            if isinstance(event, OrderEnded):
+                process.done.add(event.key)
+            self.events.put((process.number, event))
+        code = process.popen.wait()
+        if code != 0 and not process.killed:
+            self.events.put((process.number, Failed(f"producer process {process.number} ended with {code}")))
+
+
+# ------------------------------------------------------------------------------------------------------------
+# The main phase of the demo: producers place orders; one of them is killed, and then the leader.
+
+#: Interval for listing open transactions while they are being resolved.
+POLL_S = 0.25
+#: Open transactions are listed up to this number: the progress bar needs no more.
+OPEN_SHOWN_MAX = 100_000
+#: Number of the process to kill; any would do.
+VICTIM = 1
+
+Note = Callable[[str], None]
+
+
+def produce(
+    fleet: Fleet,
+    admin: Admin,
+    plan: MishapPlan,
+    shares: Sequence[Sequence[int]],
+    tally: Tally,
+    moved: Callable[[int], None],
+    note: Note,
+) -> None:
+    """Place all orders and perform the two kills. ``moved(orders done)`` is for a progress bar.
+
+    Raises DemoFailed when a producer fails or nothing happens for STALL_DEADLINE_S.
+    """
+    total = sum(map(len, shares))
+    for number, share in enumerate(shares):
+        fleet.start(number, share)
+    busy = set(range(len(shares)))
+    victim_killed = False
+    while busy:
+        try:
+            number, event = fleet.events.get(timeout=STALL_DEADLINE_S)
+        except queue.Empty:
+            raise DemoFailed(f"no order was finished for {STALL_DEADLINE_S:g} s") from None
+        tally.add(event)
+        if isinstance(event, Finished):
+            busy.discard(number)
+        moved(tally.through)
+        if not victim_killed and tally.through >= plan.producer_killed_at * total:
+            victim_killed = True
+            left = fleet.kill(VICTIM)
+            tally.producer_killed_s = time.monotonic()
+            busy.add(VICTIM)
+            fleet.start(VICTIM, left)
+            note(
+                f"producer {VICTIM} killed with SIGKILL; another process takes over its {len(left):,} orders"
+            )
+        if tally.leader_killed_s is None and tally.through >= plan.leader_killed_at * total:
+            replica = kill_leader(admin)
+            tally.leader_killed_s = time.monotonic()
+            note(f"leader broker (replica {replica}) killed with SIGKILL")
+
+
+def kill_leader(admin: Admin) -> int:
+    """Kill the leader of group 0 with SIGKILL; returns its replica number."""
+    deadline = time.monotonic() + STALL_DEADLINE_S
+    while time.monotonic() < deadline:
+        group = admin.status().groups[0]
+        leading = [r for r in group.replicas if r.reachable and r.replica == group.leader]
+        if leading:
+            os.kill(int(leading[0].details["pid"]), signal.SIGKILL)
+            return leading[0].replica
+        time.sleep(POLL_S)
+    raise DemoFailed("the broker group has no leader to kill")
+
+
+def wait_until_resolved(fleet: Fleet, admin: Admin, tally: Tally, shown: Callable[[int], None]) -> float:
+    """Wait until no transaction is open; returns the seconds it took. ``shown(open ones)`` is for a bar."""
+    started = time.monotonic()
+    while True:
+        while not fleet.events.empty():
+            tally.add(fleet.events.get()[1])
+        open_ones = len(admin.list_transactions(app=APP, limit=OPEN_SHOWN_MAX))
+        shown(open_ones)
+        took = time.monotonic() - started
+        if open_ones == 0:
+            return took
+        if took > RESOLVE_DEADLINE_S:
+            raise DemoFailed(
+                f"{open_ones} transactions are still open after {RESOLVE_DEADLINE_S:g} s of checks"
+            )
+        time.sleep(POLL_S)
+
+
+def wait_until_replicas_agree(admin: Admin) -> None:
+    """Wait until all replicas, including the killed one, have applied the same entries. Raises DemoFailed."""
+    deadline = time.monotonic() + AGREE_DEADLINE_S
+    while True:
+        replicas = [replica for group in admin.status().groups for replica in group.replicas]
+        if all(r.reachable for r in replicas) and len({r.applied_index for r in replicas}) == 1:
+            return
+        if time.monotonic() > deadline:
+            seen = ", ".join(f"{r.replica}: {r.applied_index if r.reachable else 'gone'}" for r in replicas)
+            raise DemoFailed(f"the replicas do not agree after {AGREE_DEADLINE_S:g} s (applied: {seen})")
+        time.sleep(POLL_S)
+
 
 _TABLE_OF = {ORDERS: "orders", LINEITEMS: "lineitem"}
 
@@ -62,7 +412,7 @@ def run_demo(options: DemoOptions, console: Console | None = None) -> int:
     except KeyboardInterrupt:
         _remove(options, directory)
         raise
-    report.show_problems(console, problems)
+    show_problems(console, problems)
     took = time.monotonic() - started
     if problems:
         console.print(
@@ -141,10 +491,10 @@ class _Story:
             ends = self._ends()
             records = self._read_everything(ends, progress)
             problems = find_problems(records, self._tables(), ends)
-            duck_answers = duck.answers(self.shop)
+            duck_answers = queries.answers(self.shop)
             spark_answers = self._ask_spark(spark, progress)
         orders = len(self.shop.order_keys())
-        self.console.print(report.happened(tally, self.plan, orders, len(records), production_s, resolve_s))
+        self.console.print(happened(tally, self.plan, orders, len(records), production_s, resolve_s))
         self._draw(recorder, tally)
         return problems + self._compare(spark_answers, duck_answers)
 
@@ -242,7 +592,7 @@ class _Story:
     ) -> list[str]:
         problems = []
         for title, answer in duck_answers.items():
-            table, equal = report.side_by_side(title, None if spark is None else spark.get(title), answer)
+            table, equal = side_by_side(title, None if spark is None else spark.get(title), answer)
             self.console.print(table)
             if not equal or (spark is not None and title not in spark):
                 problems.append(f"{title}: Spark and DuckDB differ")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from escrowmq.actors.client.feedback_processes import ShardReports
+from escrowmq.actors.client.replica_calls import ShardReports
 from escrowmq.replication.calling.answers import MembersReport, ReplicaReport
 from escrowmq.replication.calling.metrics_report import MetricsReport
 

@@ -8,14 +8,114 @@ the time is taken from the look.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Hashable, Iterable, Iterator
 from operator import itemgetter
+from typing import Any
 
 from escrowmq.cluster.exporter.findings import Found
-from escrowmq.cluster.exporter.names import OTHER, Names
 from escrowmq.cluster.exporter.table import BY_NAME
-from escrowmq.cluster.exporter.totals import Totals
 from escrowmq.replication.calling.metrics_report import HistogramReport, MetricsReport, Named
+
+# ------------------------------------------------------------------------------------------------------------
+# Limits the label values that applications choose: some get their own series, the others share one.
+#
+# Each series costs Prometheus storage, so their number must be bounded whatever applications do. Names get a
+# place in the order in which they appear, and keep it until they have been absent for a while; if places
+# changed hands often, each change would create a new series. Pure: takes ``now``.
+
+log = logging.getLogger(__name__)
+
+#: The label value for all names without a place. An application's name "other" counts here, too.
+OTHER = "other"
+#: A name that was not seen for this long loses its place. Longer than a restart of an application.
+FORGET_AFTER_S = 3600.0
+#: How often the log repeats that the limit is reached.
+SAY_EVERY_S = 600.0
+
+
+class Names:
+    """The values of one label. Not thread-safe."""
+
+    def __init__(self, label: str, most: int) -> None:
+        """``label``: the name of the label; ``most``: number of places, not counting ``OTHER``."""
+        self.label, self.most = label, most
+        #: Whether a name was recently refused a place.
+        self.limited = False
+        self._seen: dict[str, float] = {}
+        self._limited_at = self._said_at = float("-inf")
+
+    def place(self, name: str, now: float) -> str:
+        """The label value for this name: the name itself, or ``OTHER``."""
+        if name in self._seen or len(self._seen) < self.most:
+            self._seen[name] = now
+            return name
+        self.sent_away(now)
+        return OTHER
+
+    def has(self, name: str) -> bool:
+        """Whether the name has a place. Does not count as seeing it."""
+        return name in self._seen
+
+    def sent_away(self, now: float) -> None:
+        """Record, and log from time to time, that there are names without a place."""
+        self._limited_at, self.limited = now, True
+        if now - self._said_at >= SAY_EVERY_S:
+            self._said_at = now
+            text = "there are more than %d values of label %r; the others are counted as %r"
+            log.warning(text, self.most, self.label, OTHER)
+
+    def tidy(self, now: float) -> list[str]:
+        """Remove and return the names not seen for FORGET_AFTER_S. Call it once per look."""
+        gone = [name for name, seen in self._seen.items() if now - seen >= FORGET_AFTER_S]
+        for name in gone:
+            del self._seen[name]
+        self.limited = now - self._limited_at < FORGET_AFTER_S
+        return gone
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Sums counters from several processes so that the totals never decrease.
+#
+# A counter that a leader reports ends with its leadership, and the next leader's counter started with that
+# process. So only increases are added, and only between two looks at the same process. Pure.
+
+
+class Totals:
+    """One total for each label value, fed from any number of sources."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, float] = {}
+        self._last: dict[Hashable, tuple[Hashable, float]] = {}
+
+    def feed(
+        self, label: str, source: Hashable, process: Hashable, value: float, *, at_first: bool = False
+    ) -> None:
+        """Add the increase of ``source``, which now reports ``value``, to the total of ``label``.
+
+        The increase is computed only if the last value came from the same ``process``. ``at_first``: the
+        first value of a new source or process is added in full, because it started at 0; otherwise it adds
+        nothing.
+        """
+        before, last = self._last.get(source, (None, 0.0))
+        known = source in self._last and before == process
+        grown = value - last if known else value if at_first else 0.0
+        self._last[source] = process, value
+        self.values[label] = self.values.get(label, 0.0) + max(grown, 0.0)
+
+    def forget(self, label: str) -> None:
+        """Remove the total of ``label``."""
+        self.values.pop(label, None)
+
+    @property
+    def sources(self) -> set[Any]:
+        """All known sources."""
+        return set(self._last)
+
+    def keep(self, sources: set[Hashable]) -> None:
+        """Forget all other sources."""
+        self._last = {source: said for source, said in self._last.items() if source in sources}
+
 
 #: Limits on the series that names can create: Prometheus stores each for its whole retention time.
 TOPICS_MAX, APPS_MAX, CONSUMERS_MAX = 1_000, 200, 1_000

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from escrowmq.actors.client.replica_calls import OnAnswer
 from escrowmq.cluster.testing.stage import NEVER, Stage
-from escrowmq.replication.host.parking import WAIT_S_MAX
+from escrowmq.replication.host.running_replica import WAIT_S_MAX
 
 T = TypeVar("T")
 

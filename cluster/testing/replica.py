@@ -25,11 +25,9 @@ from escrowmq.cluster.testing.stage import Stage
 from escrowmq.replication.calling.answers import LevelReport, ReplicaReport
 from escrowmq.replication.format.membership import Members
 from escrowmq.replication.host.driver import Driver
-from escrowmq.replication.host.maintenance import CheckpointThread, RoomWatch
-from escrowmq.replication.host.parking import ParkingLot
+from escrowmq.replication.host.maintenance import CheckpointThread, RoomWatch, Scrubber, ScrubState
 from escrowmq.replication.host.replica_setup import ReplicaSetup
-from escrowmq.replication.host.running_replica import TIMER_S, RunningReplica
-from escrowmq.replication.host.scrubbing import Scrubber, ScrubState
+from escrowmq.replication.host.running_replica import TIMER_S, ParkingLot, RunningReplica
 from escrowmq.replication.log.datadir import Identity
 from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.log.peer_marks import Incarnations

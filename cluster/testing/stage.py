@@ -23,8 +23,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from escrowmq.actors.client.background import Step
-from escrowmq.actors.client.observable import ObservableCondition
-from escrowmq.actors.client.wakeup import Wakeup
+from escrowmq.actors.client.wakeup import ObservableCondition, Wakeup
 
 #: Limit of steps at one point in time. More than that is an endless loop.
 STEPS_MAX = 1_000_000

@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from escrowmq.feedback.answering.shard_link import FeedbackLost, Respondent, ShardLink
-from escrowmq.feedback.endless import endless
-from escrowmq.replication.calling.backoff import Backoff
+from escrowmq.feedback.policy import endless
+from escrowmq.replication.calling.patience import Backoff
 
 log = logging.getLogger(__name__)
 

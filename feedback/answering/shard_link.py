@@ -19,7 +19,7 @@ from escrowmq.feedback.answering.query_pool import QueryPool
 from escrowmq.feedback.config import AnswererConfig
 from escrowmq.feedback.policy import Trouble
 from escrowmq.feedback.states import TransactionState
-from escrowmq.replication.calling.backoff import Backoff
+from escrowmq.replication.calling.patience import Backoff
 from escrowmq.replication.errors import EscrowMQError
 
 log = logging.getLogger(__name__)

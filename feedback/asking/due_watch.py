@@ -18,8 +18,7 @@ from typing import Any, Protocol
 
 from escrowmq.feedback.brokers import GroupLeader
 from escrowmq.feedback.config import FeedbackConfig
-from escrowmq.feedback.endless import endless
-from escrowmq.feedback.policy import lock_pause_s
+from escrowmq.feedback.policy import endless, lock_pause_s
 from escrowmq.replication.calling.answers import DuePairs, LockedChecks, LockedRow, OpenPairs
 from escrowmq.replication.errors import Unavailable
 

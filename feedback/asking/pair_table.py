@@ -14,10 +14,9 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any, Protocol
 
-from escrowmq.feedback.asking.app_producers import AppProducers
+from escrowmq.feedback.asking.app_producers import AppProducers, PollAdmission
 from escrowmq.feedback.asking.due_watch import Pair
 from escrowmq.feedback.asking.group_feedback import Way
-from escrowmq.feedback.asking.poll_admission import PollAdmission
 from escrowmq.feedback.asking.topic_feedback import Host, TopicFeedback
 
 log = logging.getLogger(__name__)

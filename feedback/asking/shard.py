@@ -19,23 +19,48 @@ from typing import Any
 
 import msgspec
 
-from escrowmq.feedback.asking import arguments
-from escrowmq.feedback.asking.app_producers import AppProducers, Polled, Present
+from escrowmq.feedback.asking import checks
+from escrowmq.feedback.asking.app_producers import AppProducers, PollAdmission, Polled, Present
 from escrowmq.feedback.asking.checks import WANTED_MAX
 from escrowmq.feedback.asking.due_watch import DueWatch, Pair
 from escrowmq.feedback.asking.group_feedback import Way
 from escrowmq.feedback.asking.pair_table import PairTable
-from escrowmq.feedback.asking.pause_detector import PauseDetector
-from escrowmq.feedback.asking.poll_admission import PollAdmission
 from escrowmq.feedback.asking.shard_report import ShardReport
 from escrowmq.feedback.asking.topic_feedback import Handed, Place, TopicFeedback
 from escrowmq.feedback.brokers import AskMembers, Brokers, GroupLeader
 from escrowmq.feedback.config import FeedbackConfig
-from escrowmq.feedback.endless import endless
-from escrowmq.feedback.policy import RUNNING_MAX_S, Trouble
-from escrowmq.replication.calling.answers import LockedRow
-from escrowmq.replication.calling.sharing import part_of
+from escrowmq.feedback.policy import RUNNING_MAX_S, Trouble, endless
+from escrowmq.replication.calling.answers import LockedRow, part_of
 from escrowmq.replication.model import TransactionState
+
+# ------------------------------------------------------------------------------------------------------------
+# Whether this process itself was paused: stopped, swapped out, or without a processor. Pure: takes ``now``.
+#
+# Silence during such a pause says nothing about others, since their messages wait before the process.
+
+#: Longer than one turn of a busy event loop, and far shorter than any silence that means something.
+STOOD_STILL_S = 2.0
+
+
+class PauseDetector:
+    """Call ``beat`` every ``every_s``; ask whether beats are ``missing`` before drawing conclusions from
+    silence."""
+
+    def __init__(self, every_s: float) -> None:
+        self._late_s = every_s + STOOD_STILL_S
+        self._beat_at = float("inf")  # until the first one
+
+    def beat(self, now: float) -> None:
+        """The process is running."""
+        self._beat_at = now
+
+    def missing(self, now: float) -> bool:
+        """Whether it was paused until now; reported once."""
+        if now <= self._beat_at + self._late_s:
+            return False
+        self._beat_at = now
+        return True
+
 
 log = logging.getLogger(__name__)
 
@@ -139,9 +164,9 @@ class FeedbackShard:
 
         Raises InvalidMessage for invalid arguments, as do ``answer`` and ``leave``.
         """
-        app, instance, room = arguments.app_of(app), arguments.instance_of(instance), arguments.room_of(room)
-        keys, wait_s = arguments.working_of(working), arguments.wait_of(wait_s)
-        fence = arguments.fence_of(fence)
+        app, instance, room = checks.app_of(app), checks.instance_of(instance), checks.room_of(room)
+        keys, wait_s = checks.working_of(working), checks.wait_of(wait_s)
+        fence = checks.fence_of(fence)
         admission = self._poll_admission
         admission.pace.arrive(instance, self.now())
         if not admission.has_place_for(app):
@@ -180,11 +205,11 @@ class FeedbackShard:
         from 0, that were not accepted because too many of their topic wait for their submit; send these
         again.
         """
-        app, instance = arguments.app_of(app), arguments.instance_of(instance)
+        app, instance = checks.app_of(app), checks.instance_of(instance)
         refused, touched = [], dict[TopicFeedback, None]()
         producers = self._apps.get(app)
         present = None if producers is None else producers.get(instance)
-        for number, (key, state, trouble, index) in enumerate(arguments.answers_of(answers)):
+        for number, (key, state, trouble, index) in enumerate(checks.answers_of(answers)):
             (gid, topic), tx_id = key
             if present is not None and (state in DECISIVE or trouble is Trouble.ELSEWHERE):
                 present.led_elsewhere = trouble is Trouble.ELSEWHERE
@@ -212,7 +237,7 @@ class FeedbackShard:
     def leave(self, app: str, instance: str, idle: bool = False) -> None:
         """The producer closes: its checks go to the others at once. ``idle``: also those of its own
         transactions, since it runs none of them; otherwise those wait until it is gone."""
-        app, instance, idle = arguments.app_of(app), arguments.instance_of(instance), arguments.idle_of(idle)
+        app, instance, idle = checks.app_of(app), checks.instance_of(instance), checks.idle_of(idle)
         self._poll_admission.pace.leave(instance)
         producers = self._apps.get(app)
         if producers is None:
@@ -337,13 +362,13 @@ class FeedbackShard:
         producers: AppProducers,
         instance: str,
         room: int,
-        keys: Iterable[arguments.PlacedCheck],
+        keys: Iterable[checks.PlacedCheck],
         *,
         parked: bool,
         fence: bytes,
     ) -> None:
         """Tell this poll to all topics of the app that have work."""
-        by_topic: dict[str, list[arguments.AskedCheck]] = {}
+        by_topic: dict[str, list[checks.AskedCheck]] = {}
         for ((gid, topic), tx_id), index in keys:
             by_topic.setdefault(topic, []).append(((gid, tx_id), index))
         now = self.now()

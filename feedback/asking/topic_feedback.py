@@ -13,13 +13,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence, Set
 from typing import Any, Protocol
 
-from escrowmq.feedback.asking.arguments import AskedCheck
-from escrowmq.feedback.asking.checks import Check, CheckTable
+from escrowmq.feedback.asking.checks import AskedCheck, Check, CheckTable
 from escrowmq.feedback.asking.group_feedback import GroupFeedback, Way
-from escrowmq.feedback.asking.live_producers import CheckKey
-from escrowmq.feedback.asking.owners import Owners
-from escrowmq.feedback.names import feedback_name
+from escrowmq.feedback.asking.live_producers import CheckKey, Owners
 from escrowmq.feedback.policy import Trouble, Verdict
+from escrowmq.feedback.states import feedback_name
 from escrowmq.replication.calling.answers import LockedRow
 from escrowmq.replication.model import TransactionState
 

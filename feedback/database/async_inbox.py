@@ -13,13 +13,11 @@ from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session
 
-from escrowmq.feedback.database.async_links import another_engine, asynchronous, engine_of, with_core_of
+from escrowmq.feedback.database.async_fence import another_engine, asynchronous, engine_of, with_core_of
 from escrowmq.feedback.database.failures import is_away
-from escrowmq.feedback.database.inbox import INBOX_TABLE, Inbox
-from escrowmq.feedback.database.inbox_purging import GroupPlaces, InboxPurged
-from escrowmq.feedback.database.inbox_rows import Entered, Place
-from escrowmq.feedback.database.rows import KEEP_S
+from escrowmq.feedback.database.inbox import INBOX_TABLE, Entered, GroupPlaces, Inbox, InboxPurged, Place
 from escrowmq.feedback.database.sqlalchemy_links import link_of
+from escrowmq.feedback.database.statements import KEEP_S
 
 
 class AsyncInbox:

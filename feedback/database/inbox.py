@@ -11,29 +11,307 @@ has read and not tried to insert.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
-from escrowmq.feedback.database.durability import warn_of_lost_commits
+from escrowmq.feedback.database.durability import refuse_another_transaction, warn_of_lost_commits
 from escrowmq.feedback.database.errors import DatabaseMisused
 from escrowmq.feedback.database.failures import explained, is_away
-from escrowmq.feedback.database.inbox_purging import GroupPlaces, InboxPurged, purge_inbox
-from escrowmq.feedback.database.inbox_rows import (
-    GROUP_BYTES_MAX,
-    Entered,
-    InboxStatements,
-    Place,
-    origin_of,
-)
 from escrowmq.feedback.database.links import Link
 from escrowmq.feedback.database.opening import database_of
-from escrowmq.feedback.database.own_rows import refuse_another_transaction
-from escrowmq.feedback.database.rows import KEEP_S
-from escrowmq.feedback.database.statements import dialect_of
+from escrowmq.feedback.database.statements import IDENTITY_KEY, KEEP_S, TABLE, Dialect, dialect_of, listed
+from escrowmq.replication.errors import OffsetOutOfRange
+from escrowmq.replication.format.forwarded import history
+from escrowmq.replication.format.internal_topics import SHARE, retry_topic
+from escrowmq.replication.model import TopicInfo
+
+# ------------------------------------------------------------------------------------------------------------
+# The rows of an inbox, as values: which record a row stands for, and which rows may be removed. Pure.
+#
+# A row exists if, and only if, the work for its record is committed, because both are written in one database
+# transaction. Its key is a digest of the consumer group and of the place where the record was first stored.
+
+#: A group's name is stored as bytes; MariaDB's INSERT IGNORE would cut a longer one without a word.
+GROUP_BYTES_MAX = 2048
+
+
+class Place(Protocol):
+    """Where a record is: as much of a ``ConsumerRecord`` as an inbox needs."""
+
+    @property
+    def topic(self) -> str:
+        """Its topic."""
+
+    @property
+    def partition(self) -> int:
+        """Its partition."""
+
+    @property
+    def offset(self) -> int:
+        """Its offset."""
+
+    @property
+    def timestamp(self) -> int:
+        """The broker's, in ms since the epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a record was first stored. The time is part of it: if a topic is deleted and created again, its
+    offsets begin anew, and other records have the same ones."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+
+    def key(self, group: str) -> bytes:
+        """The primary key: 32 bytes. Lengths precede the names, so that no two have the same text.
+
+        Binary, so that equality does not depend on a database's collation, length or case."""
+        name, topic = group.encode(), self.topic.encode()
+        text = b"%d:%b%d:%b%d:%d:%d" % (
+            len(name), name, len(topic), topic, self.partition, self.offset, self.timestamp,
+        )  # fmt: skip
+        return hashlib.sha256(text).digest()
+
+
+def origin_of(record: Any) -> Origin:
+    """Where a record was first stored: its ``origin`` if it has one, because it was stored again for another
+    attempt, else its own place. Raises DatabaseMisused for anything else than a record."""
+    first = getattr(record, "origin", None)
+    place: Place = record if first is None else first
+    try:
+        origin = Origin(place.topic, place.partition, place.offset, place.timestamp)
+    except AttributeError:
+        origin = Origin("", -1, -1, -1)
+    numbers = (origin.partition, origin.offset, origin.timestamp)
+    if type(origin.topic) is not str or not origin.topic or any(type(n) is not int or n < 0 for n in numbers):
+        raise DatabaseMisused(
+            f"pass the record as poll() has returned it, not {record!r:.80}: the inbox remembers its topic, "
+            "partition, offset and timestamp"
+        )
+    return origin
+
+
+@dataclass(frozen=True, slots=True)
+class Entered:
+    """What a handler has written: the row's key, and its time, by which it recognises the row as its own."""
+
+    key: bytes
+    handled_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class InboxRow:
+    """One row of the table. ``handled_ms``: since the epoch, by the clock of the service that wrote it."""
+
+    key: bytes
+    group: str
+    topic: str
+    partition: int
+    offset: int
+    handled_ms: int
+
+
+def disposable(
+    rows: Iterable[InboxRow],
+    group: str,
+    before: int,
+    places: Mapping[tuple[str, int], int] | None,
+    again: Set[bytes] = frozenset(),
+) -> list[bytes]:
+    """Keys of the group's rows that were written before ``before`` (ms since the epoch), and whose records
+    are not delivered again.
+
+    ``places``: for each partition, the offset from which the group is delivered records. None: not known, and
+    the time alone decides. A partition that is missing has been deleted. ``again``: keys of records of which
+    the broker has copies that may still be delivered.
+    """
+    old = (row for row in rows if row.group == group and row.handled_ms < before and row.key not in again)
+    if places is None:
+        return [row.key for row in old]
+    return [row.key for row in old if row.offset < places.get((row.topic, row.partition), row.offset + 1)]
+
+
+class InboxStatements:
+    """The statements for one table. Values are named as the columns, in order; ``:after`` and ``:most``."""
+
+    def __init__(self, dialect: Dialect, table: str) -> None:
+        if not TABLE.fullmatch(table):
+            raise DatabaseMisused(
+                f"table {table!r}: use a name of a-z, 0-9 and _ (up to 63), or a schema, a dot and a name"
+            )
+        self.dialect, self.table = dialect, table
+        self.create = (
+            f"CREATE TABLE IF NOT EXISTS {table} (record_key {dialect.binary_key} NOT NULL PRIMARY KEY, "
+            f"consumer_group {dialect.binary} NOT NULL, topic {dialect.binary} NOT NULL, "
+            "topic_partition INTEGER NOT NULL, topic_offset BIGINT NOT NULL, handled_ms BIGINT NOT NULL"
+            f"){dialect.after_table}"
+        )
+        self.enter = (
+            f"{dialect.insert} {table} VALUES (:key, :consumer_group, :topic, :place, :topic_offset, "
+            f":handled_ms){dialect.ignoring}"
+        )
+        self.own = f"SELECT handled_ms FROM {table} WHERE record_key = :key"
+        self.undo = f"DELETE FROM {table} WHERE record_key = :key"
+        self.slice = (
+            "SELECT record_key, consumer_group, topic, topic_partition, topic_offset, handled_ms "
+            f"FROM {table} WHERE record_key > :after ORDER BY record_key LIMIT :most"
+        )
+
+    def remove(self, keys: list[bytes]) -> tuple[str, dict[str, Any]]:
+        """Delete by key alone: a condition on a range would lock its gaps, and so block handlers."""
+        names, values = listed(keys)
+        return f"DELETE FROM {self.table} WHERE record_key IN ({names})", values
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Removing an inbox's old rows in slices, as ``purging`` does with a fence's.
+
+#: Dead letters, and records in the topic of retries that the group is not past, of which a purge asks. With
+#: more of them it removes nothing: their rows must stay, and each costs a call.
+LETTERS_MAX, RETRIES_MAX = 100_000, 1_000
+#: How often it looks whether there are fewer, and the pause: consumers that work take them in no time.
+LOOKS, LOOK_S = 10, 0.2
+#: A pause of the group's table, with what brokers add at random.
+PAUSE_MORE = 1.1
+
+
+class GroupPlaces(Protocol):
+    """What a purge needs from ``cluster.admin``."""
+
+    def topics(self) -> list[TopicInfo]:
+        """All topics."""
+
+    def describe_group(self, group: str) -> Any:
+        """The group's place in each partition."""
+
+    def dead_letters(self, group: str, limit: int = 100) -> Sequence[Any]:
+        """Those that were neither redriven nor dropped."""
+
+    def message(self, topic: str, partition: int, offset: int) -> Any:
+        """One message that can be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class InboxPurged:
+    """What a purge did: rows removed, and rows read."""
+
+    removed: int
+    read: int
+
+
+def purge_inbox(
+    link: Link,
+    statements: InboxStatements,
+    group: str,
+    admin: GroupPlaces | None,
+    now_ms: int,
+    before_ms: int,
+    slice_rows: int,
+    pause_s: float,
+    told: Callable[[InboxPurged], None],
+) -> InboxPurged:
+    """One pass over the table."""
+    places = again = None
+    if admin is not None:
+        for look in range(LOOKS):
+            time.sleep(LOOK_S if look else 0.0)
+            letters, described, places = _described(admin, group)
+            again = _coming_again(admin, group, described, letters)
+            if again is not None:
+                break
+        before_ms -= max(_longest_pause_ms(described) - (now_ms - before_ms), 0)
+        if again is None:
+            return InboxPurged(0, 0)
+    after, removed, read = IDENTITY_KEY, 0, 0  # no digest is all zeros
+    while True:
+        found = [_row(values) for values in link.rows(statements.slice, {"after": after, "most": slice_rows})]
+        link.commit()
+        keys = disposable(found, group, before_ms, places, again or frozenset())
+        if keys:
+            link.run(*statements.remove(keys))
+            link.commit()
+        read, removed = read + len(found), removed + len(keys)
+        so_far = InboxPurged(removed, read)
+        if len(found) < slice_rows:
+            return so_far
+        told(so_far)
+        after = found[-1].key
+        time.sleep(pause_s)
+
+
+def _described(
+    admin: GroupPlaces, group: str
+) -> tuple[Sequence[Any] | None, Any, dict[tuple[str, int], int]]:
+    """The group's dead letters (None: too many), the group, and its places. In this order: what is redriven
+    meanwhile is among the letters, and what the group passes meanwhile counts as not passed."""
+    share = getattr(admin.describe_group(group), "share", None)
+    letters: Sequence[Any] | None = []
+    if share is not None and share.dead:
+        letters = admin.dead_letters(group, limit=LETTERS_MAX)
+        letters = None if len(letters) >= LETTERS_MAX else letters
+    described = admin.describe_group(group)
+    return letters, described, places_of(admin, described)
+
+
+def _coming_again(
+    admin: GroupPlaces, group: str, described: Any, letters: Sequence[Any] | None
+) -> set[bytes] | None:
+    """Keys of records of which copies are dead letters, or wait in the group's topic of retries for a
+    consumer. A group that is past a record gets it again through these. None: there are too many."""
+    if letters is None:
+        return None
+    again = {origin_of(letter).key(group) for letter in letters if letter.origin is not None}
+    own, share = retry_topic(group), getattr(described, "share", None)
+    spans = [(p.partition, p.committed or 0, p.end) for p in described.partitions if p.topic == own]
+    if share is not None and share.settings.kind == SHARE and share.retrying > share.retrying_later:
+        return None  # which ones is not told
+    if sum(end - begin for _, begin, end in spans) > RETRIES_MAX:
+        return None
+    for partition, begin, end in spans:
+        for offset in range(begin, end):
+            try:
+                found = history(admin.message(own, partition, offset).headers).origin
+            except OffsetOutOfRange:  # retention has removed it
+                continue
+            if found is not None:
+                again.add(origin_of(found).key(group))
+    return again
+
+
+def _longest_pause_ms(described: Any) -> int:
+    """How long a copy may wait for its time: nobody can look into those. Pauses that ``nack`` was given are
+    not known."""
+    share = getattr(described, "share", None)
+    return 0 if share is None else int(max(share.settings.delays_s, default=0.0) * PAUSE_MORE * 1000)
+
+
+def places_of(admin: GroupPlaces, described: Any) -> dict[tuple[str, int], int]:
+    """For each partition that exists: the offset from which the group is delivered records."""
+    # Asked for afterwards: a topic that is created meanwhile must not look like a deleted one.
+    places = {(info.name, number): 0 for info in admin.topics() for number in range(info.partitions)}
+    for place in described.partitions:
+        places[place.topic, place.partition] = place.committed or 0
+    share = getattr(described, "share", None)
+    if share is not None and share.settings.kind == SHARE:  # it commits no offsets
+        places.update({(place.topic, place.partition): place.start for place in share.partitions})
+    return places
+
+
+def _row(values: Sequence[Any]) -> InboxRow:
+    key, group, topic, partition, offset, handled_ms = values
+    return InboxRow(
+        bytes(key), bytes(group).decode(), bytes(topic).decode(), int(partition), int(offset), int(handled_ms)
+    )
+
 
 log = logging.getLogger(__name__)
 

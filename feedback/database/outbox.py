@@ -14,13 +14,18 @@ from contextlib import contextmanager
 from typing import Any
 
 from escrowmq.feedback.database.durability import warn_of_lost_commits
-from escrowmq.feedback.database.errors import DatabaseMisused
+from escrowmq.feedback.database.errors import DatabaseMisused, SendTooLarge
 from escrowmq.feedback.database.failures import explained
 from escrowmq.feedback.database.opening import database_of
 from escrowmq.feedback.database.outbox_admin import OutboxAdmin, OutboxEntry, OutboxShard
-from escrowmq.feedback.database.outbox_errors import SendTooLarge
-from escrowmq.feedback.database.outbox_rows import content_of, order_key_of, row_bytes, shard_of
-from escrowmq.feedback.database.outbox_statements import INSERT_MAX, OutboxStatements
+from escrowmq.feedback.database.outbox_statements import (
+    INSERT_MAX,
+    OutboxStatements,
+    content_of,
+    order_key_of,
+    row_bytes,
+    shard_of,
+)
 from escrowmq.feedback.database.statements import dialect_of
 from escrowmq.replication.errors import InvalidMessage, MessageTooLarge
 from escrowmq.replication.model import Message

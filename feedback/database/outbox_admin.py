@@ -11,10 +11,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from escrowmq.feedback.database.errors import OutboxBehind, OutboxRowBusy, UnknownOutboxRow
 from escrowmq.feedback.database.links import Database, Link
-from escrowmq.feedback.database.outbox_errors import OutboxBehind, OutboxRowBusy, UnknownOutboxRow
-from escrowmq.feedback.database.outbox_rows import DEAD, PENDING, UnreadableContent, message_of
-from escrowmq.feedback.database.outbox_statements import OutboxStatements
+from escrowmq.feedback.database.outbox_statements import (
+    DEAD,
+    PENDING,
+    OutboxStatements,
+    UnreadableContent,
+    message_of,
+)
 from escrowmq.replication.model import Message
 
 #: Ids in one statement.

@@ -15,14 +15,14 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from escrowmq.feedback.database.errors import DatabaseMisused
-from escrowmq.feedback.database.outbox_rows import (
+from escrowmq.feedback.database.outbox_shards import Lease, LeaseLost, OutboxShards
+from escrowmq.feedback.database.outbox_statements import (
     CONTENT_BYTES_MAX,
     OutboxRow,
     UnreadableContent,
     digest_of_rows,
     message_of,
 )
-from escrowmq.feedback.database.outbox_shards import Lease, LeaseLost, OutboxShards
 from escrowmq.replication.errors import EscrowMQError, ProducerFenced
 from escrowmq.replication.model import Message
 

@@ -21,8 +21,7 @@ from escrowmq.feedback.answering.shard_link import Respondent
 from escrowmq.feedback.config import AnswererConfig, FeedbackConfig
 from escrowmq.feedback.edges.ray_calls import RayShards
 from escrowmq.feedback.edges.shard_actor import start_shard
-from escrowmq.feedback.names import ClusterShape
-from escrowmq.feedback.states import TxStatusQuerier, names_a_table
+from escrowmq.feedback.states import ClusterShape, TxStatusQuerier, names_a_table
 from escrowmq.replication.errors import InvalidMessage
 
 log = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from ray.exceptions import ActorUnschedulableError, RayActorError, RayError
 
 from escrowmq.feedback.answering.shard_link import AskedCheck, FeedbackLost, Place
 from escrowmq.feedback.brokers import BrokerUnreachable
-from escrowmq.feedback.names import SUPERVISOR, broker_name
+from escrowmq.feedback.states import SUPERVISOR, broker_name
 from escrowmq.replication.calling.answers import MembersReport
 
 log = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from escrowmq.feedback.asking.shard_report import ShardReport
 from escrowmq.feedback.asking.topic_feedback import Place
 from escrowmq.feedback.config import FeedbackConfig
 from escrowmq.feedback.edges.ray_calls import RayBrokers
-from escrowmq.feedback.names import ClusterShape, shard_name
+from escrowmq.feedback.states import ClusterShape, shard_name
 from escrowmq.replication.carried_settings import from_names, names_of, passed_over
 from escrowmq.replication.log_lines import LogFormat, log_to_stderr
 

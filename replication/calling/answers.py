@@ -10,13 +10,14 @@ The named tuples here are sent by position and must never get a new field. Times
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Self, TypeAlias
 
 import msgspec
 
 from escrowmq.replication.calling.carried_answers import Carried, prepare
-from escrowmq.replication.model import OpenTransaction, TransactionState
+from escrowmq.replication.model import NO_ID, OpenTransaction, TransactionState
 
 #: ``("ok", answer)`` from a leader; ``("not_leader", the leader's replica number or None, term)``; and from
 #: ``submit`` also ``("overloaded", s)``, ``("disk_full", s)``, ``("malformed", text)``, ``("unsupported",
@@ -492,3 +493,130 @@ class ReplicaReport(Carried, frozen=True, kw_only=True):
 
 
 prepare(__name__)
+
+
+# ------------------------------------------------------------------------------------------------------------
+# What share consumers ask brokers for leases, and the answers. Leader only; see ``Reply`` for its refusals.
+#
+# ``share_acquire(group, member, topics, max_records, max_bytes, lease_s, wait_s, call, received)``
+# ``("ok", [row, ...], lease_s, again_s, number)``: see ``AcquiredRow``. Leases run for ``lease_s``, which
+# may be less than was asked for. An answer without rows came after ``wait_s``, or at once if too many calls
+# wait already: then the caller asks again after ``again_s``.
+#
+# ``call`` rises with each call of the member to this broker group, and ``received`` is the ``number`` of
+# the last answer that had one: what came in others is handed out again at once. Both -1: the member does
+# not tell. ``number`` -1: nothing was handed out.
+# ``share_extend(group, member, places, lease_s)``, ``share_release(group, member, places, call)``
+# ``("ok", places)``: what the member does not hold, or no longer. See ``Place``. ``call``: the number of
+# the last call that was answered; what a later one has brought is not released, since the request may be
+# late. -1: the member does not tell.
+#
+# ``member`` is 16 random bytes as hex, new for each consumer. Acks and nacks are requests, as sends are.
+
+#: Topic, partition, and ranges of offsets as ``[first, last, ...]``, sorted and disjoint.
+Place: TypeAlias = tuple[str, int, Sequence[int]]
+
+
+class AcquiredRow(NamedTuple):
+    """What was handed out of one partition: sent by position, as a plain tuple.
+
+    ``code``: a ``ResultCode``. Unless it is OK there is nothing: UNKNOWN_SHARE if the group has not begun to
+    read this partition (send a SHARE_ACK with ``create``), UNKNOWN_TOPIC, and with partition -1, if no such
+    topic is there. ``runs`` and ``blob`` are those of a fetch: whole runs ``(base, count, ts_ms, bytes)``, of
+    which only the messages in ``leased`` were handed out: ``[first, last, expiries, ...]``, sorted.
+    ``expiries``: how many leases of these messages have run out before, as far as this leader knows: a record
+    is at the attempt that its header states (1 if it has none), plus this. ``topic_id``: belongs into the
+    acks.
+    """
+
+    topic: str
+    partition: int
+    code: int
+    topic_id: int = 0
+    runs: Sequence[tuple[int, int, int, int]] = ()
+    blob: bytes | memoryview = b""
+    leased: Sequence[int] = ()
+
+
+# ------------------------------------------------------------------------------------------------------------
+# What brokers tell operators of share groups: how far a group is, and which of its dead letters are left.
+#
+# Leader only, and of its own broker group. See ``answers`` for the rules of such types.
+
+
+class SharePlace(NamedTuple):
+    """A group in one partition ``[.., end)``: everything below ``start`` is final. ``waiting``: messages that
+    are not final; ``leased``: those of them that a consumer has; ``later``: messages of the partition that
+    cannot be read yet, such as retries whose time has not come; ``expired``: how many retention has removed
+    unhandled; ``ranges``: final ranges above the start."""
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+    waiting: int
+    leased: int
+    later: int
+    expired: int
+    ranges: int
+
+
+class SharePlaces(Carried, frozen=True):
+    """All places of a group; the columns are the fields of ``SharePlace``."""
+
+    topics: Sequence[str] = ()
+    partitions: Sequence[int] = ()
+    starts: Sequence[int] = ()
+    ends: Sequence[int] = ()
+    waiting: Sequence[int] = ()
+    leased: Sequence[int] = ()
+    later: Sequence[int] = ()
+    expired: Sequence[int] = ()
+    ranges: Sequence[int] = ()
+
+    @classmethod
+    def of(cls, rows: Iterable[SharePlace]) -> Self:
+        """From rows."""
+        return cls(*zip(*rows, strict=True))
+
+    def rows(self) -> list[SharePlace]:
+        """One for each place."""
+        columns = (getattr(self, name) for name in self.__struct_fields__)
+        return list(map(SharePlace._make, zip(*columns, strict=True)))
+
+
+class FinalRanges(Carried, frozen=True):
+    """What is final for a group in one partition ``[.., end)``: everything below ``start``, and ``ranges``
+    (first, last, first, last, ...). ``topic_id``: of the partition's topic."""
+
+    start: int
+    end: int
+    ranges: Sequence[int] = ()
+    topic_id: int = NO_ID
+
+    def has(self, offset: int) -> bool:
+        """Whether it is final, or gone."""
+        pairs = zip(self.ranges[::2], self.ranges[1::2], strict=True)
+        return offset < self.start or any(first <= offset <= last for first, last in pairs)
+
+    def left(self, start: int = 0) -> Iterable[tuple[int, int]]:
+        """The ranges from ``start`` on that are not final, each as ``[begin, end)``."""
+        at = max(self.start, start)
+        for first, last in zip(self.ranges[::2], self.ranges[1::2], strict=True):
+            if first > at:
+                yield at, first
+            at = max(at, last + 1)
+        if at < self.end:
+            yield at, self.end
+
+
+prepare(__name__)
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Which share of the pairs (app, topic) belongs to which caller, where several callers divide them.
+
+
+def part_of(app: str, topic: str, parts: int) -> int:
+    """0 to ``parts - 1``: the same in every process, at every time and in every version."""
+    return zlib.crc32(f"{app}\0{topic}".encode("utf-8", "surrogatepass")) % parts

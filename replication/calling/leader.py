@@ -32,7 +32,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from escrowmq.replication.calling.backoff import Backoff
+from escrowmq.replication.calling.patience import Backoff
 
 #: How many hints in a row are followed without an answer in between. This ends loops of replicas that point
 #: at each other.

@@ -2,7 +2,7 @@
 
 The checksum covers the header too, so a wrong length, index or term is detected like a wrong body. It
 is verified wherever an entry is read whole from disk. Nothing here decides what a bad entry means
-(log/torn.py does for the tail; everywhere else it is corruption).
+(log/holes.py does for the tail; everywhere else it is corruption).
 """
 
 from __future__ import annotations

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 import msgspec
 
-from escrowmq.replication.business_keys import HEADER, keys_of
 from escrowmq.replication.errors import CorruptLog
 from escrowmq.replication.format import forwarded
 from escrowmq.replication.format.find_table import (
@@ -23,6 +22,7 @@ from escrowmq.replication.format.find_table import (
     crc32c,
     entry_of,
 )
+from escrowmq.replication.message_headers import HEADER, keys_of
 
 #: What a search may look for beside the kinds of find_table.py: a header's name and value. It is in no file.
 IN_HEADER = 5

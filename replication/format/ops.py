@@ -8,6 +8,7 @@ into references, and they and the COMMIT travel in one entry.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from escrowmq.replication.format.codec import OpType, PrepareExtra, encode_op
 from escrowmq.replication.model import BY_NAME, NO_ID
@@ -227,7 +228,7 @@ def delete_group(group: str, generation: int) -> bytes:
 
 
 def settings(values: Mapping[str, int]) -> bytes:
-    """SETTINGS ``[{name: value}]``: replicated settings to change; see state/settings.py."""
+    """SETTINGS ``[{name: value}]``: replicated settings to change; see state/dedup.py."""
     return encode_op(OpType.SETTINGS, (dict(values),))
 
 
@@ -280,3 +281,52 @@ def inquire(app: str, tx_ids: Sequence[str], home_indexes: Sequence[int]) -> byt
 def level(level: int) -> bytes:
     """LEVEL ``[level]``: from here on the log may hold what older software cannot read. Irreversible."""
     return encode_op(OpType.LEVEL, (level,))
+
+
+# ------------------------------------------------------------------------------------------------------------
+# CUT: how far the partitions of a group go, and which decisions over several groups it has taken.
+#
+# A client asks every group for it three times to find a stable cut: ends of partitions that contain all of a
+# transaction or none of it (actors/admin/stable_cut.py).
+
+#: The format level that added CUT.
+LEVEL_OF_CUT = 9
+#: Topics of one CUT: a leader reads the ends of all of their partitions at once.
+TOPICS_PER_CUT_MAX = 200
+#: For so long a leader may keep commits over several groups waiting for a cut. It helps a cut to be stable
+#: where such commits come all the time, and is short enough for those who wait for them.
+HOLD_MS_MAX = 250
+
+
+def cut(topics: Sequence[str], hold_ms: int) -> bytes:
+    """CUT ``[topics, hold_ms]``: changes nothing; its result is a ``GroupCut`` as of this entry.
+
+    ``hold_ms``: for so long the leader keeps further commits over several groups waiting; 0: no longer.
+    """
+    return encode_op(OpType.CUT, (topics, hold_ms))
+
+
+# ------------------------------------------------------------------------------------------------------------
+# PRE_OFFSETS: places of a consumer group that a transaction moves when it is committed; of format level 9.
+#
+# So what a transaction sends, and the place up to which it has read for that, count together or not at all.
+# For each partition the operation says where the work began, and where it ends. If the group is not where the
+# work began, somebody else has done it, and the PREPARE opens nothing.
+
+#: The format level of a group whose log may have this, and transactions with ``on_timeout``.
+LEVEL_OF_OFFSETS: Final = 9
+#: In place of an offset: the group has none there yet.
+NONE_YET: Final = -1
+#: ``PrepareExtra.on_timeout`` of a transaction without a local one: nobody is asked about it.
+ROLLBACK: Final = "rollback"
+#: Who decides then.
+BY_TIMEOUT: Final = "timeout"
+
+
+def pre_offsets(
+    group: str, topic: str, places: Mapping[int, tuple[int, int]], topic_id: int = NO_ID
+) -> bytes:
+    """PRE_OFFSETS ``[group, topic, [partition, from, to, ...], topic_id]``; follows a PREPARE, behind its
+    messages. ``from``: the group's committed offset when the work began (``NONE_YET``: it had none)."""
+    flat = [n for partition, (begin, end) in places.items() for n in (partition, begin, end)]
+    return encode_op(OpType.PRE_OFFSETS, (group, topic, flat, topic_id))

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from escrowmq.replication.format.codec import OpType, encode_op
-from escrowmq.replication.format.share_settings import Value
+from escrowmq.replication.format.internal_topics import Value
 
 #: The format level of a group whose log may have these operations.
 LEVEL_OF_SHARES: Final = 9

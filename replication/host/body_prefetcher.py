@@ -1,4 +1,4 @@
-"""Reads bodies of waiting messages before the replica's thread needs them (``replica/prefetched_bodies.py``).
+"""Reads bodies of waiting messages before the replica's thread needs them (``replica/releases.py``).
 
 As leader it reads what becomes due in the next two seconds and lies in older segments, in the order of
 delivery, up to 16 MiB; and before that what the replica's thread asks for. It has a thread of its own, which

@@ -19,8 +19,8 @@ from escrowmq.replication.calling.answers import (
     PartitionBounds,
     PartitionSpans,
     Reply,
+    part_of,
 )
-from escrowmq.replication.calling.sharing import part_of
 from escrowmq.replication.errors import InvalidMessage
 from escrowmq.replication.host.running_replica import RunningReplica
 from escrowmq.replication.model import ResultCode

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from escrowmq.replication.calling.answers import FetchEnds, FoundOffsets, Reply, TopicNames
 from escrowmq.replication.calling.offset_answers import HeldPlaces
 from escrowmq.replication.errors import CorruptLog, DamagedEntry, DiskFailed, Unavailable
-from escrowmq.replication.format.share_settings import GroupSettings
+from escrowmq.replication.format.internal_topics import GroupSettings
 from escrowmq.replication.host.running_replica import NOT_RUNNING, RunningReplica
 from escrowmq.replication.model import NO_ID, TopicInfo
 from escrowmq.replication.replica import fetching

@@ -14,22 +14,23 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from escrowmq.replication.errors import CorruptLog, ReadFailed, Superseded, Unavailable
-from escrowmq.replication.host.mending import BEYOND_MENDING, mend_before_start
-from escrowmq.replication.host.peer_list import PeerList
 from escrowmq.replication.host.repair import (
     ASK_INTERVAL_S,
+    BEYOND_MENDING,
     Begin,
     PeerSource,
     at_once,
     copy_from_leader,
     has_history,
     knows_its_end,
+    mend_before_start,
     must_copy,
 )
+from escrowmq.replication.host.replica_setup import PeerList
+from escrowmq.replication.log.datadir import BEHIND, LEARNER, LOST, NEWCOMER, WANTS_COPY, Marks
 from escrowmq.replication.log.disk import Disk
 from escrowmq.replication.log.install import finish_install
 from escrowmq.replication.log.journal import SegmentJournal
-from escrowmq.replication.log.marks import BEHIND, LEARNER, LOST, NEWCOMER, WANTS_COPY, Marks
 from escrowmq.replication.log.peer_marks import PeerMarks
 from escrowmq.replication.log.recovery import segment_firsts
 from escrowmq.replication.replica.checkpoints import Checkpoints

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from escrowmq.replication.calling.answers import Leadership, LevelReport, Reply
 from escrowmq.replication.errors import (
@@ -35,15 +35,17 @@ from escrowmq.replication.format.membership import members_mark
 from escrowmq.replication.format.segment_format import first_of_name
 from escrowmq.replication.host.body_prefetcher import BodyPrefetcher
 from escrowmq.replication.host.driver import Driver
-from escrowmq.replication.host.maintenance import CheckpointThread, Maintenance, RoomWatch
-from escrowmq.replication.host.mending import Mender
-from escrowmq.replication.host.parking import ParkingLot
+from escrowmq.replication.host.maintenance import (
+    CheckpointThread,
+    Maintenance,
+    RoomWatch,
+    Scrubber,
+    ScrubState,
+)
+from escrowmq.replication.host.repair import Mender
 from escrowmq.replication.host.replica_setup import AskLevels, ReplicaSetup
 from escrowmq.replication.host.restoring import UNSOUND, Recovered
-from escrowmq.replication.host.scrubbing import Scrubber, ScrubState
-from escrowmq.replication.log.datadir import DataDir
-from escrowmq.replication.log.disk import Disk, RealDisk
-from escrowmq.replication.log.marks import (
+from escrowmq.replication.log.datadir import (
     BEHIND,
     DAMAGED,
     LEARNER,
@@ -51,14 +53,77 @@ from escrowmq.replication.log.marks import (
     SCRUBBED,
     SUPERSEDED,
     WANTS_COPY,
+    DataDir,
     Marks,
 )
+from escrowmq.replication.log.disk import Disk, RealDisk
 from escrowmq.replication.net.handshake import PeerIdentity
 from escrowmq.replication.raft.node import PeerLink, RaftConfig, RaftNode
 from escrowmq.replication.replica.checkpoints import Job
 from escrowmq.replication.replica.damage import STATE_FILES
 from escrowmq.replication.replica.replica import Replica, ahead_of, next_level
 from escrowmq.replication.state.machine import LEVEL_MAX, StateMachine
+
+# ------------------------------------------------------------------------------------------------------------
+# Long polls: callers wait for news, bounded in number, so that they never hold every thread.
+#
+# A parked call holds one thread of its concurrency group. Half of the threads may park; further callers are
+# answered immediately with what there is, and ask again.
+
+T = TypeVar("T")
+#: Maximum wait of one call, whatever its caller asks for: it holds a thread even if its caller is gone.
+WAIT_S_MAX = 60.0
+
+
+class ParkingLot:
+    """Bounded waiting room around one kind of news."""
+
+    def __init__(self, places: int, monotonic: Callable[[], float]) -> None:
+        self._condition = threading.Condition()
+        self._places, self._parked, self._monotonic = places, 0, monotonic
+        self._closed = False
+        self._sequence = 0
+
+    def wait_for(self, attempt: Callable[[], T | None], wait_s: float) -> T | None:
+        """Call ``attempt()`` now and at each piece of news until it returns something, for at most
+        ``wait_s``."""
+        deadline = self._monotonic() + (wait_s if wait_s <= WAIT_S_MAX else WAIT_S_MAX)
+        parked = False
+        try:
+            while True:
+                seen = self._sequence  # before the attempt: news that arrives during it is not missed
+                found = attempt()
+                left = deadline - self._monotonic()
+                if found is not None or left <= 0:
+                    return found
+                with self._condition:
+                    if not parked:
+                        if self._parked >= self._places:
+                            return None
+                        self._parked, parked = self._parked + 1, True
+                    if self._closed:
+                        return None
+                    if seen == self._sequence:
+                        self._condition.wait(left)
+        finally:
+            if parked:
+                with self._condition:
+                    self._parked -= 1
+
+    def announce(self) -> None:
+        """Something changed: wake every waiting caller. Cheap if there is none; does not wait for
+        attempts."""
+        self._sequence += 1
+        if self._parked:
+            with self._condition:
+                self._condition.notify_all()
+
+    def close(self) -> None:
+        """Wake every waiting caller for good; later ones do not wait."""
+        with self._condition:
+            self._closed = True
+            self._condition.notify_all()
+
 
 # ------------------------------------------------------------------ the format level
 # Moves a group to the next format level: asks all replicas of the cluster while this one leads.
@@ -342,8 +407,8 @@ class RunningReplica:
 
     def confirmed(self, read: Callable[[StateMachine], Any], *, in_loop: bool = False) -> Reply:
         """As ``if_leading``, and linearizable: what is read has everything that was acknowledged before this
-        call, by whichever leader (replica/read_index.py). ``in_loop``: in the driver's thread, for state that
-        may not be read beside it.
+        call, by whichever leader (replica/lease_dispatcher.py). ``in_loop``: in the driver's thread,
+        for state that may not be read beside it.
 
         One trip to a majority. Raises Unavailable if none answers in time.
         """
@@ -521,7 +586,7 @@ class RunningReplica:
             self.setup.peers.follow(node.members.version, node.heard)
 
     def _note_members(self, node: RaftNode) -> None:
-        """For tools that must find all directories of a group whose record is lost (cluster/survey.py)."""
+        """For tools that must find all directories of a group whose record is lost."""
         members = node.members
         if members.version <= self._noted_version or not members.change_id or not node.members_applied:
             return

@@ -15,8 +15,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from operator import le, lt
 from typing import TYPE_CHECKING, Any
 
-from escrowmq.replication.calling.answers import Reply
-from escrowmq.replication.calling.share_answers import AcquiredRow, Place
+from escrowmq.replication.calling.answers import AcquiredRow, Place, Reply
 from escrowmq.replication.errors import (
     Closed,
     CorruptLog,
@@ -26,8 +25,7 @@ from escrowmq.replication.errors import (
     Overloaded,
     Unavailable,
 )
-from escrowmq.replication.format.internal_topics import owner_problem
-from escrowmq.replication.format.share_settings import LEASE_MS
+from escrowmq.replication.format.internal_topics import LEASE_MS, owner_problem
 from escrowmq.replication.host.reads import MENDING_S
 from escrowmq.replication.host.running_replica import NOT_RUNNING, RunningReplica
 from escrowmq.replication.replica.fetching import FETCH_BYTES_MAX, Join, in_bytes, read_runs
@@ -36,7 +34,7 @@ from escrowmq.replication.sharing.pieces import UNNUMBERED
 from escrowmq.replication.sharing.ranges import Range
 
 if TYPE_CHECKING:
-    from escrowmq.replication.replica.handing_out import HandedOut
+    from escrowmq.replication.replica.lease_dispatcher import HandedOut
 
 #: The beginning of an ``AcquireRequest``: group, member, topics, messages, bytes, lease in ms.
 Asked = tuple[str, str, tuple[str, ...], int, int, int]

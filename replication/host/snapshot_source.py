@@ -10,8 +10,8 @@ from typing import Final
 
 from escrowmq.replication.calling.answers import Reply
 from escrowmq.replication.errors import Closed, CorruptLog, DiskFailed, Overloaded
-from escrowmq.replication.host.mending import RANGE_BYTES_MAX
 from escrowmq.replication.host.repair import (
+    RANGE_BYTES_MAX,
     Manifest,
     begins_in_the_middle,
     damage_offered,
@@ -86,7 +86,7 @@ FILE_PART_BYTES_MAX = 8 << 20
 #: Parts that are read at a time, for all peers together. A copy asks for two of 4 MiB, and a group has at
 #: most six others.
 PARTS_BYTES_MAX = 32 << 20
-#: Less than a peer waits for a part (``COPY_S`` of actors/broker/peers.py).
+#: Less than a peer waits for a part (``COPY_S`` of actors/broker/broker.py).
 PART_WAIT_S = 10.0
 
 

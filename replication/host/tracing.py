@@ -27,8 +27,7 @@ from escrowmq.replication.format.internal_topics import (
     retry_topic,
 )
 from escrowmq.replication.format.share_ops import DROPPED, REDRIVEN
-from escrowmq.replication.host.find_files import opened
-from escrowmq.replication.host.finding import ROWS_MAX, Finder, Sought
+from escrowmq.replication.host.finding import ROWS_MAX, Finder, Sought, opened
 from escrowmq.replication.host.inspection import politely
 from escrowmq.replication.host.reads import MENDING_S, Reads
 from escrowmq.replication.host.running_replica import RunningReplica

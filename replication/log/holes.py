@@ -2,7 +2,7 @@
 
 One flipped bit makes one entry unreadable, but nothing else is lost: the entries around it are sound, and so
 is the log's end, on which alone votes and acknowledgements depend. Such a place is a *hole*: its
-entries are fetched from another replica and written where they were (host/mending.py).
+entries are fetched from another replica and written where they were (host/repair.py).
 
 By Log Matching (Raft, section 5.3) two logs that hold an entry of the same index and term are identical up to
 it. So entries of another log fill a hole if that log has, at the hole's end or after it, an entry whose
@@ -13,23 +13,147 @@ entries there, which were never committed.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from escrowmq.replication.errors import (
-    CorruptLog,
-    DiskFailed,
-    DiskFull,
-    FsyncFailed,
-    UnknownVersion,
+from escrowmq.replication.errors import CorruptLog, DiskFailed, DiskFull, FsyncFailed, UnknownVersion
+from escrowmq.replication.format.entry import (
+    HEADER_SIZE,
+    MAGIC,
+    EntryHeader,
+    Scan,
+    encode_header,
+    read_entry,
+    scan,
 )
-from escrowmq.replication.format.entry import HEADER_SIZE, Scan, encode_header, read_entry, scan
 from escrowmq.replication.format.segment_format import FILE_HEADER_SIZE, first_of_name, log_name
 from escrowmq.replication.log.disk import Disk, File
-from escrowmq.replication.log.terms import TermRuns
-from escrowmq.replication.log.torn import is_torn, sound_entries_after
+
+# ------------------------------------------------------------------------------------------------------------
+# Terms of the log's entries, stored as runs: a term covers thousands of entries, so one pair per run.
+
+
+class TermRuns:
+    """Maps log index to term. ``starts`` ascends; run i covers starts[i] up to starts[i + 1] - 1."""
+
+    __slots__ = ("_starts", "_terms")
+
+    def __init__(self, runs: Iterable[tuple[int, int]] = ()) -> None:
+        self._starts: list[int] = []
+        self._terms: list[int] = []
+        for first, term in runs:
+            self.append(first, term)
+
+    def __bool__(self) -> bool:
+        return bool(self._terms)
+
+    def append(self, index: int, term: int) -> None:
+        """Entry ``index`` and those after it have ``term``. Does nothing if the last run has it already."""
+        if self._terms and self._terms[-1] == term:
+            return
+        assert not self._starts or (index > self._starts[-1] and term > self._terms[-1])
+        self._starts.append(index)
+        self._terms.append(term)
+
+    def at(self, index: int) -> int:
+        """Term of an entry that is in the log."""
+        return self._terms[bisect_right(self._starts, index) - 1]
+
+    def run_at(self, index: int) -> tuple[int, int]:
+        """(term, last index of its run) for an entry that is in the log; the newest run has no end."""
+        k = bisect_right(self._starts, index)
+        return self._terms[k - 1], self._starts[k] - 1 if k < len(self._starts) else 1 << 63
+
+    def start_of(self, index: int) -> int:
+        """First index of the run that ``index`` belongs to."""
+        return self._starts[bisect_right(self._starts, index) - 1]
+
+    def between(self, first: int, last: int) -> list[tuple[int, int]]:
+        """Runs of the entries first..last, the first run cut to begin at ``first``."""
+        low = bisect_right(self._starts, first) - 1
+        high = bisect_right(self._starts, last)
+        return [(max(first, self._starts[k]), self._terms[k]) for k in range(max(low, 0), high)]
+
+    def cut_after(self, last: int) -> None:
+        """Forget entries after ``last``."""
+        keep = bisect_right(self._starts, last)
+        del self._starts[keep:], self._terms[keep:]
+
+    def cut_before(self, first: int) -> None:
+        """Forget entries before ``first``."""
+        drop = bisect_right(self._starts, first) - 1
+        if drop > 0:
+            del self._starts[:drop], self._terms[:drop]
+        if self._starts and self._starts[0] < first:
+            self._starts[0] = first
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Torn tail or corruption: what an unsound entry in the newest segment means.
+#
+# A power cut may tear what was written and not yet synced: it was never acknowledged, so it is cut off.
+# Damage to anything that was once synced is corruption, and is never cut off: the replica refuses to serve
+# the log and is repaired from a peer. The bytes themselves tell which it is:
+#
+# * nothing sound follows: a torn tail; * something sound follows that a *later* sync wrote (its header says
+# how many entries its own sync covered): the bad entry had been synced before, so it is corruption; *
+# something sound of the same sync follows: pages of one sync reach the disk in any order, and a page that
+# was not written reads as zeros. Only such a lost sector makes it a torn tail; any other damage is
+# corruption.
+
+#: Disks write sectors of 512 bytes whole or not at all.
+SECTOR: Final = 512
+_ZEROS: Final = bytes(SECTOR)
+#: Bounds the cost of checksums after forged or accidental magics: at most this many times the file.
+_CHECKSUM_FACTOR_MAX: Final = 16
+
+
+def is_torn(data: memoryview, bad: int, index: int) -> bool:
+    """Whether the unsound entry ``index`` at byte ``bad`` can be a write that was never synced."""
+    first_sound = None
+    for at, header in sound_entries_after(data, bad, index):
+        if header is None or header.batch_first > index:
+            return False
+        if first_sound is None:
+            first_sound = at
+    return first_sound is None or _lost_sector(data, bad, first_sound)
+
+
+def sound_entries_after(data: memoryview, bad: int, index: int) -> Iterator[tuple[int, EntryHeader | None]]:
+    """Sound entries after ``bad`` with later indexes, as (position, header).
+
+    Ends with a None header if the search becomes too expensive, which only forged input can cause; it
+    counts as corruption, the verdict that loses nothing.
+    """
+    raw = bytes(data[bad:])
+    budget = _CHECKSUM_FACTOR_MAX * len(raw)
+    at = raw.find(MAGIC, 1)
+    while at >= 0:
+        found = int.from_bytes(raw[at + 24 : at + 32], "little")
+        after = at + 1
+        if index < found <= index + len(raw) // HEADER_SIZE:
+            budget -= min(int.from_bytes(raw[at + 8 : at + 12], "little"), len(raw))
+            if budget < 0:
+                yield bad + at, None
+                return
+            header = read_entry(data, bad + at)
+            if header is not None:
+                yield bad + at, header
+                after = at + HEADER_SIZE + header.size
+        at = raw.find(MAGIC, after)
+
+
+def _lost_sector(data: memoryview, start: int, end: int) -> bool:
+    """Whether a sector of [start, end) reads as zeros: wholly, or from ``start`` to its end."""
+    border = start - start % SECTOR + SECTOR
+    head = bytes(data[start : min(border, end)])
+    if not any(head):
+        return True
+    return any(data[at : at + SECTOR] == _ZEROS for at in range(border, end - SECTOR + 1, SECTOR))
+
 
 #: Holes that are remembered at a time; any others are found again when they are next read.
 HOLES_MAX: Final = 1_000

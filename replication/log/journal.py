@@ -27,14 +27,20 @@ from escrowmq.replication.format.segment_format import (
     sidecar_name,
 )
 from escrowmq.replication.log.disk import Disk
-from escrowmq.replication.log.holes import Hole, KnownHoles, StoredEntry, as_stored, fitting
+from escrowmq.replication.log.holes import Hole, KnownHoles, StoredEntry, TermRuns, as_stored, fitting
 from escrowmq.replication.log.install import finish_install
 from escrowmq.replication.log.member_history import MemberHistory
 from escrowmq.replication.log.recovery import recover, segment_firsts
-from escrowmq.replication.log.segment import OpenSegment, Segment, SegmentInfo, SegmentReader, SegmentTable
-from escrowmq.replication.log.sidecar import sidecar_is_sound, write_sidecar
+from escrowmq.replication.log.segment import (
+    OpenSegment,
+    Segment,
+    SegmentInfo,
+    SegmentReader,
+    SegmentTable,
+    sidecar_is_sound,
+    write_sidecar,
+)
 from escrowmq.replication.log.syncjob import Mend, Seal, SyncJob, Write
-from escrowmq.replication.log.terms import TermRuns
 from escrowmq.replication.log.vote import VoteFile
 
 # ------------------------------------------------------------------ entries as pysyncobj reads them

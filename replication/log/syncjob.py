@@ -18,8 +18,7 @@ from escrowmq.replication.errors import DiskFull
 from escrowmq.replication.format.segment_format import encode_file_header, log_name, sidecar_name
 from escrowmq.replication.log.disk import Disk, File
 from escrowmq.replication.log.holes import Hole, write_hole
-from escrowmq.replication.log.segment import OpenSegment, Segment
-from escrowmq.replication.log.sidecar import write_sidecar
+from escrowmq.replication.log.segment import OpenSegment, Segment, write_sidecar
 
 #: Entries per append call; each has two buffers, and one system call takes 1024.
 _ENTRIES_PER_APPEND: Final = 512

@@ -13,25 +13,238 @@ do not read (unread_answers.py).
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import hmac
 import logging
 import os
 import socket
+import struct
 from collections import deque
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, Protocol, cast
+
+import msgspec
 
 from escrowmq.replication.errors import NotAuthorized, WireError
-from escrowmq.replication.net.client_frames import (
-    GREETING_BYTES_MAX,
-    KEY_BYTES,
-    NONCE_BYTES,
-    REQUEST_BYTES_MAX,
-    BrokerGreeting,
-    FrameBuffer,
-    encode_answer,
-    frame,
-)
-from escrowmq.replication.net.unread_answers import UNCOUNTED_BYTES, UnreadAnswers
+
+# ------------------------------------------------------------------------------------------------------------
+# What travels between a client and a broker on a TCP connection of their own: frames, after a greeting.
+#
+# A frame is a length (4 bytes, of what follows), the number of the call (8 bytes), and the payload: a
+# request's bytes to the broker, the answer in msgpack back. Numbers are the client's; answers come in any
+# order.
+#
+# The greeting proves both ways that the other has the key which the broker's process made and gave to the
+# client through its actor handle. Nobody sends the key:
+#
+# client -> broker   hello:  magic, nonce_c
+# broker -> client   answer: nonce_b, HMAC(key, "broker" + hello + nonce_b)
+# client -> broker   proof:  HMAC(key, "client" + hello + nonce_b)
+#
+# The broker says nothing after that: a client may send requests at once, and a wrong proof ends the
+# connection.
+
+PREFIX = struct.Struct("<IQ")
+LENGTH_BYTES, NUMBER_BYTES = 4, 8
+KEY_BYTES = NONCE_BYTES = 32
+_MAGIC = b"escrowmq-client-1"
+_PROOF_BYTES = hashlib.sha256().digest_size
+HELLO_BYTES = len(_MAGIC) + NONCE_BYTES
+#: Longer requests go through Ray's calls: the thread that sends heartbeats checks one in one go, at worst
+#: 0.14 s for a MiB. Producers make requests of 96 KiB.
+REQUEST_BYTES_MAX = 128 << 10
+#: Of a frame's payload before the other side has proved itself.
+GREETING_BYTES_MAX = 128
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder().decode
+
+
+def frame(number: int, payload: bytes) -> bytes:
+    """One frame."""
+    return PREFIX.pack(NUMBER_BYTES + len(payload), number) + payload
+
+
+def encode_answer(answer: tuple[Any, ...]) -> bytes:
+    """A Reply as a payload."""
+    return _encode(answer)
+
+
+def decode_answer(payload: bytes | memoryview) -> tuple[Any, ...]:
+    """A Reply: a tuple, and lists within it. Raises WireError."""
+    try:
+        answer = _decode(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise WireError(f"not an answer of a broker: {error}") from error
+    if type(answer) is not list or not answer or type(answer[0]) is not str:
+        raise WireError("not an answer of a broker")
+    return tuple(answer)
+
+
+class FrameBuffer:
+    """Bytes from a socket, cut into frames. Holds at most one unfinished frame and what was fed last."""
+
+    def __init__(self, payload_bytes_max: int) -> None:
+        self.payload_bytes_max = payload_bytes_max
+        self._data = bytearray()
+        self._at = 0
+
+    def feed(self, data: bytes) -> None:
+        """Bytes that have arrived."""
+        if self._at:
+            del self._data[: self._at]
+            self._at = 0
+        self._data += data
+
+    def next(self) -> tuple[int, bytes] | None:
+        """Number and payload of the next frame; None: it has not arrived whole. Raises WireError as soon as
+        it announces more than ``payload_bytes_max``: nothing is kept for it."""
+        have = len(self._data) - self._at
+        if have < PREFIX.size:
+            return None
+        size, number = PREFIX.unpack_from(self._data, self._at)
+        if not NUMBER_BYTES <= size <= NUMBER_BYTES + self.payload_bytes_max:
+            raise WireError(f"a frame of {size} bytes; at most {NUMBER_BYTES + self.payload_bytes_max}")
+        if have < LENGTH_BYTES + size:
+            return None
+        begin, end = self._at + PREFIX.size, self._at + LENGTH_BYTES + size
+        with memoryview(self._data) as view:
+            payload = bytes(view[begin:end])
+        self._at = end
+        return number, payload
+
+
+class ClientGreeting:
+    """The client's side: ``hello()``, then ``receive`` the broker's answer, which returns the proof."""
+
+    def __init__(self, key: bytes, nonce: bytes) -> None:
+        self._key, self._hello = key, _MAGIC + nonce
+
+    def hello(self) -> bytes:
+        """The first payload."""
+        return self._hello
+
+    def receive(self, payload: bytes) -> bytes:
+        """The proof to send. Raises NotAuthorized if whoever answers does not have the key, WireError."""
+        if len(payload) != NONCE_BYTES + _PROOF_BYTES:
+            raise WireError("not a broker's greeting")
+        nonce, proof = payload[:NONCE_BYTES], payload[NONCE_BYTES:]
+        if not hmac.compare_digest(proof, _proof(self._key, b"broker", self._hello, nonce)):
+            raise NotAuthorized("whoever listens there is not the broker that gave the address")
+        return _proof(self._key, b"client", self._hello, nonce)
+
+
+class BrokerGreeting:
+    """The broker's side: ``receive`` two payloads; ``established`` after the second one."""
+
+    def __init__(self, key: bytes, nonce: bytes) -> None:
+        self.established = False
+        self._key, self._nonce = key, nonce
+        self._hello = b""
+
+    def receive(self, payload: bytes) -> bytes:
+        """The payload to answer with; empty: none. Raises NotAuthorized or WireError."""
+        if not self._hello:
+            if len(payload) != HELLO_BYTES or not payload.startswith(_MAGIC):
+                raise WireError("not a client's greeting")
+            self._hello = payload
+            return self._nonce + _proof(self._key, b"broker", payload, self._nonce)
+        if not hmac.compare_digest(payload, _proof(self._key, b"client", self._hello, self._nonce)):
+            raise NotAuthorized("a client does not have this broker's key")
+        self.established = True
+        return b""
+
+
+def _proof(key: bytes, role: bytes, hello: bytes, nonce: bytes) -> bytes:
+    return hmac.new(key, role + b"\0" + hello + nonce, hashlib.sha256).digest()
+
+
+# ------------------------------------------------------------------------------------------------------------
+# What a broker keeps of answers that its clients have not read, of one client and of all.
+#
+# A client that reads has nothing here: its answers go straight into the socket. Only connections whose
+# answers the kernel no longer takes are counted, so a broker whose clients all read does nothing for this.
+# Beyond the bound of one client its connection is closed; beyond the bound of all, those with most, until a
+# quarter of the room is free: the next answer would otherwise look at all of them again.
+#
+# A client whose connection was closed repeats its requests through Ray, as after any lost connection, so
+# nothing is lost. Everything runs in the loop's thread.
+
+#: Of one client. Answers are a few bytes per operation, and a producer has at most 8 requests of 96 KiB under
+#: way, so one that reads late has some hundred KiB.
+PILE_BYTES_MAX = 8 << 20
+#: Of all clients: a fifth of what a broker takes under overload (306 MB), and enough for 4,096 clients that
+#: all stop reading for a moment, with 16 KiB each. Without it they could take 32 GiB.
+UNREAD_BYTES_MAX = 64 << 20
+#: What a connection may keep before it is counted: 16 MiB for 4,096 clients. uvloop gathers the answers of
+#: one turn of the loop before it writes them, so every answer would be counted otherwise.
+UNCOUNTED_BYTES = 4 << 10
+
+
+class Reader(Protocol):
+    """A client's connection."""
+
+    def unread(self) -> int:
+        """Bytes of answers that wait for the client, at present."""
+
+    def abort(self) -> None:
+        """Close it; it calls ``gone``."""
+
+
+class UnreadAnswers:
+    """The connections whose clients are behind."""
+
+    def __init__(self) -> None:
+        #: Connections that were closed because of what was unread.
+        self.cut = 0
+        #: Bytes of all, perhaps with some that have been read meanwhile.
+        self.bytes = 0
+        self._behind: dict[Reader, int] = {}
+
+    def grown(self, reader: Reader) -> None:
+        """A client is behind and got another answer."""
+        size = reader.unread()
+        self._note(reader, size)
+        if size > PILE_BYTES_MAX:
+            log.warning(
+                "a client has not read %.1f MiB of answers; its connection is closed",
+                PILE_BYTES_MAX / (1 << 20),
+            )
+            self._cut(reader)
+        elif self.bytes > UNREAD_BYTES_MAX:
+            self._make_room()
+
+    def gone(self, reader: Reader) -> None:
+        """It has read everything, or is closed."""
+        self.bytes -= self._behind.pop(reader, 0)
+
+    def _note(self, reader: Reader, size: int) -> None:
+        self.bytes += size - self._behind.get(reader, 0)
+        self._behind[reader] = size
+
+    def _make_room(self) -> None:
+        for reader in list(self._behind):
+            self._note(reader, reader.unread())
+        before, cut = self.bytes, 0
+        for reader in sorted(self._behind, key=self._behind.__getitem__, reverse=True):
+            if self.bytes <= UNREAD_BYTES_MAX * 3 // 4:
+                break
+            self._cut(reader)
+            cut += 1
+        if cut:
+            log.warning(
+                "%.1f MiB of answers that clients have not read, of at most %.1f; the connections of the %d "
+                "with most are closed",
+                before / (1 << 20),
+                UNREAD_BYTES_MAX / (1 << 20),
+                cut,
+            )
+
+    def _cut(self, reader: Reader) -> None:
+        self.cut += 1
+        reader.abort()
+        self.gone(reader)
+
 
 log = logging.getLogger(__name__)
 

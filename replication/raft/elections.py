@@ -205,7 +205,7 @@ class Readiness:
 # this vote, or a later one: then the successor waits for a leader of such a term, so for the candidate
 # itself or for one that the candidate cannot pass. In every group of four and more the candidate needs a
 # vote of one of these. In a group of three the candidate and the old process are enough; but then the group
-# was one of two before, and in a group of two no replica is ever replaced (cluster/placement.py).
+# was one of two before, and in a group of two no replica is ever replaced (``supervisor/member_steps``).
 #
 # Incarnations are requested only in groups whose members have changed: there all replicas know these
 # messages. Elsewhere a request and a vote are as they always were, for peers with older software.

@@ -20,23 +20,29 @@ from typing import Any, Final
 
 from escrowmq.replication.format import ops as build
 from escrowmq.replication.format.codec import Op, OpType
-from escrowmq.replication.format.cut_ops import HOLD_MS_MAX
-from escrowmq.replication.format.share_settings import SHARE
+from escrowmq.replication.format.internal_topics import SHARE
+from escrowmq.replication.format.ops import HOLD_MS_MAX
 from escrowmq.replication.format.timer_ops import timer as build_timer
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.replica.compaction import AHEAD_MS, Compaction
 from escrowmq.replication.replica.copies import Rows
-from escrowmq.replication.replica.entry_writing import COPY_BYTES_MAX, ComposedEntry, EntryWriter
-from escrowmq.replication.replica.prefetched_bodies import (
+from escrowmq.replication.replica.entry_writing import (
+    COPY_BYTES_MAX,
+    ComposedEntry,
+    EntryWriter,
+    LeftOut,
+    Submission,
+    TopicsUnderWay,
+)
+from escrowmq.replication.replica.releases import (
     LogBehindBodies,
     LogReader,
     NobodyReads,
     PrefetchedBodies,
+    Releases,
+    references_of,
 )
-from escrowmq.replication.replica.releases import Releases, references_of
 from escrowmq.replication.replica.share_admission import ShareAdmission
-from escrowmq.replication.replica.submission import LeftOut, Submission
-from escrowmq.replication.replica.topics_under_way import TopicsUnderWay
 from escrowmq.replication.state.machine import Result, StateMachine
 from escrowmq.replication.state.open_tx import TIMER_FIELDS, Run
 from escrowmq.replication.state.topics import Partition

@@ -26,13 +26,13 @@ from typing import Any, Protocol
 import msgspec
 
 from escrowmq.replication.calling.answers import AcrossReport, Standing
-from escrowmq.replication.calling.backoff import Backoff
+from escrowmq.replication.calling.patience import Backoff
 from escrowmq.replication.format import ops as build
-from escrowmq.replication.format.cut_ops import HOLD_MS_MAX
+from escrowmq.replication.format.ops import HOLD_MS_MAX
 from escrowmq.replication.model import ResultCode, TransactionState
 from escrowmq.replication.state.decided import TxKey, Undone
 from escrowmq.replication.state.machine import Result, StateMachine
-from escrowmq.replication.state.open_table import OpenTx
+from escrowmq.replication.state.open_tx import OpenTx
 from escrowmq.replication.state.transactions import BY_HOME, COMMITTED, ROLLED_BACK
 
 #: The client tells the branches itself, within milliseconds; home tells only what the client left undone.

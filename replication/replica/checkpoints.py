@@ -16,16 +16,14 @@ from itertools import chain, islice
 from typing import Final
 
 from escrowmq.replication.errors import CorruptLog, DiskFull, ReadFailed, UnknownVersion
-from escrowmq.replication.log.disk import Disk, File
-from escrowmq.replication.log.stored_files import StoredFiles
+from escrowmq.replication.log.disk import Disk, File, StoredFiles
 from escrowmq.replication.replica.run_merging import FAN_IN, RunMergeJob, choose
 from escrowmq.replication.state import snapshot as snapshots
-from escrowmq.replication.state.capture import Capture, release_steps
 from escrowmq.replication.state.machine import StateMachine
+from escrowmq.replication.state.snapshot import Capture, release_steps
 from escrowmq.replication.state.stored_runs import KeptBlocks, RunFile, encode_runs, open_runs
-from escrowmq.replication.timers.merging import choose as choose_timers
-from escrowmq.replication.timers.merging import merged
-from escrowmq.replication.timers.sealed_file import SUFFIX, SealedFile, encode, verify_timers
+from escrowmq.replication.timers.sealed_file import SUFFIX, SealedFile, encode, merged, verify_timers
+from escrowmq.replication.timers.sealed_file import choose as choose_timers
 from escrowmq.replication.timers.store import YOUNG_MAX, Frozen, TimerStore
 
 # ------------------------------------------------------------------ files of timers

@@ -5,8 +5,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from escrowmq.replication.format.claim_ops import CLAIM_EPOCH_MAX, DIGEST_BYTES, UNNUMBERED, claim_group
-from escrowmq.replication.format.timer_ops import OF_DELAYED
+from escrowmq.replication.format.timer_ops import (
+    CLAIM_EPOCH_MAX,
+    DIGEST_BYTES,
+    OF_DELAYED,
+    UNNUMBERED,
+    claim_group,
+)
 
 NUMBER_MAX: Final = (1 << 53) - 1
 NAME_CHARS_MAX: Final = 500

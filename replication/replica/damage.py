@@ -10,8 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from escrowmq.replication.errors import CorruptLog, UnknownVersion
-from escrowmq.replication.format.entry_walk import walk
-from escrowmq.replication.format.segment_format import FILE_HEADER_SIZE, file_header_is_sound, first_of_name
+from escrowmq.replication.format.segment_format import (
+    FILE_HEADER_SIZE,
+    file_header_is_sound,
+    first_of_name,
+    walk,
+)
 from escrowmq.replication.log.disk import File
 from escrowmq.replication.replica.checkpoints import STATE_PARTS
 from escrowmq.replication.state import snapshot
@@ -21,7 +25,7 @@ from escrowmq.replication.timers.sealed_file import SUFFIX, verify_timers
 NEWER = " (damaged, or written by a newer version: then upgrade this replica)"
 #: Ends of the names of files that hold a state: snapshots, and the files that these name.
 STATE_FILES = (".snap", *STATE_PARTS)
-#: One of these is checked in pieces of this size, a log file in windows (format/entry_walk.py).
+#: One of these is checked in pieces of this size, a log file in windows (format/segment_format.py).
 PIECE_BYTES = 1 << 20
 _VERIFY = {".snap": snapshot.verify, ".runs": verify_runs, SUFFIX: verify_timers}
 

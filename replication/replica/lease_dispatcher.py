@@ -10,23 +10,196 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from escrowmq.replication.calling.answers import Reply
 from escrowmq.replication.format import share_ops
 from escrowmq.replication.format.codec import Op, OpType
 from escrowmq.replication.format.internal_topics import dead_topic, retry_topic
 from escrowmq.replication.model import ResultCode
-from escrowmq.replication.replica.handing_out import HandedOut, Reach
-from escrowmq.replication.replica.read_index import Lead, Rounds
 from escrowmq.replication.sharing.leases import Doomed, Leases, Pair
 from escrowmq.replication.sharing.pieces import UNNUMBERED
 from escrowmq.replication.sharing.ranges import Final, Range
 from escrowmq.replication.sharing.receipts import Given, Receipts
 from escrowmq.replication.sharing.window import EXPIRIES_MAX, Taken
+from escrowmq.replication.state.index import PartitionIndex, Run
 from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.topics import Partition
+
+# ------------------------------------------------------------------------------------------------------------
+# Proof that this replica still leads, before it answers what only a leader may answer (Raft's ReadIndex).
+#
+# A leader that was deposed without knowing it (its thread stood still, it was cut off) would tell an end of a
+# partition from before what its successor has acknowledged. So such a read waits for a *round*: a majority of
+# the voters answers, in this leader's term, a message that was sent after the read was asked for
+# (``Replicator.leads_since``). Until then no later leader was elected, so everything that was acknowledged
+# before the question is in this log; and a leader that is ready has applied it. No clock is trusted, and no
+# earlier round. What waits for a round shares it, so a thousand readers cost what one does.
+#
+# Ongaro, "Consensus: Bridging Theory and Practice", 6.4.
+
+T = TypeVar("T")
+#: Reads that wait at one replica; beyond it, the reader is told to come back.
+READS_MAX = 10_000
+
+
+class Lead(Protocol):
+    """What a round needs of the Raft node; see ``Replicator``."""
+
+    @property
+    def ready(self) -> bool: ...
+    def check_lead(self) -> Any: ...
+    def leads_since(self, check: Any) -> bool: ...
+
+
+class Rounds(Generic[T]):
+    """What waits for a round, and the round under way."""
+
+    def __init__(self) -> None:
+        self._next: list[T] = []
+        self._asked: list[T] = []  # wait for the round under way
+        self._check: Any = None
+        #: Whether anything is here. (Read in every tick, hence no call.)
+        self.waits = False
+        #: Rounds that were begun.
+        self.begun = 0
+
+    def __len__(self) -> int:
+        return len(self._next) + len(self._asked)
+
+    def waiting(self) -> list[T]:
+        """All that is here, the oldest first."""
+        return [*self._asked, *self._next]
+
+    def add(self, item: T) -> None:
+        """It takes part in the next round, never in the one under way."""
+        self._next.append(item)
+        self.waits = True
+
+    def over(self, raft: Lead) -> list[T] | None:
+        """What the round under way has confirmed, which leaves; none if there is no round. None: the round
+        goes on."""
+        if self._check is None:
+            return []
+        if not raft.leads_since(self._check):
+            return None
+        self._check, confirmed, self._asked = None, self._asked, []
+        self.waits = bool(self._next)
+        return confirmed
+
+    def begin(self, raft: Lead) -> bool:
+        """Begin the next round, after ``over``, if something waits for one."""
+        if not self._next:
+            return False
+        self._check, self._asked, self._next = raft.check_lead(), self._next, []
+        self.begun += 1
+        return True
+
+    def drain(self) -> list[T]:
+        """Leadership has ended: all that is here leaves, unconfirmed."""
+        left = self.waiting()
+        self._next, self._asked, self._check, self.waits = [], [], None, False
+        return left
+
+
+class ReadIndex:
+    """Reads that wait for their round. In the replica's thread."""
+
+    def __init__(self) -> None:
+        self.rounds: Rounds[Callable[[bool], None]] = Rounds()
+
+    @property
+    def full(self) -> bool:
+        """Whether no more may wait."""
+        return len(self.rounds) >= READS_MAX
+
+    def ask(self, done: Callable[[bool], None]) -> None:
+        """``done(True)`` from a later ``step``, when the state here has everything that was acknowledged
+        before this call; ``done(False)`` if this replica is not the leader any more."""
+        self.rounds.add(done)
+
+    def step(self, raft: Lead) -> None:
+        """After whatever may have changed something, while the node is ready to lead."""
+        while self.rounds.waits:
+            confirmed = self.rounds.over(raft)
+            if confirmed is None:
+                return
+            for done in confirmed:
+                done(True)
+            if not self.rounds.begin(raft):
+                return
+
+    def resign(self) -> None:
+        """This replica does not lead, or is not ready."""
+        for done in self.rounds.drain():
+            done(False)
+
+
+# ------------------------------------------------------------------------------------------------------------
+# How far an answer to a share consumer reaches in one partition: whole runs, as far as possible.
+#
+# Bodies are not decoded, so a member gets the bytes of a run even if only a part of its messages is for it.
+# Hence a run is divided among members only if it has more than twice as many messages as were asked for.
+
+#: Runs looked up at a time.
+RUNS_MAX = 4_096
+
+
+class HandedOut(NamedTuple):
+    """What was handed out of one partition, and the runs that hold it; see ``AcquiredRow``. ``number`` -1:
+    this broker group has no partition of the topic, or there is no such topic."""
+
+    topic: str
+    number: int
+    code: int
+    topic_id: int = 0
+    runs: Sequence[Run] = ()
+    taken: Sequence[Taken] = ()
+
+
+class Reach:
+    """One answer, in one partition. ``bytes_left`` falls; ``runs`` are those in which something was taken."""
+
+    def __init__(self, index: PartitionIndex, bytes_left: int, *, at_least_one: bool) -> None:
+        """``at_least_one``: the first run is taken whatever its size."""
+        self.bytes_left = bytes_left
+        self._index, self._at_least_one = index, at_least_one
+        self._runs: dict[int, Run] = {}
+
+    @property
+    def runs(self) -> list[Run]:
+        """In order of offsets."""
+        return [self._runs[base] for base in sorted(self._runs)]
+
+    def stretch(self, first: int, last: int, wanted: int) -> int:
+        """See ``sharing.window.Stretch``."""
+        stop, count = first - 1, 0
+        for run in self._runs_from(first, wanted):
+            if run.base > last or not (run.base in self._runs or self._fits(run)):
+                break
+            end = min(run.base + run.messages - 1, last)
+            if count + end - stop > wanted:
+                if count:
+                    break
+                if end - stop > 2 * wanted:
+                    end = stop + wanted
+            if run.base not in self._runs:
+                self._runs[run.base] = run
+                self.bytes_left -= run.size
+            count += end - stop
+            stop = end
+            if count >= wanted:
+                break
+        return stop
+
+    def _fits(self, run: Run) -> bool:
+        return run.size <= self.bytes_left or (self._at_least_one and not self._runs)
+
+    def _runs_from(self, first: int, wanted: int) -> Iterator[Run]:
+        return iter(self._index.runs_from(first, min(wanted, RUNS_MAX), max(self.bytes_left, 1)))
+
 
 log = logging.getLogger(__name__)
 

@@ -16,22 +16,20 @@ from typing import Any, Final, Protocol
 from escrowmq.replication.calling.answers import Leadership, LevelReport, Reply
 from escrowmq.replication.errors import DiskFull, EscrowMQError, MessageTooLarge, Overloaded
 from escrowmq.replication.format import ops as build
-from escrowmq.replication.format.claim_ops import BY_CLAIM
 from escrowmq.replication.format.codec import Op, decode_command, decode_ops
-from escrowmq.replication.format.offset_ops import BY_TIMEOUT
+from escrowmq.replication.format.ops import BY_TIMEOUT
+from escrowmq.replication.format.timer_ops import BY_CLAIM
 from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.metrics import Counts
 from escrowmq.replication.raft.replicator import LeadCheck
 from escrowmq.replication.raft.types import Clock
-from escrowmq.replication.replica import fetching, retention
+from escrowmq.replication.replica import compaction, fetching
 from escrowmq.replication.replica.admission import Admission
 from escrowmq.replication.replica.checkpoints import Checkpoints, Job
 from escrowmq.replication.replica.compaction import AHEAD_MS
-from escrowmq.replication.replica.entry_writing import ComposedEntry
-from escrowmq.replication.replica.lease_dispatcher import LeaseDispatcher
-from escrowmq.replication.replica.prefetched_bodies import PrefetchedBodies
-from escrowmq.replication.replica.read_index import ReadIndex
-from escrowmq.replication.replica.submission import AboutTopics, Submission
+from escrowmq.replication.replica.entry_writing import AboutTopics, ComposedEntry, Submission
+from escrowmq.replication.replica.lease_dispatcher import LeaseDispatcher, ReadIndex
+from escrowmq.replication.replica.releases import PrefetchedBodies
 from escrowmq.replication.replica.validation import level_needed
 from escrowmq.replication.state.machine import LEVEL_MAX, Result, StateMachine
 from escrowmq.replication.state.topics import LEVEL_OF_IDS, Partition, Topic
@@ -220,7 +218,7 @@ class Replica:
         self._own: deque[ComposedEntry] = deque()  # proposed by this replica, not yet applied
         self._in_flight = self._rolling_back = 0  # entries; own requests that roll back
         self._next_retention_ms = self._next_slice_ms = self._dropped_to = 0
-        self._retention: retention.RetentionRound | None = None
+        self._retention: compaction.RetentionRound | None = None
         self._leads = False
         self._resigned_in: int | None = None  # the term in which it forgot what only a leader has
         #: Counts of its own entries, applied as leader. Entries led by others, or redone, count elsewhere: so
@@ -490,7 +488,7 @@ class Replica:
                 return
             self._next_retention_ms = now_ms + self.limits.retention_interval_ms
             snapshot = self.checkpoints.oldest_needed_index()
-            self._retention = retention.RetentionRound(self.state, now_ms, snapshot)
+            self._retention = compaction.RetentionRound(self.state, now_ms, snapshot)
         look = self._retention
         for frame in look.step(self.limits.slice_visits):
             ops = decode_ops(frame)

@@ -23,8 +23,7 @@ from google_crc32c import extend
 
 from escrowmq.replication.errors import CorruptLog, DiskFull
 from escrowmq.replication.format.codec import pack
-from escrowmq.replication.log.disk import Disk, File
-from escrowmq.replication.log.stored_files import StoredFiles
+from escrowmq.replication.log.disk import Disk, File, StoredFiles
 from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.stored_runs import (
     COLUMNS,

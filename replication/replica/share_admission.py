@@ -21,18 +21,19 @@ from escrowmq.replication.errors import OffsetGone
 from escrowmq.replication.format import share_ops as build
 from escrowmq.replication.format.codec import Op
 from escrowmq.replication.format.forwarded import DONE, Origin, decode_row, history, with_headers
-from escrowmq.replication.format.internal_topics import dead_topic, is_internal, owner_of, replies_topic
-from escrowmq.replication.format.share_settings import SHARE
+from escrowmq.replication.format.internal_topics import (
+    SHARE,
+    dead_topic,
+    is_internal,
+    owner_of,
+    replies_topic,
+)
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.replica.copies import Copy, Failures, Rows
-from escrowmq.replication.replica.entry_writing import EntryWriter
-from escrowmq.replication.replica.finishing import Finishing
+from escrowmq.replication.replica.entry_writing import EntryWriter, Finishing, Submission, TopicsUnderWay
 from escrowmq.replication.replica.releases import Releases
-from escrowmq.replication.replica.submission import Submission
-from escrowmq.replication.replica.topics_under_way import TopicsUnderWay
-from escrowmq.replication.state.group_operations import out_of_range
 from escrowmq.replication.state.held_letters import letters_of, overlap
-from escrowmq.replication.state.machine import Result, StateMachine
+from escrowmq.replication.state.machine import Result, StateMachine, out_of_range
 from escrowmq.replication.state.shares import (
     GROUPS_MAX,
     PAIRS_MAX,

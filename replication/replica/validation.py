@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from escrowmq.replication.errors import CorruptLog, InvalidMessage, UnknownVersion
-from escrowmq.replication.format.claim_ops import EPOCH_MAX
 from escrowmq.replication.format.codec import (
     FENCE_BYTES,
     LEVEL_OF_FENCES,
@@ -22,16 +21,16 @@ from escrowmq.replication.format.codec import (
     PrepareExtra,
     decode_ops,
 )
-from escrowmq.replication.format.cut_ops import HOLD_MS_MAX, TOPICS_PER_CUT_MAX
 from escrowmq.replication.format.internal_topics import (
+    DELAY_MS_MAX,
     RESERVED,
     dead_topic,
+    group_settings_problem,
     is_internal,
     owner_of,
     owner_problem,
 )
-from escrowmq.replication.format.offset_ops import NONE_YET, ROLLBACK
-from escrowmq.replication.format.ops import ANY_ID
+from escrowmq.replication.format.ops import ANY_ID, HOLD_MS_MAX, NONE_YET, ROLLBACK, TOPICS_PER_CUT_MAX
 from escrowmq.replication.format.share_ops import (
     ANY_NUMBER,
     DROPPED,
@@ -43,15 +42,14 @@ from escrowmq.replication.format.share_ops import (
     REDRIVEN,
     REJECT,
 )
-from escrowmq.replication.format.share_settings import DELAY_MS_MAX, group_settings_problem
-from escrowmq.replication.format.timer_ops import LEVEL_OF_TIMERS, ORDINALS, OWNER_MAX
+from escrowmq.replication.format.timer_ops import EPOCH_MAX, LEVEL_OF_TIMERS, ORDINALS, OWNER_MAX
 from escrowmq.replication.model import BY_NAME, NO_ID
 from escrowmq.replication.replica.claim_validation import (
     claim_problem,
     claimed_place_problem,
     claimed_problem,
 )
-from escrowmq.replication.state.settings import setting_problem
+from escrowmq.replication.state.dedup import setting_problem
 from escrowmq.replication.state.topics import alter_problem, settings_problem
 from escrowmq.replication.state.transactions import BY_HOME
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from escrowmq.replication.calling.answers import OverdueReport
 from escrowmq.replication.model import TopicInfo
-from escrowmq.replication.state.open_table import OpenTx
+from escrowmq.replication.state.open_tx import OpenTx
 
 if TYPE_CHECKING:
     from escrowmq.replication.state.transactions import AppTransactions, TransactionTable

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 from escrowmq.replication.format.codec import Op, OpType
-from escrowmq.replication.format.offset_ops import NONE_YET
-from escrowmq.replication.format.share_settings import SHARE
+from escrowmq.replication.format.internal_topics import SHARE
+from escrowmq.replication.format.ops import NONE_YET
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.state.group_offsets import GroupOffsets
 from escrowmq.replication.state.shares import Shares

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from escrowmq.replication.errors import UnknownVersion
 from escrowmq.replication.format.codec import (
@@ -25,30 +25,21 @@ from escrowmq.replication.format.codec import (
     PrepareExtra,
     decode_command,
 )
+from escrowmq.replication.format.internal_topics import SHARE, STREAM
+from escrowmq.replication.format.share_ops import ALTERED, ANY_NUMBER, DELETED, EARLIEST, LATEST
 from escrowmq.replication.metrics import Counts
 from escrowmq.replication.model import ResultCode
-from escrowmq.replication.state.attempts import Attempts
 from escrowmq.replication.state.claims import Claims
 from escrowmq.replication.state.decided import ACROSS_MAX
-from escrowmq.replication.state.dedup import SEQUENCES_KEPT, ProducerMemory
-from escrowmq.replication.state.due_queue import DueQueue
-from escrowmq.replication.state.group_offsets import DeletedGroups, GroupOffsets
-from escrowmq.replication.state.group_operations import GroupOperations
+from escrowmq.replication.state.dedup import SEQUENCES_KEPT, ProducerMemory, Settings
+from escrowmq.replication.state.due_queue import DueQueue, next_due_ms
+from escrowmq.replication.state.group_offsets import Attempts, DeletedGroups, GroupOffsets
 from escrowmq.replication.state.held_letters import HeldLetters
 from escrowmq.replication.state.held_offsets import HeldOffsets
-from escrowmq.replication.state.open_tx import Block, Entry, OpenTx, refs_of
-from escrowmq.replication.state.preparing import (
-    count_check,
-    is_simple,
-    places,
-    refusal_of_repeated,
-    untracked_branch,
-)
-from escrowmq.replication.state.settings import Settings
-from escrowmq.replication.state.shares import Shares
-from escrowmq.replication.state.stable_cuts import StableCuts
+from escrowmq.replication.state.open_tx import Block, Entry, OpenTx, Rows, refs_of
+from escrowmq.replication.state.shares import Group, Shares
 from escrowmq.replication.state.timer_operations import TimerOperations
-from escrowmq.replication.state.timers import Timers
+from escrowmq.replication.state.timers import TimedRows, Timers
 from escrowmq.replication.state.topic_operations import TopicOperations
 from escrowmq.replication.state.topics import Partition, TopicTable
 from escrowmq.replication.state.transactions import (
@@ -62,6 +53,324 @@ from escrowmq.replication.state.transactions import (
     standings,
     with_home_indexes,
 )
+from escrowmq.replication.timers.record import RECORD
+
+# ------------------------------------------------------------------------------------------------------------
+# Applies operations on consumer groups: places, what share groups have finished, settings, deletion; and the
+# messages that a leader forwards for them.
+
+# ------------------------------------------------------------------ group operations
+
+
+#: Remembers who has done something: who, the app or group, to what, and what it was.
+Audit = Callable[[str, str, str, str], None]
+_record = RECORD.pack
+
+
+def out_of_range(partition: Partition) -> Result:
+    """The result for an offset that is not in the partition: which range there is, the end excluded."""
+    return [int(ResultCode.OUT_OF_RANGE), [partition.index.start, partition.index.end]]
+
+
+class GroupOperations:
+    """Changes the tables of one group's state."""
+
+    def __init__(
+        self,
+        topics: TopicTable,
+        deleted: DeletedGroups,
+        group_offsets: GroupOffsets,
+        held: HeldOffsets,
+        attempts: Attempts,
+        shares: Shares,
+        timers: Timers,
+        settings: Callable[[], Settings],
+        audit: Audit,
+        passed: Callable[[str, str, Sequence[int]], None],
+    ) -> None:
+        """``passed``: see ``HeldOffsets``."""
+        self._passed = passed
+        self._topics, self._group_offsets, self._deleted = topics, group_offsets, deleted
+        self._attempts, self._shares, self._timers, self._settings = attempts, shares, timers, settings
+        self._held, self._audit = held, audit
+
+    def offsets(self, index: int, op: Op) -> Result:
+        """GROUP_OFFSETS."""
+        group, topic, flat = op.meta
+        if topic not in self._topics.topics:
+            return [int(ResultCode.UNKNOWN_TOPIC), [topic]]
+        if self._shares.groups and self._shares.settings(group).kind == SHARE:
+            return [int(ResultCode.GROUP_KIND), SHARE]
+        if (pending := self._held.pending(group, topic, flat[::2])) is not None:
+            return pending
+        self._group_offsets.commit(group, topic, flat)
+        self._passed(group, topic, flat)
+        self._group_offsets.keep(self._settings().groups_kept, self._held.holders)
+        return [0]
+
+    def places(self, index: int, op: Op) -> Result:
+        """PLACES."""
+        group, topic, flat = op.meta
+        offsets = [n for at, n in enumerate(flat) if at % 3 < 2]
+        result = self.offsets(index, op._replace(meta=(group, topic, offsets)))
+        if result == [0]:
+            self._attempts.note(group, topic, flat)
+        return result
+
+    def delete(self, index: int, op: Op) -> Result:
+        """DELETE_GROUP. Topics of the group are deleted like others."""
+        group, generation, *who = op.meta
+        for topic, held in self._held.holders.get(group, {}).items():
+            return [int(ResultCode.OFFSETS_PENDING), [group, topic, min(held)]]
+        self._deleted.add(group, generation)
+        self._attempts.drop_group(group)
+        known = self._shares.drop_group(group)
+        if not (self._group_offsets.drop_group(group) or known):
+            return [int(ResultCode.DUPLICATE)]
+        for by in who:
+            self._audit(by, group, "", DELETED)
+        return [0]
+
+    def settings(self, index: int, op: Op) -> Result:
+        """GROUP_SETTINGS. Raises UnknownVersion for a setting that this software does not know."""
+        group, values, number, *who = op.meta
+        known = self._shares.groups.get(group, Group())
+        settings = known.settings.changed(values)
+        code = ResultCode.OK
+        if values:
+            code = self._refusal(known, number)
+            streams = group in self._group_offsets or group in self._held.holders
+            kind = known.settings.kind or (STREAM if streams else "")
+            if kind and settings.kind not in ("", kind):
+                return [int(ResultCode.GROUP_KIND), kind]
+        if values and code == ResultCode.OK:
+            if self._topics.gid == 0:
+                number = index
+            known = self._shares.groups[group] = Group(settings, max(number, known.number))
+            for by in who:
+                changed = ", ".join(f"{name}={value}" for name, value in sorted(values.items()))
+                self._audit(by, group, changed, ALTERED)
+        return [int(code), [known.settings.values(), known.number]]
+
+    def _refusal(self, known: Group, number: int) -> ResultCode:
+        if number == ANY_NUMBER:
+            return ResultCode.OK
+        if self._topics.gid == 0:
+            return ResultCode.OK if number == known.number else ResultCode.RETRY
+        return ResultCode.OK if number > known.number else ResultCode.DUPLICATE
+
+    def refused(self, index: int, op: Op) -> Result:
+        """NACK, and SHARE_ACK version 2: a leader that follows its rules rewrites them."""
+        return [int(ResultCode.MALFORMED), "only clients send it"]
+
+    def ack(self, index: int, op: Op) -> Result:
+        """SHARE_ACK version 1."""
+        if type(op.meta[3]) is str:
+            return self.refused(index, op)
+        group, topic, number, ranges, create, topic_id = op.meta
+        partition = self._topics.find(topic, number)
+        if not isinstance(partition, Partition):
+            return [int(partition)]
+        if partition.topic_id != topic_id:
+            return [int(ResultCode.OTHER_TOPIC), partition.topic_id]
+        if create in (EARLIEST, LATEST):
+            return self._begin(group, partition, create)
+        if ranges[-1] >= partition.index.end:
+            return out_of_range(partition)
+        if not self._shares.add(group, partition, ranges):
+            return [int(ResultCode.UNKNOWN_SHARE)]
+        if create:
+            outcome, _, by = create.partition(" ")
+            self._audit(by, group, f"{topic}/{number}@{ranges[0]}-{ranges[-1]}", outcome)
+        return [0]
+
+    def _begin(self, group: str, partition: Partition, create: str) -> Result:
+        kind = self._shares.settings(group).kind
+        if kind == STREAM:
+            return [int(ResultCode.GROUP_KIND), kind]
+        known = self._shares.get(group, partition)
+        if known is not None:
+            return [int(ResultCode.DUPLICATE), known.start]
+        index = partition.index
+        return [
+            0,
+            self._shares.begin(group, partition, index.start if create == EARLIEST else index.end).start,
+        ]
+
+    def forward(self, index: int, now_ms: int, op: Op) -> None:
+        """FORWARD: readable at once, or a timer."""
+        topic, number, times, sizes = op.meta
+        partition = self._topics.find(topic, number)
+        if not isinstance(partition, Partition):
+            return  # a leader that follows its rules never writes it
+        slot, pos, earliest = partition.slot, op.body_pos, self._timers.earliest_ms(now_ms)
+        records: list[bytes] = []
+        later = 0
+        for time_ms, size in zip(times, sizes, strict=True):
+            if time_ms:
+                records.append(_record(max(time_ms, earliest), slot, index, pos, index, pos, size))
+                later += size
+            else:
+                partition.index.append(index, pos, size, 1, now_ms)
+            pos += size
+        if records:
+            counts = slot, index // self._timers.counts.block_entries, len(records), later
+            self._timers.keep(records, counts, now_ms)
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Small parts of applying a PREPARE: where its messages are, and whether it comes too late.
+
+#: What follows a PREPARE and is no message.
+_WITHOUT_MESSAGES = frozenset((OpType.PRE_OFFSETS, OpType.PRE_LETTERS))
+UNTRACKED = "a transaction over several broker groups needs a producer that knows format level 2: upgrade it"
+
+
+def untracked_branch(level: int, home_group: int, extra: PrepareExtra) -> list[object] | None:
+    """Why this PREPARE may not open a branch, or None. From level 3 on home tracks every branch: without a
+    home index its leader could not tell a late copy from a branch that is owed a decision."""
+    if level > 2 and home_group >= 0 and not extra.home_index:
+        return [int(ResultCode.MALFORMED), UNTRACKED]
+    return None
+
+
+def is_simple(home_group: int, extra: PrepareExtra, timed: Sequence[TimedRows]) -> bool:
+    """Whether a PREPARE is about transactions of this group alone, schedules nothing, and somebody is asked:
+    then they may form a block."""
+    alone = home_group < 0 and not extra.participants and not extra.home_index
+    return alone and not timed and not extra.on_timeout
+
+
+def refusal_of_repeated(level: int, record: OpenTx, extra: PrepareExtra) -> list[object] | None:
+    """Why a PREPARE does not take over an open transaction, or None. It is a late copy, or may be one.
+
+    A PREPARE of version 1 does not tell when it was sent. From level 3 on it takes nothing from a known
+    owner: that owner may be running its local transaction, and would no longer be asked. One of another
+    fence is another database's transaction that happens to have the same id.
+    """
+    if extra is NO_EXTRA:
+        return [int(ResultCode.TX_CONFLICT), "PREPARE"] if level > 2 and record.instance else None
+    if extra.fence and record.fence and extra.fence != record.fence:
+        return [int(ResultCode.TX_CONFLICT), "PREPARE"]
+    return [int(ResultCode.STALE), None] if is_overtaken(record, extra) else None
+
+
+def is_overtaken(record: OpenTx, extra: PrepareExtra) -> bool:
+    """Whether a PREPARE of version 2 may have been sent before the one, by another instance, under which this
+    transaction is open: its sender had heard of nothing later. A sender that is still alive sends it again
+    with what it has heard since. (For a branch, no check asks the owner.)"""
+    return (
+        record.instance != extra.instance and record.home_group < 0 and extra.heard_ms <= record.prepared_ms
+    )
+
+
+def places(
+    topics: TopicTable, attached: Sequence[Op]
+) -> tuple[list[Rows], list[TimedRows], list[object] | None]:
+    """Where the messages that follow a PREPARE are, those with a time apart, and the reason to refuse them,
+    or None."""
+    found: list[Rows] = []
+    timed: list[TimedRows] = []
+    for pre in attached:
+        if pre.type in _WITHOUT_MESSAGES:
+            continue
+        meta = pre.meta
+        partition = topics.find(meta[0], meta[1])
+        if not isinstance(partition, Partition):
+            return found, timed, [int(partition), [meta[0], meta[1]]]
+        if len(meta) > 4 and meta[-1] != partition.topic_id:
+            return found, timed, [int(ResultCode.OTHER_TOPIC), [meta[0], meta[1], partition.topic_id]]
+        if pre.type == OpType.PRE_SCHEDULED:
+            timed.append((partition.slot, pre.body_pos, *meta[2:6]))
+        else:
+            found.append((partition.slot, pre.body_pos, meta[2], meta[3]))
+    return found, timed, None
+
+
+# ------------------------------------------------------------------ checks
+# Applies CHECKED: a check of open transactions was answered without a decision.
+
+
+class Checked(Protocol):
+    """What is needed of the state."""
+
+    level: int
+    now_ms: int
+    transactions: TransactionTable
+    topics: TopicTable
+    due: DueQueue
+
+
+def count_check(state: Checked, meta: Sequence[Any]) -> list[Any]:
+    """``meta``: app, ids, and in version 2 the reason to park them. From level 5 on the check's time is
+    kept."""
+    app, tx_ids = meta[:2]
+    reason = meta[2] if len(meta) > 2 else ""
+    now_ms, due_queue, table = state.now_ms, state.due, state.transactions.look(app)
+    for tx_id in tx_ids:
+        record = table.open.get(tx_id)
+        if record is None:
+            continue  # settled meanwhile: nothing to count
+        record = record._replace(checked_ms=now_ms if state.level > 4 else 0)
+        if reason:
+            table.open.replace(tx_id, record._replace(due_ms=-1, parked_for=reason))
+            table.parked.add(tx_id)
+            due_queue.forget(app, tx_id)
+            continue
+        topic = state.topics.topics.get(record.topic)
+        checks = record.checks + 1
+        due = next_due_ms(now_ms, checks, topic.info if topic else None)
+        table.open.replace(tx_id, record._replace(checks=checks, due_ms=due))
+        (table.parked.add if due < 0 else table.parked.discard)(tx_id)
+        due_queue.forget(app, tx_id)
+        due_queue.schedule(app, (tx_id,), due)
+    return [0]
+
+
+# ------------------------------------------------------------------------------------------------------------
+# What a group tells those who look for a stable cut through several groups.
+#
+# A cut is stable if of every transaction all parts lie below it, or none. Nothing here is replicated: the
+# answer to CUT goes to its client alone. After a start from a snapshot, a decision may have been taken at any
+# entry before it, so the snapshot's own index counts as one: then the client asks once more.
+
+
+class StableCuts:
+    """``decided_index``: of the newest entry here that committed a transaction over several groups, as their
+    home. ``asked_ms``: when a cut was last asked for, in the group's time."""
+
+    def __init__(self, topics: TopicTable, transactions: TransactionTable) -> None:
+        # Not its ``across``: restoring a snapshot makes a new one.
+        self._topics, self._transactions = topics, transactions
+        self._seen = 0
+        self.decided_index = 0
+        self.asked_ms = -1
+
+    def restored(self, index: int) -> None:
+        """The state is that of a snapshot at ``index``."""
+        self.decided_index, self._seen = index, self._transactions.across.added
+
+    def committed(self, index: int) -> None:
+        """Entry ``index`` has a COMMIT; call it after each."""
+        if self._transactions.across.added != self._seen:
+            self.decided_index, self._seen = index, self._transactions.across.added
+
+    def cut(self, index: int, now_ms: int, op: Op) -> list[object]:
+        """Apply CUT: a ``GroupCut``, or UNKNOWN_TOPIC with the names of topics that do not exist."""
+        self.asked_ms = now_ms
+        names: Sequence[str] = op.meta[0]
+        unknown = [name for name in names if name not in self._topics.topics]
+        if unknown:
+            return [int(ResultCode.UNKNOWN_TOPIC), unknown]
+        found = []
+        for name in names:
+            topic = self._topics.topics[name]
+            flat: list[int] = []
+            for number, partition in topic.partitions.items():
+                flat += (number, partition.index.end)
+            found.append([topic.info.topic_id, flat])
+        return [0, [index, self.decided_index, self._transactions.across.decided, found]]
+
 
 Result = list[Any]
 OK: Result = [int(ResultCode.OK)]

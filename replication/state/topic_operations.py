@@ -9,9 +9,8 @@ from typing import Any
 
 from escrowmq.replication.format.codec import Op
 from escrowmq.replication.model import ResultCode
-from escrowmq.replication.state.attempts import Attempts
 from escrowmq.replication.state.dedup import ProducerMemory
-from escrowmq.replication.state.group_offsets import GroupOffsets
+from escrowmq.replication.state.group_offsets import Attempts, GroupOffsets
 from escrowmq.replication.state.held_letters import HeldLetters
 from escrowmq.replication.state.held_offsets import HeldOffsets
 from escrowmq.replication.state.shares import Shares

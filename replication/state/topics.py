@@ -16,8 +16,7 @@ from dataclasses import asdict, replace
 
 from escrowmq.replication.errors import UnknownVersion
 from escrowmq.replication.model import BY_NAME, NO_ID, ResultCode, TopicInfo, first_group, group_of
-from escrowmq.replication.state.cuts import Cuts
-from escrowmq.replication.state.index import PartitionIndex
+from escrowmq.replication.state.index import Cuts, PartitionIndex
 
 # ------------------------------------------------------------------ topics
 

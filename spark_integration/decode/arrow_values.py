@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from escrowmq.actors.consumer.row_columns import Places
+from escrowmq.actors.consumer.arrow_batches import Places
 from escrowmq.spark_integration.decode.halving import BAD, halved
 
 #: The continuation marker that starts a message. The length of its metadata follows; 0 ends the stream.

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from escrowmq.actors.consumer.arrow_batches import columns_of
+from escrowmq.actors.consumer.arrow_batches import HEADERS, columns_of, columns_of_rows, raw_columns
 from escrowmq.actors.consumer.reader import Stretch
 from escrowmq.actors.consumer.records import FetchedRun, cut_runs
-from escrowmq.actors.consumer.row_columns import HEADERS, columns_of_rows, raw_columns
 from escrowmq.replication.errors import DamagedValue
 from escrowmq.replication.format.packing import PackedRows, UnsoundValue
 from escrowmq.spark_integration.decode.values import ValueDecoder

@@ -25,7 +25,7 @@ from ray.data.datasource import Datasink
 from escrowmq.actors.client.catalog import TopicCatalog
 from escrowmq.actors.client.router import Router
 from escrowmq.actors.client.topology import ClusterInfo
-from escrowmq.actors.producer.compression import Compression
+from escrowmq.actors.producer.config import Compression
 from escrowmq.replication.errors import ConfigError, EscrowMQError
 from escrowmq.spark_integration.ray_data.arguments import ColumnNames
 from escrowmq.spark_integration.sink.batch import (

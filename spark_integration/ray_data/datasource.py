@@ -18,7 +18,7 @@ from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.replication.errors import DataLoss, EscrowMQError
 from escrowmq.spark_integration.decode.records import RowFormat, record_batches
 from escrowmq.spark_integration.ray_data.planning import PlannedRange, shared_out
-from escrowmq.spark_integration.source.ranges import stretches
+from escrowmq.spark_integration.source.reading import stretches
 
 if TYPE_CHECKING:
     from ray.data import DataContext

@@ -17,8 +17,7 @@ from escrowmq.actors.client.catalog import TopicCatalog
 from escrowmq.actors.client.router import Router, result_of
 from escrowmq.actors.consumer.offsets import EARLIEST, LATEST, OffsetReader
 from escrowmq.replication.calling.answers import PartitionSpans
-from escrowmq.replication.calling.backoff import Backoff
-from escrowmq.replication.calling.patience import Patience, patiently
+from escrowmq.replication.calling.patience import Backoff, Patience, patiently
 from escrowmq.replication.errors import (
     ConfigError,
     OffsetOutOfRange,

@@ -15,8 +15,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from escrowmq.replication.errors import JavaNotFound, Unavailable
 from escrowmq.spark_integration.java import VECTOR_MODULE, probe
 from escrowmq.spark_integration.session.driver_jvm import bounded_start
-from escrowmq.spark_integration.session.executors import require_room, wait_for_executors
-from escrowmq.spark_integration.session.request import SessionRequest
+from escrowmq.spark_integration.session.request import SessionRequest, require_room, wait_for_executors
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 
-from escrowmq.actors.producer.encoder import crc32c
+from escrowmq.actors.producer.encoding.encoder import crc32c
 from escrowmq.replication.errors import EscrowMQError
 from escrowmq.replication.model import ResultCode, TransactionState
 from escrowmq.spark_integration.sink.commit import check_size, commit_together, require_open

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
 
-from escrowmq.actors.producer.encoder import crc32c
+from escrowmq.actors.producer.encoding.encoder import crc32c
 from escrowmq.replication.errors import ConfigError, CorruptLog, UnknownVersion
 
 VERSION = 1

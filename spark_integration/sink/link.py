@@ -15,11 +15,10 @@ from typing import Any
 
 from escrowmq.actors.client.router import Router, result_of
 from escrowmq.actors.client.topology import ClusterInfo
-from escrowmq.actors.producer.block_answers import opened_at, problems_of
-from escrowmq.actors.producer.blocks import Problems
+from escrowmq.actors.producer.encoding.block_answers import opened_at, problems_of
+from escrowmq.actors.producer.encoding.blocks import Problems
 from escrowmq.replication.calling.answers import OpenTransactions
-from escrowmq.replication.calling.backoff import Backoff
-from escrowmq.replication.calling.patience import Answer, Patience, patiently
+from escrowmq.replication.calling.patience import Answer, Backoff, Patience, patiently
 from escrowmq.replication.errors import (
     DiskFull,
     EscrowMQError,

@@ -27,14 +27,12 @@ from escrowmq.actors.client.catalog import TopicCatalog
 from escrowmq.actors.client.router import Router
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.replication.errors import ConfigError
-from escrowmq.spark_integration.collector import collector_paused
-from escrowmq.spark_integration.ray_link import find_cluster
+from escrowmq.spark_integration.ray_link import collector_paused, find_cluster
 from escrowmq.spark_integration.sink.batch import abort_batch, commit_batch, home_of, sweep_behind
 from escrowmq.spark_integration.sink.commit import abort_epoch, commit_epoch
 from escrowmq.spark_integration.sink.intents import Attempt, IntentStore, app_of, epoch_id_of
 from escrowmq.spark_integration.sink.link import SinkLink
-from escrowmq.spark_integration.sink.options import SinkOptions, parse_sink_options
-from escrowmq.spark_integration.sink.schema import check_columns
+from escrowmq.spark_integration.sink.options import SinkOptions, check_columns, parse_sink_options
 from escrowmq.spark_integration.sink.task import attempt_name, write_batches
 
 if TYPE_CHECKING:

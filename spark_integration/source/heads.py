@@ -23,8 +23,7 @@ from escrowmq.actors.client.consumer_groups import TopicPartition
 from escrowmq.actors.client.router import Router, result_of
 from escrowmq.actors.consumer.offsets import OffsetReader
 from escrowmq.replication.calling.answers import PartitionBounds
-from escrowmq.replication.calling.backoff import Backoff
-from escrowmq.replication.calling.patience import Answer, Patience, patiently
+from escrowmq.replication.calling.patience import Answer, Backoff, Patience, patiently
 from escrowmq.replication.errors import OutcomeUnknown, Overloaded, Unavailable, UnknownTopic
 from escrowmq.replication.model import ResultCode, TopicInfo
 from escrowmq.spark_integration.source.options import Subscription

@@ -11,7 +11,7 @@ from escrowmq.actors.client.router import Router
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.consumer.offsets import OffsetReader
 from escrowmq.actors.consumer.reader import PartitionReader
-from escrowmq.cluster.placement import ReplicaKey
+from escrowmq.cluster.supervisor.member_steps import ReplicaKey
 from escrowmq.replication.errors import Unavailable, UnknownTransaction
 from escrowmq.replication.format.codec import decode_rows
 from tests.chaos.consumer import GROUP, Place

@@ -17,7 +17,7 @@ import ray
 from escrowmq import Cluster, EscrowMQError
 from escrowmq.actors.admin.types import GroupStatus, ReplicaStatus
 from escrowmq.actors.client.topology import SUPERVISOR, broker_name
-from escrowmq.cluster.placement import Condition, ReplicaKey, Seat
+from escrowmq.cluster.supervisor.member_steps import Condition, ReplicaKey, Seat
 from escrowmq.replication.calling.answers import LevelReport
 from escrowmq.replication.errors import Unavailable
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from escrowmq.actors.client.topology import broker_name
-from escrowmq.cluster.placement import ReplicaKey
+from escrowmq.cluster.supervisor.member_steps import ReplicaKey
 from tests.chaos.damage import Flip, flip, places_to_damage
 from tests.chaos.deployment import gone, until
 from tests.chaos.node_faults import NodeFaults

@@ -17,7 +17,7 @@ from typing import Any
 import ray
 
 from escrowmq.actors.client.topology import SUPERVISOR, broker_name
-from escrowmq.cluster.placement import ReplicaKey
+from escrowmq.cluster.supervisor.member_steps import ReplicaKey
 from tests.chaos.clock_faults import ClockFaults
 from tests.chaos.deployment import gone, until
 from tests.chaos.kinds import Kind

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from escrowmq.cluster.placement import ReplicaKey
+from escrowmq.cluster.supervisor.member_steps import ReplicaKey
 from tests.chaos import audit
 from tests.chaos.deployment import Stuck, until
 from tests.chaos.disk_faults import DiskFaults

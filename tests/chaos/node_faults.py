@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from escrowmq.cluster.placement import ReplicaKey, Seat
+from escrowmq.cluster.supervisor.member_steps import ReplicaKey, Seat
 from tests.chaos.deployment import Deployment, gone, until
 from tests.chaos.machines import HEAD, REPLACE_AFTER_S
 from tests.chaos.plan import Fault

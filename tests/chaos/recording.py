@@ -18,7 +18,7 @@ from escrowmq import (
     TransactionConflict,
     TransactionState,
 )
-from escrowmq.actors.producer.results import TransactionResult
+from escrowmq.actors.producer.transactions.results import TransactionResult
 from escrowmq.replication.errors import TooManyOpenTransactions
 from tests.history.events import Recorder, Sent
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from zlib import crc32
 
 from escrowmq import Cluster, EscrowMQError, LeaseLost, ShareConsumer, ShareRecord
-from escrowmq.actors.consumer.stream_record import attempt_of
+from escrowmq.actors.consumer.records import attempt_of
 from escrowmq.replication.format.share_ops import BY_TABLE
 from tests.chaos.client import ClientSettings, Parent, connected, crash, say_ready
 from tests.history.events import Recorder, identify

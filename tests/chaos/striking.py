@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from escrowmq.actors.client.topology import broker_name
-from escrowmq.cluster.placement import ReplicaKey
+from escrowmq.cluster.supervisor.member_steps import ReplicaKey
 from tests.chaos.deployment import Deployment, gone, until
 from tests.chaos.fleet import Fleet
 from tests.chaos.machines import Machines, data_dir

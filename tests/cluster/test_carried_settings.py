@@ -23,9 +23,9 @@ from pydantic import SecretStr
 from escrowmq.actors.broker.config import BrokerConfig
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.cluster.config import sections
-from escrowmq.cluster.secret import Secret
 from escrowmq.cluster.settings import ClusterSettings, SecuritySettings, SupervisorSettings
-from escrowmq.cluster.supervisor import Supervisor, SupervisorPlan, unpacked
+from escrowmq.cluster.supervisor.cluster_dir import Secret
+from escrowmq.cluster.supervisor.supervisor import Supervisor, SupervisorPlan, unpacked
 from escrowmq.feedback.config import FeedbackConfig, LeaderTiming
 from escrowmq.replication.carried_settings import (
     VERSION,

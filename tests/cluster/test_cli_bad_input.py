@@ -12,8 +12,7 @@ import pytest
 
 from escrowmq.cluster.cli.failing import FAILED, USAGE
 from escrowmq.cluster.cli.options import ConnectionOptions, number_or_date
-from escrowmq.cluster.reading_client import NotAnswered
-from escrowmq.cluster.reads import READS
+from escrowmq.cluster.reading_client import READS, NotAnswered
 from escrowmq.replication.errors import ConfigError
 from escrowmq.testing import InMemoryCluster
 from tests.support.command_line import good, run

@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from escrowmq.cluster.cli.consuming import _line
+from escrowmq.cluster.cli.consuming import _line, template
+from escrowmq.cluster.cli.output import Format
 from escrowmq.cluster.cli.producing import _Parser
-from escrowmq.cluster.cli.record_template import template
-from escrowmq.cluster.cli.shown import Format
 from escrowmq.replication.errors import ConfigError, InvalidMessage
 from escrowmq.replication.model import ConsumerRecord, Message
 

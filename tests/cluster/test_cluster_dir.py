@@ -13,11 +13,18 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from escrowmq.cluster.cluster_dir import CLUSTER_FILE, ClusterDir
-from escrowmq.cluster.placement import Seat
-from escrowmq.cluster.secret import SECRET_FILE, Secret, given_secret, kept_secret, read_secret
 from escrowmq.cluster.settings import ClusterSettings, SecuritySettings
-from escrowmq.cluster.survey import Find, FoundMembers, adopted, look, refuse_existing
+from escrowmq.cluster.supervisor.cluster_dir import (
+    CLUSTER_FILE,
+    SECRET_FILE,
+    ClusterDir,
+    Secret,
+    given_secret,
+    kept_secret,
+    read_secret,
+)
+from escrowmq.cluster.supervisor.member_steps import Seat
+from escrowmq.cluster.supervisor.stale_replica_dirs import Find, FoundMembers, adopted, look, refuse_existing
 from escrowmq.replication.errors import (
     ConfigError,
     CorruptLog,
@@ -27,8 +34,7 @@ from escrowmq.replication.errors import (
     UnknownVersion,
 )
 from escrowmq.replication.format.membership import Members, members_mark
-from escrowmq.replication.log.datadir import DataDir, Identity
-from escrowmq.replication.log.marks import MEMBERS
+from escrowmq.replication.log.datadir import MEMBERS, DataDir, Identity
 
 SHAPE = ClusterSettings()
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from escrowmq.cluster import config_doc, guide_doc
-from escrowmq.cluster.config import Config, all_leaves, load_config, override, variable_of
-from escrowmq.cluster.config_tree import leaves, reason
+from escrowmq.cluster.config import Config, all_leaves, leaves, load_config, override, reason, variable_of
 from escrowmq.replication.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]

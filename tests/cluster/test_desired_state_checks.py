@@ -8,12 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from escrowmq.cluster.cluster_dir import CLUSTER_FILE, ClusterDir, ClusterRecord
-from escrowmq.cluster.desired_state import DesiredState, Move, Size
-from escrowmq.cluster.desired_state_checks import NodeUse, uses, wanted_move, wanted_node, wanted_size
-from escrowmq.cluster.member_steps import Group, moves_done
-from escrowmq.cluster.placement import Seat
 from escrowmq.cluster.settings import ClusterSettings
+from escrowmq.cluster.supervisor.cluster_dir import CLUSTER_FILE, ClusterDir, ClusterRecord
+from escrowmq.cluster.supervisor.desired_state import DesiredState, Move, Size
+from escrowmq.cluster.supervisor.desired_state_checks import (
+    NodeUse,
+    uses,
+    wanted_move,
+    wanted_node,
+    wanted_size,
+)
+from escrowmq.cluster.supervisor.member_steps import Group, Seat, moves_done
 from escrowmq.replication.calling.answers import MembersReport
 from escrowmq.replication.errors import ConfigError, Unavailable
 

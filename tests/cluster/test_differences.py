@@ -12,12 +12,12 @@ import pytest
 
 from escrowmq.actors.broker.config import BrokerConfig
 from escrowmq.actors.client.topology import ClusterInfo
-from escrowmq.cluster import deploy
+from escrowmq.cluster import launch
 from escrowmq.cluster.cli.failing import USAGE, exit_code, explain
 from escrowmq.cluster.config import all_leaves, stated
-from escrowmq.cluster.differences import Difference, differences, how_to_change
+from escrowmq.cluster.launch import Difference, differences, how_to_change
 from escrowmq.cluster.settings import ClusterSettings, SupervisorSettings
-from escrowmq.cluster.supervisor import SupervisorPlan, settings_in
+from escrowmq.cluster.supervisor.supervisor import SupervisorPlan, settings_in
 from escrowmq.replication.errors import SettingsDiffer
 from escrowmq.replication.net.tls import TlsFiles
 
@@ -118,12 +118,12 @@ class Answers:
 
 
 def test_an_earlier_supervisor_tells_its_shape_and_its_directory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deploy.ray, "get", lambda told, timeout: told)
+    monkeypatch.setattr(launch.ray, "get", lambda told, timeout: told)
     info = ClusterInfo("c", "escrowmq", 2, 3)
-    earlier = deploy._settings_of(Answers(health={"data_dir": "/data"}), info)
+    earlier = launch._settings_of(Answers(health={"data_dir": "/data"}), info)
     assert differences(earlier, settings_in(PLAN)) == []
     wanted = settings_in(replace(PLAN, data_dir=Path("/other"), broker=BrokerConfig(heartbeat_s=0.06)))
     assert [found.path for found in differences(earlier, wanted)] == ["storage.data_dir"]
     told = {**settings_in(PLAN), "secret_fingerprint": "abc"}
-    known = deploy._settings_of(Answers(health={}, settings=told), info)
+    known = launch._settings_of(Answers(health={}, settings=told), info)
     assert known["security"]["secret"] == "abc" and differences(known, wanted)[-1].path.startswith("broker.")

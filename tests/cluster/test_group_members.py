@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from escrowmq.cluster.group_members import newest, possible_voters, to_be_told
+from escrowmq.cluster.supervisor.supervisor import newest, possible_voters, to_be_told
 from escrowmq.replication.calling.answers import MembersReport, ReplicaReport
 
 

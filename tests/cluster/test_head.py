@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from escrowmq.cluster.head import Head, head_in_words, head_of, head_problem
-from escrowmq.cluster.head_watch import HeadAbsence, Word
+from escrowmq.cluster.connecting import HeadAbsence, Word
+from escrowmq.cluster.settings import Head, head_in_words, head_of, head_problem
 
 WAIT = "RAY_gcs_rpc_server_reconnect_timeout_s"
 

@@ -9,7 +9,7 @@ from contextlib import redirect_stdout
 import pytest
 
 from escrowmq.cluster.cli import output
-from escrowmq.cluster.cli.shown import Format
+from escrowmq.cluster.cli.output import Format
 
 ROWS: list[dict[str, object]] = [
     {"name": "orders", "partitions": 4, "kept": "for ever", "lag": None},

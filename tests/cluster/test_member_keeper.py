@@ -12,13 +12,12 @@ import msgspec
 import pytest
 import ray
 
-from escrowmq.cluster import member_keeper
-from escrowmq.cluster.cluster_dir import ClusterDir
-from escrowmq.cluster.member_keeper import MemberKeeper
-from escrowmq.cluster.placement import Condition, Node, ReplicaKey, Seat
-from escrowmq.cluster.rebalancing import Shift
 from escrowmq.cluster.settings import ClusterSettings
-from escrowmq.cluster.watch import Track, Watch
+from escrowmq.cluster.supervisor import member_keeper
+from escrowmq.cluster.supervisor.cluster_dir import ClusterDir
+from escrowmq.cluster.supervisor.member_keeper import MemberKeeper
+from escrowmq.cluster.supervisor.member_steps import Condition, Node, ReplicaKey, Seat, Shift
+from escrowmq.cluster.supervisor.watch import Track, Watch
 from escrowmq.replication.calling.answers import MembersReport, ReplicaReport, StepTaken
 
 NODES = [Node(f"n{i}", f"id{i}", "", head=i == 0) for i in range(4)]

@@ -10,12 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from escrowmq.cluster.member_steps import (
+from escrowmq.cluster.supervisor.member_steps import (
     COPIES_MAX,
     Do,
     Fleet,
     Group,
     MemberStep,
+    Node,
+    Seat,
     _Look,
     best_leader,
     fleet_of,
@@ -23,7 +25,6 @@ from escrowmq.cluster.member_steps import (
     next_step,
     next_steps,
 )
-from escrowmq.cluster.placement import Node, Seat
 from escrowmq.replication.calling.answers import MembersReport
 from escrowmq.replication.format.membership import Members, founding
 from escrowmq.replication.raft.members import Act, Goal, after, refusal

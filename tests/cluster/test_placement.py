@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from escrowmq.cluster.placement import (
+from escrowmq.cluster.supervisor.member_steps import (
     Condition,
     Node,
     ReplicaKey,
@@ -18,7 +18,7 @@ from escrowmq.cluster.placement import (
     found_seats,
     unique_names,
 )
-from escrowmq.cluster.watch import condition_of
+from escrowmq.cluster.supervisor.watch import condition_of
 from escrowmq.replication.calling.answers import ReplicaReport
 
 NODES = [Node(f"n{i}", f"id{i}", f"10.0.0.{i}") for i in range(4)]

@@ -8,9 +8,9 @@ from typing import cast
 import pytest
 import ray
 
-from escrowmq.cluster import watch
-from escrowmq.cluster.placement import Condition, Seat
-from escrowmq.cluster.watch import StartFailure, Track, Watch
+from escrowmq.cluster.supervisor import watch
+from escrowmq.cluster.supervisor.member_steps import Condition, Seat
+from escrowmq.cluster.supervisor.watch import StartFailure, Track, Watch
 from escrowmq.replication.calling.answers import ReplicaReport
 
 START_S = 60.0

@@ -27,13 +27,21 @@ from escrowmq.actors.admin.types import (
 )
 from escrowmq.actors.client.consumer_groups import MemberDescription
 from escrowmq.actors.client.topology import ClusterInfo
-from escrowmq.cluster import reading_client, reading_server, reading_socket
-from escrowmq.cluster.reading_client import NotAnswered, ask
-from escrowmq.cluster.reading_server import ReadingServer
-from escrowmq.cluster.reading_socket import Answer, Question, is_ours, receive, send
-from escrowmq.cluster.reads import READS
+from escrowmq.cluster import reading_client
+from escrowmq.cluster.reading_client import (
+    READS,
+    Answer,
+    NotAnswered,
+    Question,
+    StatusSnapshot,
+    ask,
+    is_ours,
+    receive,
+    send,
+)
 from escrowmq.cluster.settings import ClusterSettings, RaySettings
-from escrowmq.cluster.status_snapshot import StatusSnapshot
+from escrowmq.cluster.supervisor import reading_server
+from escrowmq.cluster.supervisor.reading_server import ReadingServer
 from escrowmq.replication.errors import Closed, ConfigError, Unavailable, UnknownGroup
 from escrowmq.replication.model import OpenTransaction, TopicInfo
 from tests.support.places import info
@@ -109,8 +117,8 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def where(base: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(base))
-    monkeypatch.setattr(reading_socket, "LOGINS", base / "no-logins")
-    monkeypatch.setattr(reading_socket, "SHARED", base / "shared")
+    monkeypatch.setattr(reading_client, "LOGINS", base / "no-logins")
+    monkeypatch.setattr(reading_client, "SHARED", base / "shared")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     for name in [name for name in os.environ if name.startswith("ESCROWMQ_")]:
         monkeypatch.delenv(name)
@@ -287,7 +295,7 @@ def test_one_that_works_on_the_answer_is_waited_for(
 
 
 def test_sockets_that_were_left_behind_hide_no_other(server: ReadingServer) -> None:
-    for number in range(2 * reading_socket.SOCKETS_MAX):
+    for number in range(2 * reading_client.SOCKETS_MAX):
         with socket.socket(socket.AF_UNIX) as killed:
             killed.bind(str(server.path.parent / f"a-{number}.sock"))
     try:
@@ -342,7 +350,7 @@ def test_a_client_believes_no_other_user(server: ReadingServer, monkeypatch: pyt
 def test_the_kernel_says_who_is_there() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX)
     with ours, theirs:
-        assert reading_socket.same_user(ours)
+        assert reading_client.same_user(ours)
 
 
 def test_garbage_ends_nobody_but_its_sender(server: ReadingServer) -> None:

@@ -8,9 +8,17 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from escrowmq.cluster.member_steps import Fleet, Group, fleet_of
-from escrowmq.cluster.placement import Node, Seat
-from escrowmq.cluster.rebalancing import SHIFTS_MAX, Shift, is_steady, plan
+from escrowmq.cluster.supervisor.member_steps import (
+    SHIFTS_MAX,
+    Fleet,
+    Group,
+    Node,
+    Seat,
+    Shift,
+    fleet_of,
+    is_steady,
+    plan,
+)
 from escrowmq.replication.calling.answers import MembersReport
 
 

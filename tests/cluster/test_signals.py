@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 import uvloop
 
-from escrowmq.cluster.embedded_ray import as_guest
+from escrowmq.cluster.ray_use import as_guest
 
 
 @pytest.fixture(autouse=True)

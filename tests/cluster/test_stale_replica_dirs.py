@@ -5,10 +5,16 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from escrowmq.cluster.placement import Condition, Seat
-from escrowmq.cluster.stale_replica_dirs import leftovers, remove, remove_replica, removed_replicas
-from escrowmq.cluster.survey import Find, look
-from escrowmq.cluster.watch import Track
+from escrowmq.cluster.supervisor.member_steps import Condition, Seat
+from escrowmq.cluster.supervisor.stale_replica_dirs import (
+    Find,
+    leftovers,
+    look,
+    remove,
+    remove_replica,
+    removed_replicas,
+)
+from escrowmq.cluster.supervisor.watch import Track
 from escrowmq.replication.calling.answers import MembersReport, ReplicaReport
 from escrowmq.replication.log.datadir import DataDir, Identity
 

@@ -14,8 +14,7 @@ from rich.console import Console
 from escrowmq.actors.admin.types import ClusterStatus, FeedbackStatus, GroupStatus, ReplicaStatus
 from escrowmq.cluster.cli import output
 from escrowmq.cluster.cli import status as command
-from escrowmq.cluster.cli.output import duration, plain
-from escrowmq.cluster.cli.shown import Format
+from escrowmq.cluster.cli.output import Format, duration, plain
 from escrowmq.cluster.cli.status import (
     StatusSnapshot,
     feedback_rows,

@@ -10,10 +10,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from escrowmq.actors.broker.config import BrokerConfig
 from escrowmq.cluster import launch
-from escrowmq.cluster.head import HEAD_RESOURCE
 from escrowmq.cluster.launch import create_supervisor
-from escrowmq.cluster.settings import ClusterSettings, SupervisorSettings
-from escrowmq.cluster.supervisor import SupervisorPlan
+from escrowmq.cluster.settings import HEAD_RESOURCE, ClusterSettings, SupervisorSettings
+from escrowmq.cluster.supervisor.supervisor import SupervisorPlan
 
 PLAN = SupervisorPlan(ClusterSettings(), Path("/data"), None, BrokerConfig(), SupervisorSettings())
 HEAD, WORKER = {HEAD_RESOURCE: 1.0, "CPU": 2.0}, {"CPU": 2.0}

@@ -10,9 +10,10 @@ from typing import Any, ClassVar
 import pytest
 
 from escrowmq.actors.client.topology import ClusterInfo
-from escrowmq.cluster import reading_client, reading_server, reading_socket, supervisor_reading
+from escrowmq.cluster import reading_client
 from escrowmq.cluster.reading_client import NotAnswered, ask
-from escrowmq.cluster.supervisor_reading import SupervisorReading
+from escrowmq.cluster.supervisor import reading_server
+from escrowmq.cluster.supervisor.reading_server import SupervisorReading
 from escrowmq.replication.errors import Closed
 
 ADDRESS = "10.0.0.1:6379"
@@ -40,12 +41,12 @@ class Admin:
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    monkeypatch.setattr(reading_socket, "LOGINS", tmp_path / "no-logins")
-    monkeypatch.setattr(reading_socket, "SHARED", tmp_path)
+    monkeypatch.setattr(reading_client, "LOGINS", tmp_path / "no-logins")
+    monkeypatch.setattr(reading_client, "SHARED", tmp_path)
     monkeypatch.setattr(reading_server, "running_here", lambda: [ADDRESS])
-    monkeypatch.setattr(supervisor_reading.ray, "get_runtime_context", Context)
-    monkeypatch.setattr(supervisor_reading, "Admin", Admin)
-    monkeypatch.setattr(supervisor_reading, "is_token_auth_enabled", lambda: False)
+    monkeypatch.setattr(reading_server.ray, "get_runtime_context", Context)
+    monkeypatch.setattr(reading_server, "Admin", Admin)
+    monkeypatch.setattr(reading_server, "is_token_auth_enabled", lambda: False)
     for name in (
         "RAY_ADDRESS",
         "RAY_AUTH_MODE",
@@ -79,7 +80,7 @@ def test_where_ray_requires_its_token_a_command_must_have_it(
 ) -> None:
     (here / "token").write_text("correct\n")
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(here / "token"))
-    monkeypatch.setattr(supervisor_reading, "is_token_auth_enabled", lambda: True)
+    monkeypatch.setattr(reading_server, "is_token_auth_enabled", lambda: True)
     reading = SupervisorReading()
     reading.begin(ClusterInfo("c", "escrowmq", 1, 3), dict)
     try:
@@ -103,7 +104,7 @@ def test_a_supervisor_that_cannot_tell_the_token_answers_nobody(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(here / "nowhere"))
-    monkeypatch.setattr(supervisor_reading, "is_token_auth_enabled", lambda: True)
+    monkeypatch.setattr(reading_server, "is_token_auth_enabled", lambda: True)
     reading = SupervisorReading()
     reading.begin(ClusterInfo("c", "escrowmq", 1, 3), dict)
     with pytest.raises(NotAnswered, match="has run here"):
@@ -115,7 +116,7 @@ def test_where_it_cannot_listen_the_cluster_runs_all_the_same(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("XDG_RUNTIME_DIR")
-    monkeypatch.setattr(reading_socket, "SHARED", here / "file")
+    monkeypatch.setattr(reading_client, "SHARED", here / "file")
     (here / "file").write_text("")
     reading = SupervisorReading()
     reading.begin(ClusterInfo("c", "escrowmq", 1, 3), dict)

@@ -7,12 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from escrowmq.cluster.temporary_dir import MARK, TemporaryDir, sweep
+from escrowmq.cluster.local import MARK, TemporaryDir, sweep
 
 MAKE = """
 import sys
 from pathlib import Path
-from escrowmq.cluster.temporary_dir import TemporaryDir
+from escrowmq.cluster.local import TemporaryDir
 made = TemporaryDir(Path(sys.argv[1]))
 (made.path / "g0-r0").mkdir()
 (made.path / "g0-r0" / "lock").write_text("17")

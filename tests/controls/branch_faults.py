@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from escrowmq.actors.producer.across_groups import StagedPrepare
+from escrowmq.actors.producer.transactions.across_groups import StagedPrepare
 from escrowmq.replication.format import ops as build
 from escrowmq.replication.replica.branches import Branch, Branches, decision
 from escrowmq.replication.state import machine
 from escrowmq.replication.state.decided import Undone
-from escrowmq.replication.state.open_table import OpenTx
+from escrowmq.replication.state.open_tx import OpenTx
 from escrowmq.replication.state.transactions import BY_HOME, ROLLED_BACK
 from tests.controls.planting import plant
 from tests.controls.scenes import ALL_ACROSS, all_across, world

@@ -7,24 +7,23 @@ from typing import Any
 
 import pytest
 
-from escrowmq.actors.producer.blocks import Outcome
 from escrowmq.actors.producer.claiming import Ask, Claimed
-from escrowmq.actors.producer.encoder import TxPlan
-from escrowmq.actors.producer.numbered import Numbered
-from escrowmq.actors.producer.transaction_base import TransactionBase
+from escrowmq.actors.producer.encoding.blocks import Outcome
+from escrowmq.actors.producer.encoding.encoder import TxPlan
+from escrowmq.actors.producer.transactions.numbered import Numbered
+from escrowmq.actors.producer.transactions.transaction_base import TransactionBase
 from escrowmq.replication.errors import TransactionSettled
 from escrowmq.replication.format import ops as build
-from escrowmq.replication.format.claim_ops import claim_group
 from escrowmq.replication.format.codec import NO_EXTRA, Op, decode_ops
-from escrowmq.replication.format.offset_ops import ROLLBACK
+from escrowmq.replication.format.ops import ROLLBACK
+from escrowmq.replication.format.timer_ops import claim_group
 from escrowmq.replication.model import ResultCode, TransactionState
 from escrowmq.replication.replica import validation
+from escrowmq.replication.replica.entry_writing import Submission
 from escrowmq.replication.replica.replica import Replica
-from escrowmq.replication.replica.submission import Submission
-from escrowmq.replication.state.claims import Claims
+from escrowmq.replication.state.claims import Claims, Overtaken
 from escrowmq.replication.state.due_queue import DueQueue
 from escrowmq.replication.state.machine import LEVEL_MAX, StateMachine
-from escrowmq.replication.state.overtaken import Overtaken
 from tests.controls.planting import plant
 from tests.controls.scenes import world
 from tests.sim.across import named, named_instance, scene

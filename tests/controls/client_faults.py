@@ -12,12 +12,12 @@ import pytest
 from escrowmq.actors.client.failures import Failure
 from escrowmq.actors.client.replica_calls import OnAnswer
 from escrowmq.actors.producer import batcher
-from escrowmq.actors.producer.across_groups import StagedPrepare
 from escrowmq.actors.producer.batcher import BuiltRequest, GroupBatcher
-from escrowmq.actors.producer.blocks import PrepareBlock
-from escrowmq.actors.producer.partition_stream import Batch, PartitionStream
-from escrowmq.actors.producer.transaction_base import TransactionBase
-from escrowmq.actors.producer.value_packer import ValuePacker
+from escrowmq.actors.producer.encoding.blocks import PrepareBlock
+from escrowmq.actors.producer.encoding.value_packer import ValuePacker
+from escrowmq.actors.producer.plain.partition_stream import Batch, PartitionStream
+from escrowmq.actors.producer.transactions.across_groups import StagedPrepare
+from escrowmq.actors.producer.transactions.transaction_base import TransactionBase
 from escrowmq.replication.format.codec import OpType, decode_ops
 from escrowmq.replication.model import ResultCode
 from tests.controls.planting import plant

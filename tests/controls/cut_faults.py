@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from escrowmq.actors.client import stable_cut
-from escrowmq.replication.state.machine import LEVEL_MAX
-from escrowmq.replication.state.stable_cuts import StableCuts
+from escrowmq.actors.admin import stable_cut
+from escrowmq.replication.state.machine import LEVEL_MAX, StableCuts
 from tests.controls.planting import plant
 from tests.controls.scenes import ALL_ACROSS, world
 

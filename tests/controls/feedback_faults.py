@@ -9,8 +9,7 @@ import pytest
 
 from escrowmq.feedback.asking import checks
 from escrowmq.feedback.asking.checks import CheckTable
-from escrowmq.feedback.asking.live_producers import CheckKey
-from escrowmq.feedback.asking.owners import Owners
+from escrowmq.feedback.asking.live_producers import CheckKey, Owners
 from escrowmq.feedback.policy import Trouble, Verdict, judge
 from escrowmq.replication.calling.answers import LockedRow
 from escrowmq.replication.format import ops

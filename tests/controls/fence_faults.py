@@ -6,16 +6,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from escrowmq.actors.producer.local_transaction import Guards
+from escrowmq.actors.producer.transactions.local_transaction import Guards
 from escrowmq.feedback.database import fence as fences
-from escrowmq.feedback.database import rows
-from escrowmq.feedback.database.checking import Checking
+from escrowmq.feedback.database import statements
 from escrowmq.feedback.database.errors import FenceLost
-from escrowmq.feedback.database.fence import Fence
+from escrowmq.feedback.database.fence import Checking, Fence
 from escrowmq.feedback.database.links import Link
 from escrowmq.feedback.database.producing import Ask, Transaction, note_known
-from escrowmq.feedback.database.rows import ROLLED_BACK
-from escrowmq.feedback.database.statements import Dialect, Statements
+from escrowmq.feedback.database.statements import ROLLED_BACK, Dialect, Statements
 from escrowmq.replication.model import TransactionState
 from tests.controls.planting import plant
 from tests.sim import broker_workload, fenced, producers, purging
@@ -167,9 +165,11 @@ def purged_often(patch: pytest.MonkeyPatch) -> None:
 def purged_while_open(patch: pytest.MonkeyPatch) -> None:
     """A purge removes old rows without looking at which transactions are still open: a check then finds
     none."""
-    disposable = rows.disposable
-    patch.setattr(rows, "disposable", lambda found, app, before, needed: disposable(found, app, before, ()))
-    patch.setattr(rows, "before_ms", lambda now_ms, keep_s, oldest: now_ms - int(keep_s * 1000))
+    disposable = statements.disposable
+    patch.setattr(
+        statements, "disposable", lambda found, app, before, needed: disposable(found, app, before, ())
+    )
+    patch.setattr(statements, "before_ms", lambda now_ms, keep_s, oldest: now_ms - int(keep_s * 1000))
 
 
 #: Another process takes up a transaction so long after the first one has died, and begins its local one
@@ -243,8 +243,10 @@ def taken_up_late(patch: pytest.MonkeyPatch) -> None:
 def purged_when_prepared_again(patch: pytest.MonkeyPatch) -> None:
     """A purge looks at the time of the oldest PREPARE, and removes the row of an open transaction that was
     prepared again since."""
-    disposable = rows.disposable
-    patch.setattr(rows, "disposable", lambda found, app, before, needed: disposable(found, app, before, ()))
+    disposable = statements.disposable
+    patch.setattr(
+        statements, "disposable", lambda found, app, before, needed: disposable(found, app, before, ())
+    )
 
 
 def shaped(patch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,7 @@ from escrowmq.replication.format.find_rows import IN_HEADER
 from escrowmq.replication.format.internal_topics import RETRY
 from escrowmq.replication.format.share_ops import DROPPED
 from escrowmq.replication.host import finding, tracing
-from escrowmq.replication.host.find_files import FindFiles, Place
-from escrowmq.replication.host.finding import Finder, Sought, _Young
+from escrowmq.replication.host.finding import Finder, FindFiles, Place, Sought, _Young
 from escrowmq.replication.host.tracing import ShareTraces
 from escrowmq.replication.model import NO_ID
 from escrowmq.replication.state.held_letters import Settlement

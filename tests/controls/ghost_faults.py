@@ -8,8 +8,8 @@ from typing import cast
 
 import pytest
 
-from escrowmq.cluster import placement
-from escrowmq.cluster.placement import Condition, ReplicaKey, Seat, Seen
+from escrowmq.cluster.supervisor import member_steps
+from escrowmq.cluster.supervisor.member_steps import Condition, ReplicaKey, Seat, Seen
 from escrowmq.replication.log import peer_marks
 from escrowmq.replication.log.peer_marks import Incarnations, PeerMarks
 from escrowmq.replication.raft.elections import Votes
@@ -127,7 +127,7 @@ def learner_taken_for_a_member(patch: pytest.MonkeyPatch) -> None:
         others = [seen[seat.gid, rid] for rid in voters if rid != seat.rid]
         return 2 * sum(other.condition in there for other in others) > len(voters)
 
-    patch.setattr(placement, "_others_are_well", well)
+    patch.setattr(member_steps, "_others_are_well", well)
 
 
 @plant(

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from escrowmq.actors.share_consumer import acquired, session
-from escrowmq.actors.share_consumer.acquired import Acquired
-from escrowmq.actors.share_consumer.asking import Asking
+from escrowmq.actors.share_consumer import held_batches, session
+from escrowmq.actors.share_consumer.held_batches import Acquired
+from escrowmq.actors.share_consumer.session import Asking
 from escrowmq.replication.format import forwarded
 from escrowmq.replication.message_headers import TAG
 from escrowmq.replication.replica.lease_dispatcher import LeaseDispatcher
@@ -49,8 +49,8 @@ def any_tag_is_handed_out(patch: pytest.MonkeyPatch) -> None:
 @plant("tag-of-the-row-before", "other-tag", "passed-over", groups=2, conditions=tagged)
 def tag_of_the_row_before(patch: pytest.MonkeyPatch) -> None:
     """A consumer decides about the first message that it was given by the tag of the row in front of it."""
-    headers = acquired._headers
-    patch.setattr(acquired, "_headers", lambda rows, at: headers(rows, max(at - 1, 0)))
+    headers = held_batches._headers
+    patch.setattr(held_batches, "_headers", lambda rows, at: headers(rows, max(at - 1, 0)))
 
 
 @plant("retries-lose-their-tags", "passed-over", groups=2, conditions=tagged, start=4)

@@ -19,8 +19,8 @@ from escrowmq.replication.calling.answers import Reply, Standing
 from escrowmq.replication.format.codec import Op, OpType, PrepareExtra, decode_ops
 from escrowmq.replication.replica import branches
 from escrowmq.replication.replica.replica import Replica
+from escrowmq.replication.state.dedup import Settings
 from escrowmq.replication.state.machine import Result, StateMachine
-from escrowmq.replication.state.settings import Settings
 from escrowmq.replication.state.transactions import TransactionTable, standings
 from tests.controls.branch_faults import APART
 from tests.controls.planting import plant

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from escrowmq.replication.errors import CorruptLog
-from escrowmq.replication.host import mending
-from escrowmq.replication.host.mending import Mender
+from escrowmq.replication.host import repair
+from escrowmq.replication.host.repair import Mender
 from escrowmq.replication.host.restoring import Restoring
 from escrowmq.replication.log import holes
 from escrowmq.replication.log import journal as journals
@@ -56,7 +56,7 @@ def mends_without_a_look_at_terms(patch: pytest.MonkeyPatch) -> None:
         return inside if len(inside) == hole.last - hole.first + 1 else None
 
     patch.setattr(journals, "fitting", careless)
-    patch.setattr(mending, "fitting", careless)
+    patch.setattr(repair, "fitting", careless)
 
 
 @plant("mended-by-the-same-entry-only", *STUCK, within=5, workload="broker", start=155)
@@ -70,7 +70,7 @@ def mended_by_the_same_entry_only(patch: pytest.MonkeyPatch) -> None:
         return found if same else None
 
     patch.setattr(journals, "fitting", strict)
-    patch.setattr(mending, "fitting", strict)
+    patch.setattr(repair, "fitting", strict)
 
 
 @plant(

@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 
 from escrowmq.actors.outbox.shipping import BrokerShipping
-from escrowmq.actors.producer.blocks import NO_NUMBER
-from escrowmq.actors.producer.numbered import Numbered
-from escrowmq.feedback.database import outbox_rows, outbox_shards, relay_plan, relaying
-from escrowmq.feedback.database.outbox_rows import OutboxRow
+from escrowmq.actors.producer.encoding.blocks import NO_NUMBER
+from escrowmq.actors.producer.transactions.numbered import Numbered
+from escrowmq.feedback.database import outbox_shards, outbox_statements, relaying
 from escrowmq.feedback.database.outbox_shards import Lease, OutboxShards
-from escrowmq.feedback.database.outbox_statements import OutboxStatements
+from escrowmq.feedback.database.outbox_statements import OutboxRow, OutboxStatements
 from escrowmq.feedback.database.relaying import BatchRefused, OutOfStep, Relay, Step
 from escrowmq.replication.state.claims import Claims
 from tests.controls.planting import RELAYS, plant
@@ -161,7 +160,7 @@ def number_without_digest(patch: pytest.MonkeyPatch) -> None:
 @plant("digest-of-contents", LOST, workload=RELAYS, within=60, conditions=equal)
 def digest_of_contents(patch: pytest.MonkeyPatch) -> None:
     """A batch is known by its contents, and not by its rows: one of new rows may be equal to the last one."""
-    patch.setattr(relaying, "digest_of_rows", outbox_rows._digest_of_contents)
+    patch.setattr(relaying, "digest_of_rows", outbox_statements._digest_of_contents)
 
 
 @plant(
@@ -231,7 +230,7 @@ def refused_rows_hold_nothing_back(patch: pytest.MonkeyPatch) -> None:
 
     def overtaking(rows: Sequence[OutboxRow], now_ms: int, *, all_seen: bool) -> list[OutboxRow]:
         untried = [row for row in rows if not row.attempts]
-        return relay_plan.pick(untried or rows, now_ms, all_seen=all_seen)
+        return outbox_statements.pick(untried or rows, now_ms, all_seen=all_seen)
 
     patch.setattr(outbox_shards, "pick", overtaking)
 

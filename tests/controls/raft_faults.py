@@ -13,8 +13,8 @@ import pytest
 from escrowmq.replication.format import wire
 from escrowmq.replication.format.wire import RaftMessage
 from escrowmq.replication.host.restoring import Restoring
-from escrowmq.replication.log.marks import LEARNER
-from escrowmq.replication.log.marks import LOST as LOST_DISK
+from escrowmq.replication.log.datadir import LEARNER
+from escrowmq.replication.log.datadir import LOST as LOST_DISK
 from escrowmq.replication.log.vote import VoteFile, _Record
 from escrowmq.replication.raft import node as raft
 from escrowmq.replication.raft.elections import PreVote

@@ -13,11 +13,10 @@ import pytest
 
 from escrowmq.replication.format import share_ops
 from escrowmq.replication.model import ResultCode
-from escrowmq.replication.replica.entry_writing import EntryWriter
-from escrowmq.replication.replica.read_index import ReadIndex
+from escrowmq.replication.replica.entry_writing import EntryWriter, Submission
+from escrowmq.replication.replica.lease_dispatcher import ReadIndex
 from escrowmq.replication.replica.replica import Replica
 from escrowmq.replication.replica.share_admission import ShareAdmission, ranges_of
-from escrowmq.replication.replica.submission import Submission
 from escrowmq.replication.state.topics import Partition
 from tests.controls.planting import plant
 from tests.controls.share_faults import shared

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from escrowmq.replication.state.settings import Settings
+from escrowmq.replication.state.dedup import Settings
 from tests.controls.planting import Install
 from tests.sim.across.scene import PLACED_LEVEL, PLAIN_LEVEL, Scene
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from escrowmq.replication.host.mending import RANGE_BYTES_MAX
+from escrowmq.replication.host.repair import RANGE_BYTES_MAX
 from tests.sim import upkeep
 from tests.sim.damage import scrub, sound_entries
 from tests.sim.repair import SimPeers

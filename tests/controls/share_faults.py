@@ -12,7 +12,7 @@ from escrowmq.replication.replica import copies as of_failures
 from escrowmq.replication.replica.copies import Failures
 from escrowmq.replication.replica.share_admission import ShareAdmission
 from escrowmq.replication.sharing.window import Window
-from escrowmq.replication.state.group_operations import GroupOperations
+from escrowmq.replication.state.machine import GroupOperations
 from escrowmq.replication.state.shares import Shares
 from escrowmq.replication.state.topics import Partition
 from tests.controls.planting import plant

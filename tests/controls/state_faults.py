@@ -11,14 +11,13 @@ import pytest
 from escrowmq.replication.format.codec import ENVELOPE, Op, OpType, decode_command, encode_command
 from escrowmq.replication.replica import admission
 from escrowmq.replication.replica.admission import Admission, ComposedEntry, References
+from escrowmq.replication.replica.entry_writing import Submission
 from escrowmq.replication.replica.fetching import FetchRequest, FetchResult
 from escrowmq.replication.replica.replica import Raft, Replica
-from escrowmq.replication.replica.submission import Submission
 from escrowmq.replication.state import topics
 from escrowmq.replication.state.dedup import ProducerMemory
-from escrowmq.replication.state.group_operations import GroupOperations
 from escrowmq.replication.state.index import PartitionIndex
-from escrowmq.replication.state.machine import OK, Result, StateMachine
+from escrowmq.replication.state.machine import OK, GroupOperations, Result, StateMachine
 from escrowmq.replication.state.open_tx import OpenTx, Run
 from escrowmq.replication.state.transactions import (
     COMMITTED,

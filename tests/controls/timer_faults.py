@@ -20,7 +20,7 @@ from escrowmq.replication.state.dedup import ProducerMemory
 from escrowmq.replication.state.open_tx import OpenTx
 from escrowmq.replication.state.timer_operations import TimerOperations
 from escrowmq.replication.state.timers import TimerCounts, Timers, records_of
-from escrowmq.replication.timers import merging
+from escrowmq.replication.timers import sealed_file
 from escrowmq.replication.timers.record import FIRST_KEY, living
 from tests.controls.planting import plant
 from tests.sim import broker_workload, delayed
@@ -188,7 +188,7 @@ def schedules_repeated(patch: pytest.MonkeyPatch) -> None:
 )
 def tombstones_lost_by_merges(patch: pytest.MonkeyPatch) -> None:
     """A merge leaves out tombstones, though what they kill may be in a file that is not merged with it."""
-    patch.setattr(merging, "settled", living)
+    patch.setattr(sealed_file, "settled", living)
 
 
 @plant("time-stands-still", "late", conditions=timed, often={"leader-ahead": 10}, start=3)

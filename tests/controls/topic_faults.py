@@ -14,9 +14,9 @@ from escrowmq.replication.format.codec import Op, OpType
 from escrowmq.replication.model import TopicInfo
 from escrowmq.replication.replica import replica
 from escrowmq.replication.replica.checkpoints import Checkpoints
-from escrowmq.replication.replica.retention import RetentionRound
-from escrowmq.replication.replica.topics_under_way import TopicsUnderWay
-from escrowmq.replication.state import capture, machine
+from escrowmq.replication.replica.compaction import RetentionRound
+from escrowmq.replication.replica.entry_writing import TopicsUnderWay
+from escrowmq.replication.state import machine, snapshot
 from escrowmq.replication.state.group_offsets import GroupOffsets
 from escrowmq.replication.state.machine import OK, StateMachine
 from escrowmq.replication.state.topics import LEVEL_OF_IDS, TopicTable
@@ -102,13 +102,13 @@ def snapshot_of_first_settings(patch: pytest.MonkeyPatch) -> None:
 )
 def snapshot_without_what_is_forgotten(patch: pytest.MonkeyPatch) -> None:
     """A snapshot does not say up to when settled transactions are forgotten: late copies open them again."""
-    meta = capture._meta
+    meta = snapshot._meta
 
     def without(*args: Any) -> dict[str, Any]:
         whole = meta(*args)
         return whole | {"forgotten_ms": -1} if "forgotten_ms" in whole else whole
 
-    patch.setattr(capture, "_meta", without)
+    patch.setattr(snapshot, "_meta", without)
 
 
 def recreated_often(patch: pytest.MonkeyPatch) -> None:

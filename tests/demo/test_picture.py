@@ -7,8 +7,19 @@ from xml.etree import ElementTree
 
 import pytest
 
-from escrowmq.cluster.demo.picture import LEFT, RIGHT, WIDTH, Mark, picture
-from escrowmq.cluster.demo.recording import BY_CHECK, BY_PRODUCER, MESSAGES, POINTS_MAX, Recorder, rates
+from escrowmq.cluster.demo.picture import (
+    BY_CHECK,
+    BY_PRODUCER,
+    LEFT,
+    MESSAGES,
+    POINTS_MAX,
+    RIGHT,
+    WIDTH,
+    Mark,
+    Recorder,
+    picture,
+    rates,
+)
 from escrowmq.cluster.exporter.series import Key, Value
 
 DECIDED, OLDEST = "escrowmq_transactions_decided_total", "escrowmq_transactions_oldest_age_seconds"

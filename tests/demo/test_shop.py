@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from escrowmq.cluster.demo import duck, tpch
+from escrowmq.cluster.demo import queries, tpch
 from escrowmq.cluster.demo.database import LocalTransactionFailed, ShopDatabase
-from escrowmq.cluster.demo.mishaps import Mishap, plan_mishaps
-from escrowmq.cluster.demo.options import DemoOptions
+from escrowmq.cluster.demo.options import DemoOptions, Mishap, plan_mishaps
 from escrowmq.cluster.demo.story import run_demo
 from escrowmq.feedback.database.errors import FenceLost
 from escrowmq.feedback.states import TransactionState
@@ -85,7 +84,7 @@ def test_duckdb_answers_q1_as_published(shop: ShopDatabase, tmp_path: Path) -> N
     tpch.generate(0.01, tmp_path)
     for order in tpch.read_orders(tmp_path):
         shop.place_order(Tx(str(order.key)), order)
-    columns, rows = duck.answers(shop)["TPC-H Q1: pricing summary"]
+    columns, rows = queries.answers(shop)["TPC-H Q1: pricing summary"]
     assert columns[:4] == ["l_returnflag", "l_linestatus", "sum_qty", "sum_base_price"]
     assert [row[:6] + row[-1:] for row in rows] == [
         ["A", "F", "380456.00", "532348211.65", "505822441.4861", "526165934.000839", "14876"],

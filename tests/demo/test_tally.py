@@ -7,22 +7,23 @@ import io
 import pytest
 from rich.console import Console
 
-from escrowmq.cluster.demo import report
+from escrowmq.cluster.demo import story
 from escrowmq.cluster.demo.events import (
     COMMITTED,
     LEFT_OPEN,
     Checked,
+    DemoFailed,
     Event,
     EventWriter,
     Failed,
     Finished,
     OrderEnded,
     Ready,
+    Tally,
     read_events,
 )
-from escrowmq.cluster.demo.mishaps import MishapPlan
+from escrowmq.cluster.demo.options import MishapPlan
 from escrowmq.cluster.demo.queries import QUESTIONS
-from escrowmq.cluster.demo.tally import DemoFailed, Tally
 from escrowmq.feedback.states import TransactionState
 
 EVENTS: list[Event] = [
@@ -74,19 +75,19 @@ def test_answers_are_equal_only_row_for_row() -> None:
     title = list(QUESTIONS)[1]
     columns = ["o_orderpriority", "orders", "revenue"]
     duck = (columns, [["1-URGENT", "3", "10.00"], ["2-HIGH", "4", "11.00"]])
-    assert report.side_by_side(title, duck, duck)[1]
+    assert story.side_by_side(title, duck, duck)[1]
     for rows in (
         [duck[1][0]],
         [*duck[1], duck[1][0]],
         [["1-URGENT", "3", "10.01"], duck[1][1]],
         duck[1][::-1],
     ):
-        table, equal = report.side_by_side(title, (columns, rows), duck)
+        table, equal = story.side_by_side(title, (columns, rows), duck)
         assert not equal and "differs" in shown(table)
-    assert report.side_by_side(title, None, duck)[1]
+    assert story.side_by_side(title, None, duck)[1]
 
 
 def test_the_table_of_what_happened_names_the_fail_over() -> None:
     tally = Tally(leader_killed_s=10.0, commits=[(10.1, 11.25)])
-    table = report.happened(tally, MishapPlan({}, 0.3, 0.6), 10, 50, production_s=2.0, resolve_s=3.0)
+    table = story.happened(tally, MishapPlan({}, 0.3, 0.6), 10, 50, production_s=2.0, resolve_s=3.0)
     assert "1.25 s" in shown(table)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from escrowmq.cluster.demo.options import LINEITEMS, ORDERS
+from escrowmq.cluster.demo.story import find_problems
 from escrowmq.cluster.demo.tpch import LINEITEM_COLUMNS, ORDER_COLUMNS, encode
-from escrowmq.cluster.demo.verify import find_problems
 from escrowmq.replication.model import ConsumerRecord
 
 

@@ -17,7 +17,7 @@ import pytest
 import sqlalchemy as sa
 
 from escrowmq import Cluster, EscrowMQError
-from escrowmq.feedback.database import rows
+from escrowmq.feedback.database import statements
 from escrowmq.integrations import Fence, Inbox
 
 KEPT_S, CLOCKS_DIFFER_S = 30.0, 15.0
@@ -50,7 +50,7 @@ class Purging:
     def running(self) -> Iterator[None]:
         """For as long as the block lasts."""
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(rows, "CLOCKS_DIFFER_MS", int(CLOCKS_DIFFER_S * 1000))
+            patch.setattr(statements, "CLOCKS_DIFFER_MS", int(CLOCKS_DIFFER_S * 1000))
             self._thread.start()
             try:
                 yield

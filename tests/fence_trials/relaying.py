@@ -17,7 +17,7 @@ import sqlalchemy as sa
 
 import escrowmq
 from escrowmq.actors.outbox.shipping import BrokerShipping
-from escrowmq.actors.producer.numbered import Numbered
+from escrowmq.actors.producer.transactions.numbered import Numbered
 from escrowmq.feedback.database.outbox_shards import OutboxShards
 from escrowmq.integrations import Outbox, OutboxRelay
 from tests.fence_trials.sender import PAUSE_S, Outgoing

@@ -26,7 +26,7 @@ from sqlalchemy.orm import Session, sessionmaker
 import escrowmq
 from escrowmq import Message
 from escrowmq.actors.producer.producer import Producer
-from escrowmq.actors.producer.transaction import Transaction
+from escrowmq.actors.producer.transactions.transaction import Transaction
 from escrowmq.integrations import Fence
 
 THREADS = 3

@@ -21,7 +21,7 @@ from escrowmq.replication.calling.answers import FetchEnds, LockedChecks, Partit
 from escrowmq.replication.errors import EscrowMQError
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import encode_row
-from escrowmq.replication.host import finding, parking
+from escrowmq.replication.host import finding, running_replica
 from tests.fuzz.engine import drawn
 from tests.support.broker_group import BrokerGroup
 
@@ -137,7 +137,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 
 def test_nonsense_hurts_its_caller_only(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parking, "WAIT_S_MAX", 0.02)
+    monkeypatch.setattr(running_replica, "WAIT_S_MAX", 0.02)
     monkeypatch.setattr(finding, "WAIT_S_MAX", 0.02)
 
     @drawn(calls)

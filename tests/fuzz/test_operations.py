@@ -15,12 +15,12 @@ import pytest
 from hypothesis import strategies as st
 
 from escrowmq.replication.errors import InvalidMessage
-from escrowmq.replication.format import claim_ops, codec, cut_ops, offset_ops, ops, share_ops, timer_ops
+from escrowmq.replication.format import codec, ops, share_ops, timer_ops
 from escrowmq.replication.format.codec import PrepareExtra
 from escrowmq.replication.replica.validation import TIMEOUT_MS_MAX, parse_request
 from escrowmq.replication.state import snapshot as snapshots
-from escrowmq.replication.state.capture import capture
 from escrowmq.replication.state.machine import LEVEL_MAX, StateMachine
+from escrowmq.replication.state.snapshot import capture
 from tests.fuzz.engine import EXAMPLES, Target, drawn, examine, fuzz
 from tests.support.fed_state import timers_file, waiting
 from tests.support.single import Single
@@ -77,14 +77,14 @@ REQUESTS = [
     share_ops.places("billing", "orders", [0, 3, 2, 1, 4, 0]),
     ops.prepare("shop", "orders", ["v"], None, 0, 0, [7], -1, 2, PrepareExtra("me", on_timeout="rollback"))
     + ops.pre_message("orders", 1, [0], [len(ROW)], [ROW])
-    + offset_ops.pre_offsets("readers", "orders", {0: (3, 4), 1: (1, 1)}),
+    + ops.pre_offsets("readers", "orders", {0: (3, 4), 1: (1, 1)}),
     ops.prepare("shop", "orders", ["w"], None, 0, 0, [7], -1, 1, PrepareExtra("me"))
-    + offset_ops.pre_offsets("new", "orders", {1: (-1, 0)}),
+    + ops.pre_offsets("new", "orders", {1: (-1, 0)}),
     ops.delete_group("mail", 3),
-    claim_ops.claim("outbox.shop.0", 1, "relay-1"),
-    claim_ops.claim("outbox.shop.0", 7, "relay-2"),
-    cut_ops.cut(["orders", "more"], 250),
-    cut_ops.cut([], 0),
+    timer_ops.claim("outbox.shop.0", 1, "relay-1"),
+    timer_ops.claim("outbox.shop.0", 7, "relay-2"),
+    ops.cut(["orders", "more"], 250),
+    ops.cut([], 0),
 ]  # fmt: skip
 
 

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import strategies as st
 
 from escrowmq.actors.broker.config import BrokerConfig
-from escrowmq.replication.calling.share_answers import AcquiredRow
+from escrowmq.replication.calling.answers import AcquiredRow
 from escrowmq.replication.errors import EscrowMQError
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import encode_row

@@ -11,16 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from escrowmq.cluster.cluster_dir import CLUSTER_FILE, ClusterDir
 from escrowmq.cluster.config import load_config
-from escrowmq.cluster.placement import Seat
-from escrowmq.cluster.secret import Secret, read_secret
 from escrowmq.cluster.settings import ClusterSettings
+from escrowmq.cluster.supervisor.cluster_dir import CLUSTER_FILE, ClusterDir, Secret, read_secret
+from escrowmq.cluster.supervisor.member_steps import Seat
 from escrowmq.replication.format.find_table import KEY, encode, entry_of
-from escrowmq.replication.host.find_files import FindFiles
-from escrowmq.replication.log.datadir import DataDir, Identity
+from escrowmq.replication.host.finding import FindFiles
+from escrowmq.replication.log.datadir import DataDir, Identity, read_port
 from escrowmq.replication.log.disk import RealDisk
-from escrowmq.replication.log.marks import read_port
 from escrowmq.replication.log.peer_marks import Incarnation, PeerMarks
 from tests.fuzz.engine import EXAMPLES, Target, examine, fuzz
 

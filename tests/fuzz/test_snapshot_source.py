@@ -14,9 +14,9 @@ from google_crc32c import value as crc32c
 
 from escrowmq.replication.errors import EscrowMQError, Unavailable
 from escrowmq.replication.host.repair import may_be_offered
+from escrowmq.replication.log.datadir import LEARNER, PORT_FILE, WANTS_COPY, Marks
 from escrowmq.replication.log.install import MARKER, finish_install, staged_name
 from escrowmq.replication.log.journal import SegmentJournal
-from escrowmq.replication.log.marks import LEARNER, PORT_FILE, WANTS_COPY, Marks
 from escrowmq.replication.log.vote import VoteFile
 from tests.fuzz.engine import EXAMPLES, Target, examine, fuzz
 from tests.sim.disk import SimDisk

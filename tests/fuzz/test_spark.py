@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from google_crc32c import value as crc32c
 
-from escrowmq.actors.consumer import row_columns
+from escrowmq.actors.consumer import arrow_batches
 from escrowmq.replication.errors import CorruptLog, InvalidMessage
 from escrowmq.replication.format.codec import decode_rows
 from escrowmq.replication.format.packing import PackedRows, PlainRow
@@ -30,12 +30,12 @@ ROWS_OF_ONE = {"id": 1, "name": "one"}
 # ------------------------------------------------------------------ rows
 def raw_columns(data: bytes, count: int) -> dict[str, pa.Array]:
     """The columns, also of rows with compressed values."""
-    found = row_columns.raw_columns(data, count, COLUMNS)
+    found = arrow_batches.raw_columns(data, count, COLUMNS)
     if isinstance(found, PackedRows):
         rows = list[PlainRow]()
         while len(rows) < count:
             rows += found.unpacked(len(rows), count)
-        return row_columns.columns_of_rows(rows, COLUMNS)
+        return arrow_batches.columns_of_rows(rows, COLUMNS)
     return found
 
 
@@ -131,7 +131,7 @@ TARGETS = [
 
 @pytest.fixture(autouse=True)
 def rows_of_any_length_go_the_fast_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_columns, "FAST_ROW_BYTES_MAX", 1 << 30)
+    monkeypatch.setattr(arrow_batches, "FAST_ROW_BYTES_MAX", 1 << 30)
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import strategies as st
 
 from escrowmq.replication.format import wire
-from escrowmq.replication.net.connection import Connection
 from escrowmq.replication.net.handshake import NONCE_BYTES, Dialer, Listener
+from escrowmq.replication.net.tcp import Connection
 from tests.fuzz.engine import EXAMPLES, Target, drawn, examine, fuzz
 from tests.support.wire_samples import ME, MESSAGES, PEER, SECRET, gate
 

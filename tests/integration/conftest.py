@@ -46,7 +46,7 @@ def ray_local() -> Iterator[str]:
     """A running Ray with 8 logical CPUs that this process is connected to; yields its address."""
     import ray
 
-    from escrowmq.cluster.embedded_ray import start_ray
+    from escrowmq.cluster.ray_use import start_ray
     from escrowmq.cluster.settings import RaySettings
     from escrowmq.spark_integration import provide_java
 

@@ -21,7 +21,7 @@ import ray
 
 import escrowmq
 from escrowmq import Cluster, EscrowMQError, Message, TransactionState
-from escrowmq.actors.client.head_patience import RECONNECT_VARIABLE
+from escrowmq.actors.client.topology import RECONNECT_VARIABLE
 from escrowmq.cluster.address import check_reachable
 from escrowmq.replication.errors import ClusterNotFound
 from tests.integration.nodes_scenario import command, read_all, say, seats, settled, until

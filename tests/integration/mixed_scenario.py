@@ -25,7 +25,7 @@ from ray.cluster_utils import Cluster as RayCluster
 
 import escrowmq
 from escrowmq import Cluster, EscrowMQError, Message
-from escrowmq.cluster.embedded_ray import system_config
+from escrowmq.cluster.ray_use import system_config
 from escrowmq.cluster.settings import RaySettings
 from escrowmq.replication.state.machine import LEVEL_MAX
 from tests.support.earlier_software import LEVEL, unpacked

@@ -23,7 +23,7 @@ from ray.cluster_utils import Cluster as RayCluster
 
 import escrowmq
 from escrowmq import Cluster, Message
-from escrowmq.cluster.embedded_ray import system_config
+from escrowmq.cluster.ray_use import system_config
 from escrowmq.cluster.settings import RaySettings
 from tests.support.exporting import exporting
 

@@ -23,10 +23,10 @@ from ray.cluster_utils import Cluster as RayCluster
 
 import escrowmq
 from escrowmq import Cluster, Message
-from escrowmq.cluster.embedded_ray import system_config
+from escrowmq.cluster.ray_use import system_config
 from escrowmq.cluster.settings import RaySettings
 from escrowmq.spark_integration import provide_java, spark_session, stop_session
-from escrowmq.spark_integration.session.executors import executor_count
+from escrowmq.spark_integration.session.request import executor_count
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -11,7 +11,7 @@ import pytest
 from escrowmq import Cluster, TransactionState, TxStatusQuerier
 from escrowmq.cluster import reading_client
 from escrowmq.cluster.cli.options import ConnectionOptions
-from escrowmq.cluster.reading_server import ReadingServer
+from escrowmq.cluster.supervisor.reading_server import ReadingServer
 from escrowmq.feedback.asking.shard_report import ShardReport
 from tests.support.command_line import as_json, good, left_open, lines_of, run
 from tests.support.waiting import wait_until

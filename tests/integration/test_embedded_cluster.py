@@ -23,7 +23,7 @@ import ray
 import escrowmq
 from escrowmq import Cluster, ClusterNotFound, ConfigError, DataDirLocked, DataDirMismatch, Message
 from escrowmq.actors.client.topology import ClusterInfo
-from escrowmq.cluster.temporary_dir import TemporaryDir
+from escrowmq.cluster.local import TemporaryDir
 from escrowmq.feedback.edges.shard_actor import start_shard
 from tests.support.leaders import leader_of
 from tests.support.waiting import wait_until

@@ -19,7 +19,7 @@ def test_the_shared_ray_has_eight_logical_cpus(ray_local: str) -> None:
 def test_an_embedded_ray_says_nothing_and_takes_no_signal() -> None:
     program = (
         "import ray, signal\n"
-        "from escrowmq.cluster.embedded_ray import start_ray\n"
+        "from escrowmq.cluster.ray_use import start_ray\n"
         "from escrowmq.cluster.settings import RaySettings\n"
         "start_ray(RaySettings(), 'quiet')\n"
         "assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL\n"

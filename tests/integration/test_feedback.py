@@ -23,9 +23,8 @@ from escrowmq.feedback.config import AnswererConfig, FeedbackConfig
 from escrowmq.feedback.edges.actor import FeedbackActor
 from escrowmq.feedback.edges.answerer import CheckAnswerer
 from escrowmq.feedback.edges.shard_actor import start_shard
-from escrowmq.feedback.names import feedback_name, shard_name
-from escrowmq.feedback.states import TransactionState, TxStatusQuerier
-from escrowmq.replication.calling.sharing import part_of
+from escrowmq.feedback.states import TransactionState, TxStatusQuerier, feedback_name, shard_name
+from escrowmq.replication.calling.answers import part_of
 from escrowmq.replication.errors import TransactionConflict
 from escrowmq.replication.model import Message
 from escrowmq.testing import InMemoryCluster

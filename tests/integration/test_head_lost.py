@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from escrowmq.actors.client.head_patience import RECONNECT_VARIABLE
+from escrowmq.actors.client.topology import RECONNECT_VARIABLE
 from tests.integration.stories import told
 
 

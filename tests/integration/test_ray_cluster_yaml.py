@@ -20,10 +20,9 @@ import pytest
 import ray
 from ray.autoscaler._private.util import prepare_config, validate_config
 
-from escrowmq.actors.client.head_patience import reconnect_s
-from escrowmq.cluster.embedded_ray import system_config
-from escrowmq.cluster.head import head_of, head_problem
-from escrowmq.cluster.settings import RaySettings
+from escrowmq.actors.client.topology import reconnect_s
+from escrowmq.cluster.ray_use import system_config
+from escrowmq.cluster.settings import RaySettings, head_of, head_problem
 from tests.support.ray_nodes import BIN, FILE, cluster_file, free_port, ray_start
 
 

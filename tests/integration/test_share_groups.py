@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from escrowmq import GroupNotEmpty, Message, OutcomeUnknown, ShareRecord, Unavailable, UnknownGroup
-from escrowmq.actors.admin import group_deletion
+from escrowmq.actors.admin import group_changes
 from tests.support.leaders import leader_of
 from tests.support.waiting import wait_until
 
@@ -163,7 +163,7 @@ def test_the_leader_is_killed_when_a_group_is_deleted_and_its_topics_are_not(
         assert (share.lag, share.leased, share.retrying, share.dead) == (0, 0, 1, 1), (
             "others were passed over"
         )
-    delete_topics = group_deletion.delete_topics
+    delete_topics = group_changes.delete_topics
 
     def leader_dies(*about: Any) -> bool:
         os.kill(leader_of(cluster).details["pid"], signal.SIGKILL)
@@ -179,7 +179,7 @@ def test_the_leader_is_killed_when_a_group_is_deleted_and_its_topics_are_not(
         return True
 
     with monkeypatch.context() as patched:
-        patched.setattr(group_deletion, "delete_topics", leader_dies)
+        patched.setattr(group_changes, "delete_topics", leader_dies)
         wait_until(deleted, 20.0, "nobody uses the group any more")
     with suppress(UnknownGroup):  # all was done
         cluster.admin.delete_group(group)

@@ -240,7 +240,7 @@ import os, sys, tempfile
 from pathlib import Path
 path, os.environ["PATH"] = os.environ["PATH"], tempfile.mkdtemp()
 os.environ.pop("JAVA_HOME", None)
-from escrowmq.cluster.embedded_ray import start_ray
+from escrowmq.cluster.ray_use import start_ray
 from escrowmq.cluster.settings import RaySettings
 from escrowmq.replication.errors import JavaNotFound
 from escrowmq.spark_integration import spark_session

@@ -18,7 +18,7 @@ import escrowmq
 from escrowmq.replication.errors import ConfigError, Unavailable
 from escrowmq.replication.model import Message
 from escrowmq.spark_integration import spark_session, stop_session
-from escrowmq.spark_integration.session.executors import executor_count
+from escrowmq.spark_integration.session.request import executor_count
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

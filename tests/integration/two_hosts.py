@@ -17,8 +17,7 @@ from typing import IO, TYPE_CHECKING
 import psutil
 
 from escrowmq.spark_integration import SessionRequest, provide_java
-from escrowmq.spark_integration.session.executors import wait_for_executors
-from escrowmq.spark_integration.session.request import QUICK_JVM
+from escrowmq.spark_integration.session.request import QUICK_JVM, wait_for_executors
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from escrowmq.actors.outbox.shipping import BrokerShipping
-from escrowmq.actors.producer.numbered import Numbered
 from escrowmq.actors.producer.producer import Producer
+from escrowmq.actors.producer.transactions.numbered import Numbered
 from escrowmq.feedback.database.outbox import Outbox
 from escrowmq.feedback.database.outbox_shards import LEASE_MS, OutboxShards
 from escrowmq.feedback.database.relaying import Relay, Step

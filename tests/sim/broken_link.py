@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from escrowmq.replication.net.connection import DEAD_PEER_MS
+from escrowmq.replication.net.tcp import DEAD_PEER_MS
 from tests.sim.world import Violation
 
 if TYPE_CHECKING:

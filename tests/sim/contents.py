@@ -12,7 +12,7 @@ from operator import attrgetter
 
 from escrowmq.replication.model import TopicInfo
 from escrowmq.replication.state.machine import StateMachine
-from escrowmq.replication.state.open_table import OpenTable, View
+from escrowmq.replication.state.open_tx import OpenTable, View
 from escrowmq.replication.state.topics import Partition
 from tests.sim.runs import joined
 from tests.support.fed_state import waiting

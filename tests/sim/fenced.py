@@ -16,7 +16,7 @@ from typing import Any
 
 from greenlet import GreenletExit
 
-from escrowmq.actors.producer.local_transaction import Guards
+from escrowmq.actors.producer.transactions.local_transaction import Guards
 from escrowmq.feedback.database.fence import Fence
 from escrowmq.feedback.database.producing import Guard
 from escrowmq.feedback.policy import Trouble

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from escrowmq.actors.broker.group_service import GroupService
 from escrowmq.replication.calling.answers import Leadership, Reply
-from escrowmq.replication.format.share_settings import GroupSettings
+from escrowmq.replication.format.internal_topics import GroupSettings
 from escrowmq.replication.host.requests import topics_of_places
 from escrowmq.replication.replica.validation import parse_request
 from escrowmq.replication.state.topics import LEVEL_OF_IDS

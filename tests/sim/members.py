@@ -138,7 +138,7 @@ class Operators:
         """Whether the leader counts on a replaced process, since it has not heard of the successor yet.
 
         The product's supervisor has itself replaced that process, so it does not count it, and does not ask
-        (cluster/member_steps.py, ``_may_go``). Operators know nothing of the supervisor, and the leader has
+        (``member_steps``, ``_may_go``). Operators know nothing of the supervisor, and the leader has
         not heard of the successor yet: nobody else could prevent that an empty replica is needed for a
         majority.
         """

@@ -9,12 +9,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from escrowmq.replication.errors import CorruptLog, DiskFailed, Unavailable
-from escrowmq.replication.host.mending import RANGE_BYTES_MAX
-from escrowmq.replication.host.peer_list import PeerList
-from escrowmq.replication.host.repair import Manifest, damage_offered, has_history, offered_files
+from escrowmq.replication.host.repair import (
+    RANGE_BYTES_MAX,
+    Manifest,
+    damage_offered,
+    has_history,
+    offered_files,
+)
+from escrowmq.replication.host.replica_setup import PeerList
 from escrowmq.replication.host.restoring import Restoring
-from escrowmq.replication.log.marks import LOST
-from escrowmq.replication.log.survey import read_files
+from escrowmq.replication.log.datadir import LOST
+from escrowmq.replication.log.recovery import read_files
 from escrowmq.replication.replica.checkpoints import STATE_PARTS
 from escrowmq.replication.replica.damage import STATE_FILES
 from tests.sim.broker_app import BrokerApplication

@@ -21,8 +21,8 @@ from escrowmq.replication.errors import (
     Unavailable,
 )
 from escrowmq.replication.host.repair import has_history
+from escrowmq.replication.log.datadir import BEHIND, DAMAGED, LEARNER, WANTS_COPY, Marks
 from escrowmq.replication.log.journal import SegmentJournal
-from escrowmq.replication.log.marks import BEHIND, DAMAGED, LEARNER, WANTS_COPY, Marks
 from escrowmq.replication.log.peer_marks import Incarnation, PeerMarks
 from escrowmq.replication.log.syncjob import SyncJob
 from escrowmq.replication.net.handshake import ToldSuperseded

@@ -18,8 +18,7 @@ from escrowmq.replication.format import find_rows
 from escrowmq.replication.format.codec import decode_rows
 from escrowmq.replication.format.find_table import KEY, TX_ID
 from escrowmq.replication.host import finding
-from escrowmq.replication.host.find_files import SUFFIX, FindFiles, Place
-from escrowmq.replication.host.finding import Finder, Sought
+from escrowmq.replication.host.finding import SUFFIX, Finder, FindFiles, Place, Sought
 from escrowmq.replication.model import NO_ID
 from escrowmq.replication.replica.fetching import FetchResult
 from escrowmq.replication.replica.replica import Replica

@@ -27,8 +27,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from escrowmq.cluster.group_members import newest, possible_voters
-from escrowmq.cluster.placement import Condition, Node, ReplicaKey, Seat, Seen, decide
+from escrowmq.cluster.supervisor.member_steps import Condition, Node, ReplicaKey, Seat, Seen, decide
+from escrowmq.cluster.supervisor.supervisor import newest, possible_voters
 from escrowmq.replication.calling.answers import MembersReport, ReplicaReport
 from escrowmq.replication.format.wire import RaftMessage
 from escrowmq.replication.host.replica_process import is_recorded

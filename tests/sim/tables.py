@@ -14,16 +14,14 @@ from typing import TYPE_CHECKING, Any
 from escrowmq.actors.broker.coordinator import MEMBERS_MAX
 from escrowmq.replication.format.membership import LEARNERS_MAX, VOTERS_MAX
 from escrowmq.replication.format.share_ops import LETTER_RANGES_MAX
+from escrowmq.replication.log.disk import DESCRIPTORS
 from escrowmq.replication.log.holes import HOLES_MAX
-from escrowmq.replication.log.stored_files import DESCRIPTORS
 from escrowmq.replication.raft.node import COMMAND_BYTES_MAX
 from escrowmq.replication.replica.lease_dispatcher import TURNS_MAX
 from escrowmq.replication.replica.share_admission import LETTERS_MAX
-from escrowmq.replication.state.attempts import ATTEMPTS_KEPT
-from escrowmq.replication.state.group_offsets import DELETED_GROUPS_MAX
+from escrowmq.replication.state.group_offsets import ATTEMPTS_KEPT, DELETED_GROUPS_MAX
 from escrowmq.replication.state.stored_runs import KEPT_BYTES
-from escrowmq.replication.state.transaction_history import LIVES_KEPT
-from escrowmq.replication.state.transactions import AUDIT_KEPT
+from escrowmq.replication.state.transactions import AUDIT_KEPT, LIVES_KEPT
 from tests.sim.containers import sizes
 from tests.sim.world import Violation
 

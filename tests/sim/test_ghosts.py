@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from escrowmq.cluster.placement import Seat
+from escrowmq.cluster.supervisor.member_steps import Seat
 from tests.controls.ghost_faults import many_ghosts
 from tests.controls.member_faults import many_changes
 from tests.sim import supervisor

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from escrowmq.actors.admin.topic_altering import alter_topic
-from escrowmq.actors.admin.trimming import PartitionTrim, carry_out
+from escrowmq.actors.admin.topic_creation import PartitionTrim, alter_topic, carry_out
 from escrowmq.replication.errors import EscrowMQError, NotSupported, Overloaded
 from escrowmq.replication.model import TopicInfo, first_group, group_of
 from tests.sim.broker_app import BrokerApplication

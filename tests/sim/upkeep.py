@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from escrowmq.replication.host.mending import Mender
-from escrowmq.replication.host.scrubbing import Scrubber, ScrubState
+from escrowmq.replication.host.maintenance import Scrubber, ScrubState
+from escrowmq.replication.host.repair import Mender
 from tests.sim.repair import SimPeers, replace_file
 
 if TYPE_CHECKING:

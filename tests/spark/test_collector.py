@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from escrowmq.spark_integration.collector import collector_paused
+from escrowmq.spark_integration.ray_link import collector_paused
 
 
 @pytest.mark.parametrize("before", [True, False])
@@ -27,7 +27,7 @@ def test_what_was_imported_is_left_alone_for_good_and_what_comes_later_is_not() 
     """In a process of its own: freezing is for ever."""
     code = """
 import gc
-from escrowmq.spark_integration.collector import collector_paused
+from escrowmq.spark_integration.ray_link import collector_paused
 assert gc.get_freeze_count() == 0
 imported = len(gc.get_objects())
 assert imported > 1_000, imported

@@ -24,7 +24,7 @@ def main(
     """Kill drivers, workers, brokers at drawn steps of Spark's sink, and count every row."""
     import ray
 
-    from escrowmq.cluster.embedded_ray import start_ray
+    from escrowmq.cluster.ray_use import start_ray
     from escrowmq.cluster.settings import RaySettings
 
     planned = [trial for trial in trials(seed, trials_) if only in (-1, trial.number)]

@@ -20,7 +20,7 @@ TRIAL = Trial(0, SEED, 1, (40, 300), (Strike(0, Victim.DRIVER, Step.INTENT, 1, 0
 def test_every_row_is_there_once_whatever_is_killed() -> None:
     import ray
 
-    from escrowmq.cluster.embedded_ray import start_ray
+    from escrowmq.cluster.ray_use import start_ray
     from escrowmq.cluster.settings import RaySettings
 
     ours = not ray.is_initialized()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from escrowmq.actors.broker.branch_work import BranchWork
+from escrowmq.actors.broker.broker import BranchWork
 from escrowmq.actors.broker.config import BrokerConfig
 from escrowmq.actors.broker.parts import Parts
 from escrowmq.replication.calling.answers import Leadership, LevelReport, MembersReport

@@ -13,7 +13,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from escrowmq.actors.broker.branch_work import BranchWork
+from escrowmq.actors.broker.broker import BranchWork
 from escrowmq.actors.broker.config import BrokerConfig
 from escrowmq.actors.broker.parts import Parts
 from escrowmq.actors.client.replica_calls import OnAnswer
@@ -21,7 +21,7 @@ from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.replication.calling.answers import LevelReport
 from escrowmq.replication.format import codec, ops
 from escrowmq.replication.model import first_group, group_of
-from escrowmq.replication.replica.submission import Submission
+from escrowmq.replication.replica.entry_writing import Submission
 from escrowmq.replication.replica.validation import level_needed
 from escrowmq.replication.state.machine import LEVEL_MAX
 from tests.support.broker_group import BrokerGroup, Member

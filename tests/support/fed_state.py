@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from escrowmq.replication.format import claim_ops, offset_ops, ops, share_ops, timer_ops
+from escrowmq.replication.format import ops, share_ops, timer_ops
 from escrowmq.replication.format.codec import PrepareExtra, decode_ops, encode_command, encode_row
 from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.snapshot import Snapshot
-from escrowmq.replication.state.transaction_history import to_snapshot
+from escrowmq.replication.state.transactions import to_snapshot
 from escrowmq.replication.timers.record import KEY_BYTES, RECORD, TIME_MAX
 from escrowmq.replication.timers.sealed_file import SealedFile, encode
 from tests.support.stored_bytes import StoredBytes
@@ -184,7 +184,7 @@ def state_with_shares() -> FedState:
 def state_with_claims() -> FedState:
     """The same, and named producers: one with a committed number and an open one, and one without."""
     log = state_with_shares()
-    log.add(claim_ops.claim("outbox.shop.0", 1, "relay"), claim_ops.claim("other", 7, "p"))
+    log.add(timer_ops.claim("outbox.shop.0", 1, "relay"), timer_ops.claim("other", 7, "p"))
     for number in (1, 2):
         extra = PrepareExtra(
             "p", heard_ms=log.now_ms, claim=("outbox.shop.0", 1, number, bytes([number] * 16))
@@ -199,9 +199,9 @@ def state_with_held_places() -> FedState:
     """The same, with a transaction that will move places of a group, and one about which nobody is asked."""
     log = state_with_claims()
     moving = PrepareExtra("p", heard_ms=log.now_ms + 1)
-    alone = PrepareExtra("p", heard_ms=log.now_ms + 1, on_timeout=offset_ops.ROLLBACK)
+    alone = PrepareExtra("p", heard_ms=log.now_ms + 1, on_timeout=ops.ROLLBACK)
     frame = ops.prepare("app", "t", ["moving"], None, 0, 0, [1], -1, 1, moving)
-    log.add(frame + offset_ops.pre_offsets("g", "t", {0: (1, 4), 1: (5, 6)}))
+    log.add(frame + ops.pre_offsets("g", "t", {0: (1, 4), 1: (5, 6)}))
     log.add(ops.prepare("app", "t", ["alone"], None, 0, 0, [1], -1, 0, alone))
     return log
 
@@ -211,9 +211,9 @@ def state_with_overtaken() -> FedState:
     one of them."""
     log = state_with_held_places()
     for epoch in (7, 8):
-        claim = "other", epoch, claim_ops.UNNUMBERED, b""
-        extra = PrepareExtra("p", heard_ms=log.now_ms + 1, claim=claim, on_timeout=offset_ops.ROLLBACK)
-        log.add(claim_ops.claim("other", epoch, "p" * (epoch - 6)))
+        claim = "other", epoch, timer_ops.UNNUMBERED, b""
+        extra = PrepareExtra("p", heard_ms=log.now_ms + 1, claim=claim, on_timeout=ops.ROLLBACK)
+        log.add(timer_ops.claim("other", epoch, "p" * (epoch - 6)))
         log.add(ops.prepare("app", "t", [f"alone {epoch}"], None, 0, 0, [1], -1, 0, extra))
     return log
 
@@ -234,7 +234,7 @@ def state_with_fences() -> FedState:
 def state_with_letters() -> FedState:
     """The same, with a transaction that redrives the dead letter into a topic."""
     log = state_with_fences()
-    extra = PrepareExtra("", heard_ms=log.now_ms + 1, on_timeout=offset_ops.ROLLBACK)
+    extra = PrepareExtra("", heard_ms=log.now_ms + 1, on_timeout=ops.ROLLBACK)
     frame = ops.prepare("app", "t", ["redrive"], None, 0, 0, [1], -1, 1, extra)
     known = log.state.topics.topics["__dead.mail"].info.topic_id
     assert log.add(frame + share_ops.pre_letters("mail", 0, [0, 0], known, "t", "operator:kim")) == [[0]]

@@ -13,16 +13,15 @@ import pytest
 
 from escrowmq import Message
 from escrowmq.cluster.testing.memory_disk import MemoryDisk
-from escrowmq.replication.business_keys import keys_of
 from escrowmq.replication.errors import DiskFull
 from escrowmq.replication.format import find_rows, find_table
 from escrowmq.replication.format.codec import decode_rows
 from escrowmq.replication.format.find_rows import IN_HEADER
 from escrowmq.replication.format.find_table import BUSINESS_KEY, KEY, TX_ID
 from escrowmq.replication.host import finding
-from escrowmq.replication.host.find_files import FindFiles
-from escrowmq.replication.host.finding import Finder, Sought
+from escrowmq.replication.host.finding import Finder, FindFiles, Sought
 from escrowmq.replication.host.reads import Reads
+from escrowmq.replication.message_headers import keys_of
 from escrowmq.testing import InMemoryCluster
 
 BLOCK, PAGE = 16, 4

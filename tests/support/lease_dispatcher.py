@@ -7,8 +7,7 @@ from typing import Any
 
 from escrowmq.replication.format import ops, share_ops
 from escrowmq.replication.format.codec import decode_rows, encode_row
-from escrowmq.replication.replica.handing_out import HandedOut
-from escrowmq.replication.replica.lease_dispatcher import AcquireRequest
+from escrowmq.replication.replica.lease_dispatcher import AcquireRequest, HandedOut
 from tests.support.single import Single
 
 RETRY, DEAD = "__retry.g", "__dead.g"

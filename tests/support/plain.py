@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from escrowmq.actors.producer.partition_stream import PartitionStream
-from escrowmq.actors.producer.record_batch import Ending, RecordBatch
-from escrowmq.actors.producer.send_future import SendFuture
+from escrowmq.actors.producer.plain.partition_stream import PartitionStream
+from escrowmq.actors.producer.plain.record_batch import Ending, RecordBatch, SendFuture
 from escrowmq.replication.errors import EscrowMQError
 
 

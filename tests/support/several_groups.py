@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from escrowmq.actors.client.failures import Failure, FailureKind
-from escrowmq.actors.producer import across_groups
 from escrowmq.actors.producer.batcher import BuiltRequest, GroupBatcher
-from escrowmq.actors.producer.blocks import (
+from escrowmq.actors.producer.config import ProducerConfig
+from escrowmq.actors.producer.encoding.blocks import (
     Block,
     DecisionBlock,
     DoneBlock,
@@ -25,8 +25,8 @@ from escrowmq.actors.producer.blocks import (
     Outcome,
     PrepareBlock,
 )
-from escrowmq.actors.producer.config import ProducerConfig
-from escrowmq.actors.producer.encoder import Encoder, TxPlan
+from escrowmq.actors.producer.encoding.encoder import Encoder, TxPlan
+from escrowmq.actors.producer.transactions import across_groups
 from escrowmq.replication.calling.answers import Standing
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import PrepareExtra, decode_ops

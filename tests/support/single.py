@@ -14,7 +14,7 @@ from escrowmq.replication.log.disk import Disk, RealDisk
 from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.raft.replicator import LeadCheck
 from escrowmq.replication.replica.checkpoints import Checkpoints, Job
-from escrowmq.replication.replica.prefetched_bodies import PrefetchedBodies
+from escrowmq.replication.replica.releases import PrefetchedBodies
 from escrowmq.replication.replica.replica import Limits, Replica
 from escrowmq.replication.replica.validation import parse_request
 from escrowmq.replication.state.machine import LEVEL_MAX, StateMachine

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from escrowmq.actors.admin import group_places
-from escrowmq.actors.producer.block_answers import opened_at
+from escrowmq.actors.producer.encoding.block_answers import opened_at
 from escrowmq.replication.errors import (
     Closed,
     ConfigError,

@@ -8,19 +8,18 @@ from typing import Any
 
 import pytest
 
-from escrowmq.actors.admin import group_deletion
+from escrowmq.actors.admin import group_changes
 from escrowmq.actors.admin.admin import Admin
 from escrowmq.actors.broker.coordinator import GroupCoordinator
 from escrowmq.actors.broker.group_service import GroupService
 from escrowmq.actors.client import share_groups
 from escrowmq.actors.client.consumer_groups import GroupLives, PlacesMoved, coordinator_group
 from escrowmq.actors.client.router import result_of
+from escrowmq.actors.consumer.config import RetryPolicy
 from escrowmq.actors.consumer.consumer import Consumer
-from escrowmq.actors.consumer.retry_policy import RetryPolicy
 from escrowmq.replication.errors import GroupNotEmpty, InvalidMessage, StaleMember, Unavailable, UnknownGroup
 from escrowmq.replication.format import ops, share_ops
-from escrowmq.replication.format.internal_topics import dead_topic, retry_topic
-from escrowmq.replication.format.share_settings import SHARE
+from escrowmq.replication.format.internal_topics import SHARE, dead_topic, retry_topic
 from escrowmq.replication.model import NO_ID
 from tests.support.brokers import Brokers
 from tests.support.polling import read
@@ -94,7 +93,7 @@ def test_no_broker_group_keeps_settings_of_a_group_with_retries(
     admin.set_group(group, max_attempts=3)
     if interrupted:
         with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-            patched.setattr(group_deletion, "_forget_settings", ends)
+            patched.setattr(group_changes, "_forget_settings", ends)
             admin.delete_group(group)
         assert group in admin.groups(), "so it can be repeated"
     admin.delete_group(group)
@@ -257,7 +256,7 @@ def test_the_leader_dies_when_the_group_is_deleted_and_its_topics_are_not(
     running = Brokers(tmp_path, groups=2, replicas=3)
     try:
         failed_group(running, "mail")
-        admin, delete_topics = admin_of(running), group_deletion.delete_topics
+        admin, delete_topics = admin_of(running), group_changes.delete_topics
         share = admin.describe_group("mail").share
         assert share is not None and (share.retrying, share.dead) == (2, 2)
 
@@ -269,7 +268,7 @@ def test_the_leader_dies_when_the_group_is_deleted_and_its_topics_are_not(
             return delete_topics(*about)
 
         with monkeypatch.context() as patched:
-            patched.setattr(group_deletion, "delete_topics", dies)
+            patched.setattr(group_changes, "delete_topics", dies)
             if interrupted:
                 with pytest.raises(Unavailable):
                     admin.delete_group("mail")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from escrowmq.actors.admin.admin import Admin
-from escrowmq.actors.admin.group_reset import PlaceReset
+from escrowmq.actors.admin.group_changes import PlaceReset
 from escrowmq.actors.consumer.consumer import Consumer
 from escrowmq.replication.errors import (
     ConfigError,

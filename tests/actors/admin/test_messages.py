@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from escrowmq.actors.admin import message_search
+from escrowmq.actors.admin import messages
 from escrowmq.actors.admin.admin import Admin
 from escrowmq.actors.producer.producer import Producer
 from escrowmq.replication.errors import NotSupported, TopicRecreated, Unavailable
@@ -76,7 +76,7 @@ def test_one_follower_answers_and_keeps_what_it_has_read(
 def test_another_replica_answers_for_a_silent_one(
     cluster: Brokers, admin: Admin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(message_search, "ANSWER_S", 0.2)
+    monkeypatch.setattr(messages, "ANSWER_S", 0.2)
     produce(cluster, 100)
     admin.find("orders", key="k1", partitions=[0])
     (rid,) = set(asked(cluster))
@@ -90,8 +90,8 @@ def test_another_replica_answers_for_a_silent_one(
 def test_when_nobody_answers_it_says_so(
     cluster: Brokers, admin: Admin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(message_search, "ANSWER_S", 0.1)
-    monkeypatch.setattr(message_search, "WAIT_S", 0.1)
+    monkeypatch.setattr(messages, "ANSWER_S", 0.1)
+    monkeypatch.setattr(messages, "WAIT_S", 0.1)
     monkeypatch.setattr(admin, "_timeout_s", 2.0)
     produce(cluster, 10)
     real = ClientCalls.call

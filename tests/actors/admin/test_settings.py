@@ -8,7 +8,7 @@ import pytest
 
 from escrowmq.actors.admin.admin import Admin
 from escrowmq.replication.errors import InvalidMessage, NotSupported, OutcomeUnknown, Unavailable
-from escrowmq.replication.state.settings import Settings
+from escrowmq.replication.state.dedup import Settings
 from tests.support.brokers import Brokers, ClientCalls
 from tests.support.waiting import wait_until
 

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from escrowmq.actors.admin.admin import Admin
-from escrowmq.actors.client.feedback_processes import ShardReports
-from escrowmq.actors.client.replica_calls import SUPERVISOR_RID, OnAnswer
+from escrowmq.actors.client.replica_calls import SUPERVISOR_RID, OnAnswer, ShardReports
 from escrowmq.feedback.asking.shard_report import ShardReport
 from escrowmq.replication.calling.answers import MembersReport
 from escrowmq.replication.format import codec, ops

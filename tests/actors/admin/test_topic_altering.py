@@ -15,14 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from escrowmq.actors.admin.topic_altering import alter_topic
-from escrowmq.actors.admin.topic_creation import create_topic
+from escrowmq.actors.admin.topic_creation import alter_topic, create_topic
 from escrowmq.replication.errors import ConfigError, EscrowMQError, Overloaded, TopicExists, UnknownTopic
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import OpType, decode_ops
 from escrowmq.replication.host.due_checks import lock_due
 from escrowmq.replication.model import TopicInfo
-from escrowmq.replication.replica.retention import RetentionRound
+from escrowmq.replication.replica.compaction import RetentionRound
 from escrowmq.replication.state.topics import TopicTable
 from tests.support.requests import prepare
 from tests.support.single import Single

@@ -10,10 +10,13 @@ from typing import Any
 
 import pytest
 
-from escrowmq.actors.admin.topic_altering import alter_topic
-from escrowmq.actors.admin.topic_creation import create_topic
-from escrowmq.actors.admin.topic_deletion import delete_topic
-from escrowmq.actors.admin.trimming import PartitionTrim, carry_out
+from escrowmq.actors.admin.topic_creation import (
+    PartitionTrim,
+    alter_topic,
+    carry_out,
+    create_topic,
+    delete_topic,
+)
 from escrowmq.replication.errors import NotSupported, TopicRecreated, UnknownTopic
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import decode_ops

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from escrowmq.actors.admin.admin import Admin
-from escrowmq.actors.admin.trimming import PartitionTrim, carry_out, plan_trim
+from escrowmq.actors.admin.topic_creation import PartitionTrim, carry_out, plan_trim
 from escrowmq.replication.errors import (
     ConfigError,
     InvalidMessage,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from escrowmq.actors.admin.wellness import problems_of, unheard_by
+from escrowmq.actors.admin.status import problems_of, unheard_by
 from escrowmq.replication.calling.answers import PeerReport, ReplicaReport, ScrubReport
 
 MIB = 1 << 20

@@ -7,7 +7,7 @@ import pickle
 
 import pytest
 
-from escrowmq.actors.broker.answer_buffers import SHARED_BYTES_MIN, AnswerBuffers, out_of_band
+from escrowmq.actors.broker.broker_calls import SHARED_BYTES_MIN, AnswerBuffers, out_of_band
 
 SIZE = 2 * SHARED_BYTES_MIN
 

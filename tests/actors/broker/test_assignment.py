@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from escrowmq.actors.broker.assignment import balance
+from escrowmq.actors.broker.coordinator import balance
 
 SEEDS = range(200)
 

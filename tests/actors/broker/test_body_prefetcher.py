@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import ray
 
-from escrowmq.actors.broker import peers as peers_module
-from escrowmq.actors.broker.peers import RayPeers
+from escrowmq.actors.broker import broker as peers_module
+from escrowmq.actors.broker.broker import RayPeers
 from escrowmq.actors.client.topology import ClusterInfo, broker_name
 from escrowmq.replication.errors import Unavailable
 

@@ -12,7 +12,7 @@ import pytest
 import ray
 
 from escrowmq.actors.broker import broker as module
-from escrowmq.actors.broker import peers as peers_module
+from escrowmq.actors.broker import broker as peers_module
 from escrowmq.actors.broker.broker import Broker
 from escrowmq.actors.broker.config import BrokerConfig
 from escrowmq.actors.client.topology import SUPERVISOR, ClusterInfo

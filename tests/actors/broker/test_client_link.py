@@ -72,7 +72,7 @@ def test_what_a_request_violates_ends_the_process_as_elsewhere_in_the_loop(
 @pytest.mark.parametrize(("hard", "most"), [(400, 0), (1000, 250), (10_000, 4096)])
 def test_clients_get_half_of_the_descriptors_that_the_log_does_not_need(hard: int, most: int) -> None:
     code = (
-        "import resource; from escrowmq.actors.broker.descriptors import clients_max; "
+        "import resource; from escrowmq.actors.broker.parts import clients_max; "
         f"resource.setrlimit(resource.RLIMIT_NOFILE, (min(200, {hard}), {hard})); print(clients_max())"
     )
     found = int(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from escrowmq.actors.broker import packed_topics
-from escrowmq.actors.broker.packed_topics import PIECE_TOPICS, PackedTopics, TopicPacker
+from escrowmq.actors.broker import broker_calls
+from escrowmq.actors.broker.broker_calls import PIECE_TOPICS, PackedTopics, TopicPacker
 from escrowmq.replication.format import ops
 from escrowmq.replication.host.running_replica import NOT_RUNNING
 from escrowmq.replication.model import TopicInfo
@@ -40,7 +40,7 @@ def packed(monkeypatch: pytest.MonkeyPatch) -> list[list[TopicInfo]]:
         time.sleep(0.01)
         return dumps(what, protocol=protocol)
 
-    monkeypatch.setattr(packed_topics.pickle, "dumps", counted)
+    monkeypatch.setattr(broker_calls.pickle, "dumps", counted)
     return seen
 
 

@@ -7,10 +7,16 @@ import random
 
 import pytest
 
-from escrowmq.actors.broker.claims import Given
-from escrowmq.actors.broker.coordinator import GroupCoordinator, _Group
-from escrowmq.actors.client.consumer_groups import GroupJoined, InstanceTaken, MembershipStale
-from escrowmq.actors.client.member_names import began_after, dynamic_name, instance_of, static_name
+from escrowmq.actors.broker.coordinator import Given, GroupCoordinator, _Group
+from escrowmq.actors.client.consumer_groups import (
+    GroupJoined,
+    InstanceTaken,
+    MembershipStale,
+    began_after,
+    dynamic_name,
+    instance_of,
+    static_name,
+)
 
 PARTITIONS = {"orders": 4}
 

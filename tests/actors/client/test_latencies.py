@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from escrowmq.actors.client.latencies import BOUNDS_S, PERIOD_S, RecentLatencies
+from escrowmq.actors.client.statistics import BOUNDS_S, PERIOD_S, RecentLatencies
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -13,12 +13,10 @@ from typing import Any
 
 import pytest
 
-from escrowmq.actors.client.client_link import ClientLink
-from escrowmq.actors.client.linked_calls import CONNECT_TIMEOUT_S, SILENT_S, LinkedCalls
+from escrowmq.actors.client.linked_calls import CONNECT_TIMEOUT_S, SILENT_S, ClientLink, LinkedCalls
 from escrowmq.actors.client.replica_calls import OnAnswer
 from escrowmq.replication.net import client_listener
-from escrowmq.replication.net.client_frames import PREFIX, REQUEST_BYTES_MAX, frame
-from escrowmq.replication.net.client_listener import ClientListener
+from escrowmq.replication.net.client_listener import PREFIX, REQUEST_BYTES_MAX, ClientListener, frame
 from tests.support.waiting import wait_until
 
 OK = ("ok", [[0]])

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from escrowmq.actors.admin.admin import Admin
-from escrowmq.actors.client import member_watch
-from escrowmq.actors.client.member_watch import ASTRAY_S, LOOK_EVERY_S, MemberWatch
+from escrowmq.actors.client import router
 from escrowmq.actors.client.replica_calls import SUPERVISOR_RID, OnAnswer
+from escrowmq.actors.client.router import ASTRAY_S, LOOK_EVERY_S, MemberWatch
 from escrowmq.replication.calling.answers import MembersReport
-from escrowmq.replication.calling.backoff import Backoff
 from escrowmq.replication.calling.leader import LeaderFollower, Probing
+from escrowmq.replication.calling.patience import Backoff
 from escrowmq.replication.errors import EscrowMQError
 from tests.support.brokers import Brokers, ClientCalls
 from tests.support.waiting import wait_until
@@ -129,7 +129,7 @@ def test_a_hint_at_one_that_has_come_is_followed_once_it_is_known() -> None:
 def test_a_client_goes_on_when_all_replicas_that_it_knew_are_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, follows: bool
 ) -> None:
-    monkeypatch.setattr(member_watch, "LOOK_EVERY_S", 0.1 if follows else 1e9)
+    monkeypatch.setattr(router, "LOOK_EVERY_S", 0.1 if follows else 1e9)
     brokers = Brokers(tmp_path)
     admin = Admin(brokers.info, timeout_s=10.0 if follows else 1.0, calls=ClientCalls(brokers))
     try:

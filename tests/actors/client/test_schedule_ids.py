@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from escrowmq.actors.client.cancelling import Cancellation, OtherTopic
-from escrowmq.actors.client.schedule_ids import ScheduleId
+from escrowmq.actors.client.cancelling import Cancellation, OtherTopic, ScheduleId
 from escrowmq.replication.errors import InvalidMessage, OutcomeUnknown, UnknownTopic
 from escrowmq.replication.model import ResultCode
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from escrowmq.actors.client.statistics_timer import StatisticsTimer
+from escrowmq.actors.client.statistics import StatisticsTimer
 from escrowmq.replication.errors import ConfigError
 
 

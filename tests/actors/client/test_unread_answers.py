@@ -14,10 +14,14 @@ from typing import Any
 import pytest
 import uvloop
 
-from escrowmq.replication.net import unread_answers
-from escrowmq.replication.net.client_frames import ClientGreeting, FrameBuffer, frame
-from escrowmq.replication.net.client_listener import ClientListener
-from escrowmq.replication.net.unread_answers import UnreadAnswers
+from escrowmq.replication.net import client_listener
+from escrowmq.replication.net.client_listener import (
+    ClientGreeting,
+    ClientListener,
+    FrameBuffer,
+    UnreadAnswers,
+    frame,
+)
 from tests.support.waiting import wait_until
 
 MIB = 1 << 20
@@ -97,8 +101,8 @@ class RawClient:
 
 @pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 def house(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
-    monkeypatch.setattr(unread_answers, "UNREAD_BYTES_MAX", ALL)
-    monkeypatch.setattr(unread_answers, "PILE_BYTES_MAX", ONE)
+    monkeypatch.setattr(client_listener, "UNREAD_BYTES_MAX", ALL)
+    monkeypatch.setattr(client_listener, "PILE_BYTES_MAX", ONE)
     made = House(request.param())
     yield made
     made.close()
@@ -146,8 +150,8 @@ def test_a_client_that_catches_up_does_not_count(house: House) -> None:
 
 
 def test_with_the_bound_taken_away_they_do_not(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unread_answers, "UNREAD_BYTES_MAX", 1 << 40)
-    monkeypatch.setattr(unread_answers, "PILE_BYTES_MAX", 2 * ONE)  # they fall behind at different speeds
+    monkeypatch.setattr(client_listener, "UNREAD_BYTES_MAX", 1 << 40)
+    monkeypatch.setattr(client_listener, "PILE_BYTES_MAX", 2 * ONE)  # they fall behind at different speeds
     neglected(house)
     assert house.highest > 2 * ALL, "up to 24 MiB, each client having less than it may"
 
@@ -169,7 +173,7 @@ def test_what_clients_have_read_meanwhile_does_not_count() -> None:
             client.size = 7 << 20
             answers.grown(client)
             client.size = 1 << 20
-    assert answers.cut == 0 and answers.bytes <= unread_answers.UNREAD_BYTES_MAX
+    assert answers.cut == 0 and answers.bytes <= client_listener.UNREAD_BYTES_MAX
     for client in clients:
         client.size = 7 << 20
         answers.grown(client)

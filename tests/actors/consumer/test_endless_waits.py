@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from escrowmq import Message
-from escrowmq.actors.client.observable import ObservableCondition
+from escrowmq.actors.client.wakeup import ObservableCondition
 from escrowmq.actors.consumer.config import ConsumerConfig
 from escrowmq.actors.share_consumer.config import ShareConsumerConfig
 from escrowmq.testing import InMemoryCluster

@@ -9,10 +9,9 @@ import pytest
 
 from escrowmq.actors.consumer.arrow_batches import take_batch
 from escrowmq.actors.consumer.config import ConsumerConfig
-from escrowmq.actors.consumer.fetcher import BRIEF_WAIT_S, Fetches
+from escrowmq.actors.consumer.fetcher import BRIEF_WAIT_S, PENALTY, Fetches, ReplicaChoice
 from escrowmq.actors.consumer.positions import PartitionState, Positions
 from escrowmq.actors.consumer.records import Chunk
-from escrowmq.actors.consumer.replica_choice import PENALTY, ReplicaChoice
 from escrowmq.replication.errors import CorruptLog
 from escrowmq.replication.format.codec import encode_row
 from escrowmq.replication.model import ConsumerRecord, ResultCode

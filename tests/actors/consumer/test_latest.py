@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from escrowmq.actors.broker.group_service import GroupService
-from escrowmq.actors.broker.places_under_way import PlacesUnderWay
+from escrowmq.actors.broker.group_service import GroupService, PlacesUnderWay
 from escrowmq.actors.client.consumer_groups import FIRST_PLACES, coordinator_group
 from escrowmq.actors.consumer.config import ConsumerConfig
 from escrowmq.actors.consumer.consumer import Consumer

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from escrowmq.actors.client.consumer_groups import coordinator_group
-from escrowmq.actors.consumer.pattern import TopicPattern
+from escrowmq.actors.consumer.subscribing import TopicPattern
 from escrowmq.replication.calling.answers import TopicNames
 from escrowmq.replication.errors import ConfigError, InvalidMessage
 from tests.support.brokers import Brokers

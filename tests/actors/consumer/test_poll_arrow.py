@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from escrowmq import Closed, ConfigError, Consumer, ConsumerRecord, InvalidMessage, Message
 from escrowmq.actors.consumer.arrow_batches import SCHEMA, batches_of
 from escrowmq.actors.consumer.positions import Positions
-from escrowmq.actors.consumer.record_drain import RecordDrain
-from escrowmq.actors.consumer.redelivery import Redelivery
+from escrowmq.actors.consumer.record_drain import RecordDrain, Redelivery
 from escrowmq.actors.consumer.statistics import Counted
 from escrowmq.replication.errors import CorruptLog
 from escrowmq.replication.format.codec import encode_row

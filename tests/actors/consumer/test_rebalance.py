@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from escrowmq.actors.client.consumer_groups import GroupAssignment, GroupJoined
-from escrowmq.actors.consumer.membership import Membership
+from escrowmq.actors.consumer.membership_thread import Membership
 from escrowmq.actors.consumer.positions import Positions
 from escrowmq.actors.consumer.rebalance import HandlerCall, Handlers, Rebalance
 

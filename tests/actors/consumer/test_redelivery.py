@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from escrowmq.actors.consumer.redelivery import NACKED_MAX, STALE_MAX, Redelivery
+from escrowmq.actors.consumer.record_drain import NACKED_MAX, STALE_MAX, Redelivery
 from escrowmq.replication.model import ConsumerRecord
 
 YEAR_S = 365 * 86_400.0

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from escrowmq.actors.consumer import row_columns
-from escrowmq.actors.consumer.row_columns import _scan, columns_of_rows, raw_columns
+from escrowmq.actors.consumer import arrow_batches
+from escrowmq.actors.consumer.arrow_batches import _scan, columns_of_rows, raw_columns
 from escrowmq.replication.errors import CorruptLog
 from escrowmq.replication.format.codec import decode_rows, encode_row
 from escrowmq.replication.format.packing import PackedRows, pack_row
@@ -19,7 +19,7 @@ from escrowmq.replication.format.packing import PackedRows, pack_row
 @pytest.fixture(scope="module", autouse=True)
 def rows_of_any_length_go_the_fast_way() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(row_columns, "FAST_ROW_BYTES_MAX", 1 << 30)
+        patch.setattr(arrow_batches, "FAST_ROW_BYTES_MAX", 1 << 30)
         yield
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from escrowmq.actors.admin.admin import Admin
 from escrowmq.actors.client.consumer_groups import coordinator_group
+from escrowmq.actors.consumer.config import RetryPolicy
 from escrowmq.actors.consumer.consumer import Consumer
-from escrowmq.actors.consumer.retry_policy import RetryPolicy
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.internal_topics import dead_topic, retry_topic
 from escrowmq.replication.model import NO_ID

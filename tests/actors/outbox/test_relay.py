@@ -15,7 +15,7 @@ import pytest
 import sqlalchemy as sa
 
 from escrowmq import ConfigError, InvalidMessage, Message, Unavailable
-from escrowmq.feedback.database import outbox_notices
+from escrowmq.feedback.database import outbox_shards
 from escrowmq.feedback.database.relaying import Relay, Step
 from escrowmq.integrations import DatabaseMisused, Outbox, OutboxBehind, OutboxRelay, OutboxRowBusy
 from escrowmq.replication.errors import Closed
@@ -277,7 +277,7 @@ def test_a_relay_that_listens_in_vain_looks_by_itself(
     outbox = outbox_in(shop)
     if shop.kind != "postgresql":
         return
-    monkeypatch.setattr(outbox_notices, "TRIAL_S", 0.1)
+    monkeypatch.setattr(outbox_shards, "TRIAL_S", 0.1)
     outbox.statements.notify = "SELECT 1"
     with OutboxRelay(outbox, broker.cluster, app="shop", poll_s=0.2) as relay:
         time.sleep(0.5)

@@ -12,10 +12,10 @@ import sqlalchemy as sa
 
 from escrowmq import Message, TransactionSettled
 from escrowmq.actors.outbox.shipping import BrokerShipping
-from escrowmq.actors.producer.numbered import Numbered
-from escrowmq.feedback.database import outbox_rows, relaying
+from escrowmq.actors.producer.transactions.numbered import Numbered
+from escrowmq.feedback.database import outbox_statements, relaying
+from escrowmq.feedback.database.errors import OutboxBehind
 from escrowmq.feedback.database.outbox import Outbox
-from escrowmq.feedback.database.outbox_errors import OutboxBehind
 from escrowmq.feedback.database.outbox_shards import LEASE_MS
 from escrowmq.feedback.database.relaying import Step
 from tests.support.relay_clusters import ClusterWorld
@@ -193,7 +193,7 @@ def test_a_batch_that_an_earlier_version_has_sent_is_recognised(
     world.send(Message("t", b"1", key=b"k"), Message("t", b"2"))
     world.broker.lose_answer("commit", carried_out)
     with monkeypatch.context() as earlier:
-        earlier.setattr(relaying, "digest_of_rows", outbox_rows._digest_of_contents)
+        earlier.setattr(relaying, "digest_of_rows", outbox_statements._digest_of_contents)
         assert world.relay().step() is Step.AWAY
     with world.connect() as db:
         db.execute(sa.text(f"update {world.outbox.statements.table} set next_ms = 0"))

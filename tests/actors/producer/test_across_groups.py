@@ -7,14 +7,14 @@ from collections.abc import Callable
 import pytest
 
 from escrowmq.actors.client.failures import Failure, FailureKind
-from escrowmq.actors.producer.across_groups import PASSING, prepare
-from escrowmq.actors.producer.blocks import Block, DecisionBlock, Outcome, PrepareBlock
 from escrowmq.actors.producer.config import ProducerConfig
-from escrowmq.actors.producer.encoder import Encoder, TxPlan
-from escrowmq.actors.producer.results import prepare_problem
+from escrowmq.actors.producer.encoding.blocks import Block, DecisionBlock, Outcome, PrepareBlock
+from escrowmq.actors.producer.encoding.encoder import Encoder, TxPlan
+from escrowmq.actors.producer.transactions.across_groups import PASSING, prepare
+from escrowmq.actors.producer.transactions.results import prepare_problem
 from escrowmq.replication.errors import Unavailable
 from escrowmq.replication.model import Message, ResultCode
-from escrowmq.replication.state import preparing
+from escrowmq.replication.state import machine
 from tests.support.places import by_name
 
 NO_LEADER = Failure(FailureKind.UNAVAILABLE, "no leader")
@@ -152,5 +152,5 @@ def test_a_generated_id_is_rolled_back_for_a_refusal_that_passes() -> None:
 
 def test_a_branch_that_meets_a_group_which_has_gone_up_a_level_meanwhile_can_be_tried_again() -> None:
     """Home accepted the transaction at level 1. The transaction is valid, so it is not an InvalidMessage."""
-    problem = prepare_problem("x", ResultCode.MALFORMED, preparing.UNTRACKED)
+    problem = prepare_problem("x", ResultCode.MALFORMED, machine.UNTRACKED)
     assert isinstance(problem, Unavailable) and problem.retry_after_s > 0

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from escrowmq.actors.producer.async_producer import AsyncTransaction
-from escrowmq.actors.producer.bulk_requests import PreparedTransaction
+from escrowmq.actors.producer.transactions.local_transaction import PreparedTransaction
 from escrowmq.replication.errors import (
     Closed,
     InvalidMessage,

@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 
 from escrowmq.actors.client.failures import Failure, FailureKind
-from escrowmq.actors.producer.batcher import BuiltRequest, GroupBatcher
-from escrowmq.actors.producer.blocks import DecisionBlock
+from escrowmq.actors.producer.batcher import TRY_AGAIN_S, BuiltRequest, GroupBatcher
 from escrowmq.actors.producer.config import ProducerConfig
-from escrowmq.actors.producer.group_speech import TRY_AGAIN_S
-from escrowmq.actors.producer.partition_stream import PartitionStream
-from escrowmq.actors.producer.send_future import SendFuture
+from escrowmq.actors.producer.encoding.blocks import DecisionBlock
+from escrowmq.actors.producer.plain.partition_stream import PartitionStream
+from escrowmq.actors.producer.plain.record_batch import SendFuture
 from escrowmq.replication.errors import OutcomeUnknown
 from escrowmq.replication.format.codec import OpType, decode_ops
 from escrowmq.replication.model import ResultCode

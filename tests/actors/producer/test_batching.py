@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from escrowmq.actors.client.failures import Failure, FailureKind
 from escrowmq.actors.producer.batcher import BuiltRequest, GroupBatcher
-from escrowmq.actors.producer.block_answers import COMMITS_AGAIN, problems_of
-from escrowmq.actors.producer.blocks import DecisionBlock, Outcome, PrepareBlock
 from escrowmq.actors.producer.config import ProducerConfig
-from escrowmq.actors.producer.encoder import Encoder
-from escrowmq.actors.producer.partition_stream import PartitionStream
-from escrowmq.actors.producer.send_future import SendFuture
+from escrowmq.actors.producer.encoding.block_answers import COMMITS_AGAIN, problems_of
+from escrowmq.actors.producer.encoding.blocks import DecisionBlock, Outcome, PrepareBlock
+from escrowmq.actors.producer.encoding.encoder import Encoder
+from escrowmq.actors.producer.plain.partition_stream import PartitionStream
+from escrowmq.actors.producer.plain.record_batch import SendFuture
 from escrowmq.replication.errors import OutcomeUnknown, Unavailable, UnknownTopic
 from escrowmq.replication.format.codec import OpType, decode_ops, decode_rows
 from escrowmq.replication.model import Message, ResultCode

@@ -6,7 +6,7 @@ from collections import deque
 
 import pytest
 
-from escrowmq.actors.producer.buffer_bound import BYTES_MIN, BufferBound
+from escrowmq.actors.producer.core import BYTES_MIN, BufferBound
 
 MIB = 1 << 20
 

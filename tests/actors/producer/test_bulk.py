@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from escrowmq.actors.producer import bulk
-from escrowmq.actors.producer.bulk_requests import PreparedTransaction, TransactionRequest
-from escrowmq.actors.producer.results import TransactionResult
+from escrowmq.actors.producer.bulk import bulk
+from escrowmq.actors.producer.transactions.local_transaction import PreparedTransaction, TransactionRequest
+from escrowmq.actors.producer.transactions.results import TransactionResult
 from escrowmq.replication.errors import (
     InvalidMessage,
     MessageTooLarge,

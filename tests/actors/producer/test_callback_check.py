@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, NoReturn
 
 import pytest
 
-from escrowmq.actors.producer.callback_check import check_callable
+from escrowmq.actors.producer.transactions.local_transaction import check_callable
 from escrowmq.replication.errors import InvalidMessage
 from escrowmq.replication.model import Message, TransactionState
 from tests.support.brokers import Brokers

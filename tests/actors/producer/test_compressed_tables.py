@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from escrowmq import Message, Producer
-from escrowmq.actors.producer.value_packer import ValuePacker
+from escrowmq.actors.producer.encoding.value_packer import ValuePacker
 from escrowmq.cluster.testing.replica import MemoryBroker
 from escrowmq.replication.calling.answers import LevelReport
 from escrowmq.replication.format.packing import LEVEL_OF_PACKED

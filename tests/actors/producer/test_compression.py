@@ -14,9 +14,9 @@ import pyarrow as pa
 import pytest
 
 from escrowmq import ConfigError, Message, MessageTooLarge, NotSupported, Producer
-from escrowmq.actors.producer import value_packer
 from escrowmq.actors.producer.config import ProducerConfig
-from escrowmq.actors.producer.value_packer import ValuePacker
+from escrowmq.actors.producer.encoding import value_packer
+from escrowmq.actors.producer.encoding.value_packer import ValuePacker
 from escrowmq.cluster.testing.replica import MemoryBroker
 from escrowmq.replication.calling.answers import LevelReport
 from escrowmq.replication.format.packing import LEVEL_OF_PACKED, METHODS, PACKED, VALUE_BYTES_MAX

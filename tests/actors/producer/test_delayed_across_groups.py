@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from escrowmq.actors.admin.admin import Admin
-from escrowmq.actors.producer import delay_gate
+from escrowmq.actors.producer.encoding import delayed_messages
 from escrowmq.replication.errors import NotSupported
 from escrowmq.replication.model import Message, TransactionState
 from tests.support.brokers import Brokers
@@ -86,7 +86,7 @@ def test_transactions_in_bulk_over_groups_are_scheduled(
 def test_a_cluster_under_upgrade_refuses_them_and_takes_them_afterwards(
     tmp_path: Path, producer_of: ProducerOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delay_gate, "LEVEL_WAIT_S", 0.2)
+    monkeypatch.setattr(delayed_messages, "LEVEL_WAIT_S", 0.2)
     brokers = Brokers(tmp_path, groups=1, replicas=1, old=True)
     try:
         brokers.topic("orders")

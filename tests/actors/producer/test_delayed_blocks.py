@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from escrowmq.actors.producer.blocks import PrepareBlock, encode_prepare
 from escrowmq.actors.producer.config import ProducerConfig
-from escrowmq.actors.producer.delayed_messages import Later
-from escrowmq.actors.producer.encoder import Encoder, TxPlan
+from escrowmq.actors.producer.encoding.blocks import PrepareBlock, encode_prepare
+from escrowmq.actors.producer.encoding.delayed_messages import Later
+from escrowmq.actors.producer.encoding.encoder import Encoder, TxPlan
 from escrowmq.replication.delivery_times import delivery_time
 from escrowmq.replication.errors import InvalidMessage, MessageTooLarge
 from escrowmq.replication.format.codec import OpType

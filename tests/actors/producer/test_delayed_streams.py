@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from escrowmq.actors.client.cancelling import ScheduleId
 from escrowmq.actors.client.failures import Failure, FailureKind
-from escrowmq.actors.client.schedule_ids import ScheduleId
-from escrowmq.actors.producer.delayed_stream import DelayedBatch, DelayedStream
-from escrowmq.actors.producer.partition_stream import Batch
-from escrowmq.actors.producer.send_future import SendFuture
+from escrowmq.actors.producer.plain.delayed_stream import DelayedBatch, DelayedStream
+from escrowmq.actors.producer.plain.partition_stream import Batch
+from escrowmq.actors.producer.plain.record_batch import SendFuture
 from escrowmq.replication.errors import NotSupported, OutcomeUnknown, TooManyScheduled, TopicRecreated
 from escrowmq.replication.format.timer_ops import ORDINALS, owner_of
 from escrowmq.replication.model import RecordMetadata, ResultCode

@@ -7,12 +7,11 @@ from collections.abc import Callable
 import pytest
 
 from escrowmq.actors.client.failures import Failure, FailureKind
-from escrowmq.actors.producer import across_groups
 from escrowmq.actors.producer.batcher import GroupBatcher
-from escrowmq.actors.producer.blocks import Block, InquireBlock, Outcome, PrepareBlock
-from escrowmq.actors.producer.bulk_blocks import BlockUnit
-from escrowmq.actors.producer.bulk_spread import SpreadUnit
-from escrowmq.actors.producer.encoder import TxPlan
+from escrowmq.actors.producer.bulk.bulk_blocks import BlockUnit, SpreadUnit
+from escrowmq.actors.producer.encoding.blocks import Block, InquireBlock, Outcome, PrepareBlock
+from escrowmq.actors.producer.encoding.encoder import TxPlan
+from escrowmq.actors.producer.transactions import across_groups
 from escrowmq.replication.errors import OutcomeUnknown, TooManyOpenTransactions
 from escrowmq.replication.format import ops
 from escrowmq.replication.model import ResultCode

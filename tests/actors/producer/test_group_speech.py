@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from escrowmq.actors.client.failures import Failure, FailureKind
-from escrowmq.actors.producer.batcher import BuiltRequest, GroupBatcher
-from escrowmq.actors.producer.blocks import DecisionBlock, Outcome, PrepareBlock
+from escrowmq.actors.producer.batcher import TRY_AGAIN_S, BuiltRequest, GroupBatcher
 from escrowmq.actors.producer.config import ProducerConfig
-from escrowmq.actors.producer.group_speech import TRY_AGAIN_S
+from escrowmq.actors.producer.encoding.blocks import DecisionBlock, Outcome, PrepareBlock
 from escrowmq.replication.format.codec import Op, OpType, decode_ops
 
 REFUSALS = [FailureKind.UNSUPPORTED, FailureKind.MALFORMED]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from concurrent.futures import ThreadPoolExecutor
 
-from escrowmq.actors.producer.ids import instance_id, local_ip, transaction_ids
+from escrowmq.actors.producer.core import instance_id, local_ip, transaction_ids
 
 
 def test_an_id_names_version_address_start_process_connection_and_number() -> None:

@@ -6,8 +6,8 @@ import sqlite3
 
 import pytest
 
-from escrowmq.actors.producer.results import TransactionResult
-from escrowmq.actors.producer.transaction import Transaction
+from escrowmq.actors.producer.transactions.results import TransactionResult
+from escrowmq.actors.producer.transactions.transaction import Transaction
 from escrowmq.replication.errors import InvalidDecision, OutcomeUnknown
 from escrowmq.replication.model import Message, TransactionState
 from tests.support.brokers import Brokers

@@ -13,7 +13,7 @@ import google_crc32c
 import pytest
 
 from escrowmq import Message, Producer, ProducerConfig, RecordMetadata
-from escrowmq.actors.producer.record_batch import RecordBatch
+from escrowmq.actors.producer.plain.record_batch import RecordBatch
 from escrowmq.testing import InMemoryCluster
 
 COUNT = 10_000

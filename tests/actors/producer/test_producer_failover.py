@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from escrowmq.actors.producer.transaction import Transaction
+from escrowmq.actors.producer.transactions.transaction import Transaction
 from escrowmq.replication.errors import EscrowMQError, OutcomeUnknown, Unavailable
 from escrowmq.replication.model import Message, TransactionState
 from tests.support.brokers import Brokers, ClientCalls

@@ -8,11 +8,11 @@ import pytest
 
 from escrowmq.actors.client.topic_places import TopicPlaces
 from escrowmq.actors.producer.batcher import BuiltRequest, GroupBatcher
-from escrowmq.actors.producer.blocks import Outcome, PrepareBlock
 from escrowmq.actors.producer.config import ProducerConfig
-from escrowmq.actors.producer.partition_stream import PartitionStream
-from escrowmq.actors.producer.results import prepare_problem
-from escrowmq.actors.producer.send_future import SendFuture
+from escrowmq.actors.producer.encoding.blocks import Outcome, PrepareBlock
+from escrowmq.actors.producer.plain.partition_stream import PartitionStream
+from escrowmq.actors.producer.plain.record_batch import SendFuture
+from escrowmq.actors.producer.transactions.results import prepare_problem
 from escrowmq.replication.errors import OutcomeUnknown, TopicRecreated, UnknownTopic
 from escrowmq.replication.format.codec import OpType, decode_ops
 from escrowmq.replication.model import NO_ID, ResultCode, TopicInfo

@@ -13,9 +13,9 @@ import pytest
 
 from escrowmq import Message, OutcomeUnknown, TransactionState, TxStatusQuerier
 from escrowmq.actors.client.failures import Failure
-from escrowmq.actors.producer import across_groups
 from escrowmq.actors.producer.producer import Producer
-from escrowmq.actors.producer.transaction_base import TransactionBase
+from escrowmq.actors.producer.transactions import across_groups
+from escrowmq.actors.producer.transactions.transaction_base import TransactionBase
 from escrowmq.testing import InMemoryCluster
 from tests.support.several_groups import Client, SeveralGroups
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from escrowmq.actors.producer.core import RunningTransactions
 from escrowmq.actors.producer.producer import Producer
-from escrowmq.actors.producer.running_transactions import RunningTransactions
 from escrowmq.replication.errors import OutcomeUnknown, TransactionConflict
 from escrowmq.replication.model import Message
 from tests.support.brokers import Brokers

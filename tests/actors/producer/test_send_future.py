@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from escrowmq.actors.producer.record_batch import RecordBatch
+from escrowmq.actors.producer.plain.record_batch import RecordBatch
 from escrowmq.replication.errors import Closed, OutcomeUnknown, Unavailable
 from escrowmq.replication.model import RecordMetadata
 from tests.support.plain import fail, parcel_of, store

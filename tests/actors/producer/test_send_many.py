@@ -26,11 +26,10 @@ from escrowmq import (
     SentMany,
     Unavailable,
 )
-from escrowmq.actors.producer import enqueue
-from escrowmq.actors.producer.encoder import Encoder
-from escrowmq.actors.producer.many import Columns
-from escrowmq.actors.producer.runs import Piece
-from escrowmq.actors.producer.table_rows import TableRows, row_sizes
+from escrowmq.actors.producer.bulk import sent_many
+from escrowmq.actors.producer.encoding.encoder import Encoder
+from escrowmq.actors.producer.encoding.many import Columns, Piece
+from escrowmq.actors.producer.encoding.table_rows import TableRows, row_sizes
 from escrowmq.replication.format.codec import decode_rows
 from escrowmq.testing import InMemoryCluster
 from tests.support.brokers import Brokers, ClientCalls
@@ -302,7 +301,7 @@ def test_who_gives_up_sends_no_further_rows(cluster: InMemoryCluster) -> None:
     with cluster.producer(app="shop", config=SMALL) as producer:
         asked = iter((False, True))
         values = [b"%040d" % number for number in range(200)]
-        sent = enqueue.send_many(
+        sent = sent_many.send_many(
             producer._core, "t", values, None, None, 0, given_up=lambda: next(asked, True)
         )
         assert 0 < len(sent) < len(values)

@@ -119,7 +119,7 @@ def test_without_the_libraries_it_says_what_to_install(
     producer = producer_of_memory(cluster)
     sent = producer.send_many("t", [b"x"]).result(1.0)
     monkeypatch.setitem(sys.modules, "numpy", None)
-    monkeypatch.delitem(sys.modules, "escrowmq.actors.producer.table_rows")
+    monkeypatch.delitem(sys.modules, "escrowmq.actors.producer.encoding.table_rows")
     with pytest.raises(NotSupported, match="numpy"):
         _ = sent.offsets
     assert sent[0].offset == 0

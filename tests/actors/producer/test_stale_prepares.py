@@ -8,8 +8,8 @@ import pytest
 
 from escrowmq.actors.client.failures import Failure
 from escrowmq.actors.producer.batcher import STALE_PAUSE_S, GroupBatcher
-from escrowmq.actors.producer.blocks import Outcome, PrepareBlock
 from escrowmq.actors.producer.config import ProducerConfig
+from escrowmq.actors.producer.encoding.blocks import Outcome, PrepareBlock
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import decode_ops
 from escrowmq.replication.model import Message, ResultCode

@@ -12,16 +12,14 @@ import pytest
 from escrowmq.actors.client.failures import Failure, FailureKind
 from escrowmq.actors.client.topic_places import TopicPlaces
 from escrowmq.actors.producer import core
-from escrowmq.actors.producer.batcher import BuiltRequest, GroupBatcher
+from escrowmq.actors.producer.batcher import STREAMS_MAX, BuiltRequest, GroupBatcher, StreamTable
 from escrowmq.actors.producer.config import ProducerConfig
-from escrowmq.actors.producer.delayed_stream import DelayedBatch, DelayedStream
-from escrowmq.actors.producer.partition_stream import PartitionStream
-from escrowmq.actors.producer.send_future import SendFuture
-from escrowmq.actors.producer.stream_table import STREAMS_MAX, StreamTable
+from escrowmq.actors.producer.plain.delayed_stream import DelayedBatch, DelayedStream
+from escrowmq.actors.producer.plain.partition_stream import PartitionStream
+from escrowmq.actors.producer.plain.record_batch import SendFuture
 from escrowmq.replication.format import ops
-from escrowmq.replication.format.claim_ops import claimed_epoch, first_epoch
 from escrowmq.replication.format.codec import OpType, decode_ops
-from escrowmq.replication.format.timer_ops import owner_of
+from escrowmq.replication.format.timer_ops import claimed_epoch, first_epoch, owner_of
 from escrowmq.replication.model import ResultCode
 from tests.support.fed_state import FedState
 from tests.support.plain import queued

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from escrowmq.actors.producer.transaction_base import timeout_ms
+from escrowmq.actors.producer.transactions.transaction_base import timeout_ms
 from escrowmq.replication.errors import InvalidMessage
 from escrowmq.replication.model import Message
 from escrowmq.replication.replica.validation import TIMEOUT_MS_MAX

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from escrowmq.actors.producer.results import TransactionResult
+from escrowmq.actors.producer.transactions.results import TransactionResult
 from escrowmq.replication.errors import InvalidMessage, TransactionConflict
 from escrowmq.replication.model import Message, TransactionState
 from tests.support.brokers import Brokers

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from escrowmq.actors.producer.results import TransactionResult
-from escrowmq.actors.producer.transaction import Transaction
+from escrowmq.actors.producer.transactions.results import TransactionResult
+from escrowmq.actors.producer.transactions.transaction import Transaction
 from escrowmq.replication.errors import (
     OutcomeUnknown,
     TransactionConflict,

@@ -34,9 +34,9 @@ from escrowmq import (
     TransactionState,
     Unavailable,
 )
-from escrowmq.actors.producer.blocks import PrepareBlock
-from escrowmq.actors.producer.bulk_requests import TransactionColumns
-from escrowmq.actors.producer.transaction_rows import TransactionRows
+from escrowmq.actors.producer.bulk.transaction_rows import TransactionRows
+from escrowmq.actors.producer.encoding.blocks import PrepareBlock
+from escrowmq.actors.producer.transactions.local_transaction import TransactionColumns
 from escrowmq.testing import InMemoryCluster
 from tests.support.brokers import Brokers
 from tests.support.many import PARTITIONS, producer_of_memory, values_of
@@ -467,7 +467,7 @@ def test_without_the_libraries_it_says_what_to_install(
     import sys
 
     producer = producer_of_memory(cluster)
-    monkeypatch.setitem(sys.modules, "escrowmq.actors.producer.bulk_tables", None)
+    monkeypatch.setitem(sys.modules, "escrowmq.actors.producer.bulk.bulk_tables", None)
     with pytest.raises(escrowmq.NotSupported, match="pyarrow and numpy"):
         producer.send_transactions_table("t", None)
 

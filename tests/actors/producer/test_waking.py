@@ -10,13 +10,13 @@ import pytest
 
 from escrowmq.actors.client.client_loop import ClientLoop
 from escrowmq.actors.client.config import ChannelConfig
-from escrowmq.actors.client.select_wakeup import SelectWakeup
+from escrowmq.actors.client.linked_calls import SelectWakeup
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.client.wakeup import Wakeup
 from escrowmq.actors.producer.batcher import GroupBatcher
-from escrowmq.actors.producer.blocks import DecisionBlock
 from escrowmq.actors.producer.config import ProducerConfig
 from escrowmq.actors.producer.core import ProducerCore
+from escrowmq.actors.producer.encoding.blocks import DecisionBlock
 
 MANY = 64
 LINGER_S = 0.001

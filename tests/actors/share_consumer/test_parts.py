@@ -6,12 +6,17 @@ from typing import Any
 
 import pytest
 
-from escrowmq.actors.share_consumer.ack_accumulator import AckAccumulator
-from escrowmq.actors.share_consumer.acquired import Acquired
-from escrowmq.actors.share_consumer.asking import Asking
-from escrowmq.actors.share_consumer.held_batches import HeldBatches
-from escrowmq.actors.share_consumer.ranges import flat, merged, pairs, ranges_of
-from escrowmq.replication.calling.share_answers import AcquiredRow
+from escrowmq.actors.share_consumer.held_batches import (
+    AckAccumulator,
+    Acquired,
+    HeldBatches,
+    flat,
+    merged,
+    pairs,
+    ranges_of,
+)
+from escrowmq.actors.share_consumer.session import Asking
+from escrowmq.replication.calling.answers import AcquiredRow
 from escrowmq.replication.errors import CorruptLog, RecordNotHeld, Unavailable
 from escrowmq.replication.format.codec import encode_row
 from escrowmq.replication.model import ResultCode

@@ -16,7 +16,7 @@ import pytest
 
 from escrowmq import Message, ShareConsumer, ShareRecord
 from escrowmq.actors.share_consumer.config import ShareConsumerConfig
-from escrowmq.actors.share_consumer.pace import AHEAD_S, Pace
+from escrowmq.actors.share_consumer.session import AHEAD_S, Pace
 from escrowmq.cluster.testing import in_memory
 from escrowmq.testing import InMemoryCluster
 

@@ -18,10 +18,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from escrowmq.cluster.cluster_dir import ClusterDir
-from escrowmq.cluster.embedded_ray import system_config
-from escrowmq.cluster.placement import Node, found_seats
+from escrowmq.cluster.ray_use import system_config
 from escrowmq.cluster.settings import ClusterSettings, RaySettings
+from escrowmq.cluster.supervisor.cluster_dir import ClusterDir
+from escrowmq.cluster.supervisor.member_steps import Node, found_seats
 from tests.chaos.rig.netns import GIVEN_PORTS, Network
 from tests.chaos.rig.shell import RigError
 

@@ -7,14 +7,13 @@ from collections.abc import Iterator
 import pytest
 
 from escrowmq.replication.errors import DiskFull
-from escrowmq.replication.host.mending import mend_before_start
-from escrowmq.replication.log.datadir import DataDir, Identity
+from escrowmq.replication.host.repair import mend_before_start
+from escrowmq.replication.log.datadir import LEARNER, SUPERSEDED, DataDir, Identity, Marks
 from escrowmq.replication.log.disk import RealDisk
 from escrowmq.replication.log.holes import read_stored
 from escrowmq.replication.log.journal import SegmentJournal
-from escrowmq.replication.log.marks import LEARNER, SUPERSEDED, Marks
 from escrowmq.replication.log.peer_marks import Incarnation, PeerMarks
-from escrowmq.replication.log.survey import read_files, survey_log
+from escrowmq.replication.log.recovery import read_files, survey_log
 from tests.chaos.rig import disks
 from tests.chaos.rig.disks import MIB, Disk
 from tests.chaos.rig.shell import own_directory, remove_directory

@@ -12,9 +12,9 @@ import pytest
 from escrowmq.actors.admin.group_places import describe_groups
 from escrowmq.actors.client.consumer_groups import coordinator_group
 from escrowmq.actors.client.router import Router
-from escrowmq.cluster.exporter import lags as looking
+from escrowmq.cluster.exporter import looking as looking
 from escrowmq.cluster.exporter.findings import Found
-from escrowmq.cluster.exporter.lags import FoundLags, Lags
+from escrowmq.cluster.exporter.looking import FoundLags, Lags
 from escrowmq.cluster.exporter.series import Series
 from escrowmq.replication.errors import Unavailable
 from escrowmq.replication.format import ops, share_ops

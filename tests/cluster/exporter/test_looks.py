@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from escrowmq.actors.client.feedback_processes import ShardReports
+from escrowmq.actors.client.replica_calls import ShardReports
 from escrowmq.actors.client.router import Router
-from escrowmq.cluster.exporter.exposition import text
 from escrowmq.cluster.exporter.looking import Looks
 from escrowmq.cluster.exporter.series import Key, Series, Value
+from escrowmq.cluster.exporter.serving import text
 from escrowmq.cluster.exporter.table import BY_NAME
 from escrowmq.feedback.asking.shard_report import ShardReport
 from escrowmq.replication.errors import Unavailable

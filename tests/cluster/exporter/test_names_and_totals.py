@@ -6,8 +6,7 @@ import logging
 
 import pytest
 
-from escrowmq.cluster.exporter.names import FORGET_AFTER_S, OTHER, Names
-from escrowmq.cluster.exporter.totals import Totals
+from escrowmq.cluster.exporter.series import FORGET_AFTER_S, OTHER, Names, Totals
 
 
 def test_further_names_share_a_place_and_the_log_says_so_once(caplog: pytest.LogCaptureFixture) -> None:

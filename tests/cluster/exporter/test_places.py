@@ -5,8 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from escrowmq.cluster.exporter.findings import Found
-from escrowmq.cluster.exporter.names import FORGET_AFTER_S
-from escrowmq.cluster.exporter.series import Series
+from escrowmq.cluster.exporter.series import FORGET_AFTER_S, Series
 from escrowmq.replication.calling.answers import MembersReport, OverdueReport, ReplicaReport
 from escrowmq.replication.calling.metrics_report import (
     CarryMetrics,

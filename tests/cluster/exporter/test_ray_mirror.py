@@ -9,9 +9,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from escrowmq.cluster.exporter import ray_mirror
-from escrowmq.cluster.exporter.exposition import text
 from escrowmq.cluster.exporter.ray_mirror import RayMirror
 from escrowmq.cluster.exporter.series import Key, Value
+from escrowmq.cluster.exporter.serving import text
 from escrowmq.replication.calling.metrics_report import HistogramReport
 from escrowmq.replication.errors import ConfigError
 

@@ -10,9 +10,9 @@ from contextlib import ExitStack
 import pytest
 
 from escrowmq.cluster.exporter import serving
+from escrowmq.cluster.exporter.exporter import Watching
 from escrowmq.cluster.exporter.findings import Found
 from escrowmq.cluster.exporter.serving import Server, parse_listen
-from escrowmq.cluster.exporter.watching import Watching
 from escrowmq.replication.calling.answers import MembersReport, ReplicaReport
 from escrowmq.replication.errors import ConfigError, Unavailable
 from tests.support.waiting import wait_until

@@ -22,7 +22,7 @@ from escrowmq import (
     UnknownTopic,
 )
 from escrowmq.actors.admin import dead_letters
-from escrowmq.actors.admin.redirecting import APP, HOLD_S, Redirecting, _Redrive
+from escrowmq.actors.admin.dead_letters import APP, HOLD_S, Redirecting, _Redrive
 from escrowmq.cluster.testing.replica import MemoryBroker
 from escrowmq.replication.calling.answers import LevelReport
 from escrowmq.replication.format.codec import encode_row

@@ -25,7 +25,7 @@ from escrowmq import (
     Unavailable,
     UnknownTopic,
 )
-from escrowmq.actors.client.schedule_ids import ScheduleId
+from escrowmq.actors.client.cancelling import ScheduleId
 from escrowmq.cluster.testing.replica import MemoryBroker
 from escrowmq.replication.calling.answers import LevelReport
 from escrowmq.testing import InMemoryCluster

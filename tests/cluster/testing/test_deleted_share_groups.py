@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from escrowmq import ConfigError, GroupNotEmpty, Message, RetryPolicy, ShareRecord, Unavailable, UnknownGroup
-from escrowmq.actors.admin import group_deletion
+from escrowmq.actors.admin import group_changes
 from escrowmq.actors.admin.topic_creation import Submit
 from escrowmq.actors.client.router import result_of
 from escrowmq.replication.replica.share_admission import ShareAdmission
@@ -45,7 +45,7 @@ def test_a_share_group_is_deleted_once_nobody_uses_it(
 ) -> None:
     """Planted: a leader that does not look whether the group has members, and that nobody asks before."""
     if not asks:
-        monkeypatch.setattr(group_deletion, "_check_unused", lambda *about: None)
+        monkeypatch.setattr(group_changes, "_check_unused", lambda *about: None)
         monkeypatch.setattr(
             ShareAdmission,
             "deletion",
@@ -172,7 +172,7 @@ def test_an_interrupted_deletion_is_finished_by_the_next_one(
     cluster: InMemoryCluster, monkeypatch: pytest.MonkeyPatch, topics_left: int
 ) -> None:
     fail_two(cluster)
-    deleted, delete = [], group_deletion.delete_topic
+    deleted, delete = [], group_changes.delete_topic
 
     def interrupted(submit: Submit, groups: int, name: str, known: int | None) -> None:
         if len(deleted) + topics_left == 2:
@@ -181,7 +181,7 @@ def test_an_interrupted_deletion_is_finished_by_the_next_one(
         delete(submit, groups, name, known)
 
     with monkeypatch.context() as patched:
-        patched.setattr(group_deletion, "delete_topic", interrupted)
+        patched.setattr(group_changes, "delete_topic", interrupted)
         with pytest.raises(Unavailable):
             cluster.admin.delete_group("mail")
     assert len(internal(cluster)) == topics_left

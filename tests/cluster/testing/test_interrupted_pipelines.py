@@ -12,7 +12,7 @@ import pytest
 
 import escrowmq
 from escrowmq import EscrowMQError, Message, Unavailable
-from escrowmq.actors.client.loop_bridge import LoopBridge
+from escrowmq.actors.client.router import LoopBridge
 from escrowmq.testing import InMemoryCluster
 
 GROUP, ORDERS = "billing", 12

@@ -20,9 +20,9 @@ from escrowmq import (
     TxStatusQuerier,
     Unavailable,
 )
-from escrowmq.actors.producer.numbered import Numbered
+from escrowmq.actors.producer.transactions.numbered import Numbered
 from escrowmq.replication.format import ops
-from escrowmq.replication.format.claim_ops import claim_group
+from escrowmq.replication.format.timer_ops import claim_group
 from escrowmq.replication.model import ResultCode, TransactionState
 from escrowmq.testing import InMemoryCluster
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from escrowmq import Message
-from escrowmq.replication.calling.share_answers import AcquiredRow
+from escrowmq.replication.calling.answers import AcquiredRow
 from escrowmq.replication.format.share_ops import EARLIEST, share_ack, share_create
 from escrowmq.testing import InMemoryCluster
 

@@ -24,7 +24,7 @@ from escrowmq import (
     StreamRecord,
     Unavailable,
 )
-from escrowmq.actors.client.settling_calls import send_settling
+from escrowmq.actors.client.share_groups import send_settling
 from escrowmq.actors.consumer import retries
 from escrowmq.testing import InMemoryCluster
 

@@ -8,7 +8,7 @@ import pytest
 
 from escrowmq.actors.consumer.ordered_retries import OrderedRetries
 from escrowmq.actors.consumer.positions import Positions
-from escrowmq.actors.consumer.redelivery import Redelivery
+from escrowmq.actors.consumer.record_drain import Redelivery
 from tests.support.stream_retries import Life
 
 LIVES = 15

@@ -19,7 +19,7 @@ from escrowmq.feedback.answering.shard_link import Place as At
 from escrowmq.feedback.asking.shard import FeedbackShard
 from escrowmq.feedback.config import AnswererConfig, FeedbackConfig
 from escrowmq.feedback.states import TransactionState
-from escrowmq.replication.calling.sharing import part_of
+from escrowmq.replication.calling.answers import part_of
 from escrowmq.replication.format import ops
 from tests.support.clock import end
 from tests.support.memory_groups import BrokersDouble

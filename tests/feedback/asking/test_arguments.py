@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from escrowmq.feedback.asking import arguments
+from escrowmq.feedback.asking import checks
 from escrowmq.replication.errors import InvalidMessage
 from tests.support.clock import run, until
 from tests.support.feedback_producers import World, always, world
@@ -102,10 +102,10 @@ def test_nobody_s_poll_ends_by_the_nonsense_of_another() -> None:
 
 
 def test_what_producers_send_is_taken_as_it_is() -> None:
-    placed = arguments.working_of((((1, "orders"), "a", 7), [[0, "bills"], "b", 0]))
+    placed = checks.working_of((((1, "orders"), "a", 7), [[0, "bills"], "b", 0]))
     assert placed == [(((1, "orders"), "a"), 7), (((0, "bills"), "b"), 0)]
-    assert (arguments.room_of(0), arguments.wait_of(2), arguments.wait_of(math.inf)) == (0, 2.0, 1e9)
-    ((key, state, trouble, index),) = arguments.answers_of([[(3, "orders"), "a", "UNKNOWN", "timed out", 5]])
+    assert (checks.room_of(0), checks.wait_of(2), checks.wait_of(math.inf)) == (0, 2.0, 1e9)
+    ((key, state, trouble, index),) = checks.answers_of([[(3, "orders"), "a", "UNKNOWN", "timed out", 5]])
     assert (key, state.value, trouble.value, index) == (((3, "orders"), "a"), "UNKNOWN", "timed out", 5)
 
 
@@ -114,6 +114,6 @@ def test_what_producers_send_is_taken_as_it_is() -> None:
 )
 def test_a_place_that_is_none_is_refused(place: Any) -> None:
     with pytest.raises(InvalidMessage):
-        arguments.working_of([(place, "a", 0)])
+        checks.working_of([(place, "a", 0)])
     with pytest.raises(InvalidMessage):
-        arguments.answers_of([(place, "a", "COMMITTED", "", 0)])
+        checks.answers_of([(place, "a", "COMMITTED", "", 0)])

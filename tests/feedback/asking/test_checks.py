@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from escrowmq.feedback.asking.checks import WANTED_MAX, CheckTable, Stage
 from escrowmq.feedback.asking.live_producers import CheckKey
 from escrowmq.feedback.config import AnswererConfig, FeedbackConfig
-from escrowmq.feedback.names import feedback_name
 from escrowmq.feedback.policy import (
     RETRY,
     Route,
@@ -23,7 +22,7 @@ from escrowmq.feedback.policy import (
     pick,
     route,
 )
-from escrowmq.feedback.states import TransactionState
+from escrowmq.feedback.states import TransactionState, feedback_name
 from escrowmq.replication.calling.answers import LockedRow
 from escrowmq.replication.errors import ConfigError
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import pytest
 
 from escrowmq.feedback.asking.checks import CheckTable
-from escrowmq.feedback.asking.owners import Owners
+from escrowmq.feedback.asking.live_producers import Owners
 from escrowmq.feedback.config import FeedbackConfig
 from escrowmq.feedback.policy import Trouble, Verdict, absent_pause_s, running_pause_s
 from escrowmq.replication.calling.answers import LockedRow

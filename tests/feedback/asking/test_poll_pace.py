@@ -14,7 +14,7 @@ import pytest
 
 from escrowmq.feedback.answering.query_pool import QueryPool
 from escrowmq.feedback.answering.shard_link import AskedCheck, Place, Respondent, ShardLink
-from escrowmq.feedback.asking.poll_pace import PollPace
+from escrowmq.feedback.asking.app_producers import PollPace
 from escrowmq.feedback.asking.shard import FeedbackShard
 from escrowmq.feedback.config import AnswererConfig, FeedbackConfig
 from escrowmq.feedback.policy import Trouble

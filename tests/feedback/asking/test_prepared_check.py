@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from escrowmq.feedback.asking import group_feedback
-from escrowmq.feedback.asking.prepared_check import PreparedCheck
+from escrowmq.feedback.asking.group_feedback import PreparedCheck
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import PrepareExtra, encode_command
 from escrowmq.replication.state.machine import LEVEL_MAX

@@ -15,8 +15,7 @@ from escrowmq.feedback.asking.checks import CheckTable
 from escrowmq.feedback.asking.shard import FeedbackShard
 from escrowmq.feedback.asking.topic_feedback import TopicFeedback
 from escrowmq.feedback.brokers import BrokerUnreachable
-from escrowmq.replication.calling.answers import LockedRow, OverdueReport
-from escrowmq.replication.calling.sharing import part_of
+from escrowmq.replication.calling.answers import LockedRow, OverdueReport, part_of
 from escrowmq.replication.format import ops
 from escrowmq.replication.state.due_queue import DueNews, overdue
 from tests.support.clock import now, run, until

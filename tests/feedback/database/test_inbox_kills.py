@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from escrowmq.feedback.database import inbox as inboxes
-from escrowmq.feedback.database.inbox import Inbox
-from escrowmq.feedback.database.inbox_rows import Entered, InboxStatements, origin_of
+from escrowmq.feedback.database.inbox import Entered, Inbox, InboxStatements, origin_of
 from escrowmq.feedback.database.links import Link
 from tests.support.database_servers import Server
 from tests.support.inbox_service import Service

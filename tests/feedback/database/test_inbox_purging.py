@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from escrowmq import RetryPolicy, TopicInfo
-from escrowmq.feedback.database import inbox_purging
+from escrowmq.feedback.database import inbox as purging
 from escrowmq.testing import InMemoryCluster
 from tests.support.inboxes import Accounts, record
 from tests.support.shops import ShopMaker
@@ -42,7 +42,7 @@ class Admin:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inbox_purging, "LOOK_S", 0.0)
+    monkeypatch.setattr(purging, "LOOK_S", 0.0)
 
 
 def test_what_is_old_and_not_delivered_again_goes(make_shop: ShopMaker) -> None:
@@ -201,8 +201,8 @@ def test_with_too_many_copies_nothing_goes(make_shop: ShopMaker, monkeypatch: py
             ("RETRIES_MAX", 0),
             ("LETTERS_MAX", 1),
         ):  # there may be more letters than asked
-            monkeypatch.setattr(inbox_purging, limit, too_few)
-            assert inbox.purge(cluster.admin, pause_s=0.0) == inbox_purging.InboxPurged(0, 0)
-            monkeypatch.setattr(inbox_purging, limit, too_few + 1)
+            monkeypatch.setattr(purging, limit, too_few)
+            assert inbox.purge(cluster.admin, pause_s=0.0) == purging.InboxPurged(0, 0)
+            monkeypatch.setattr(purging, limit, too_few + 1)
         assert inbox.purge(cluster.admin, pause_s=0.0).removed == 1
     accounts.close()

@@ -20,8 +20,8 @@ from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
 from escrowmq import Message, OutcomeUnknown, TransactionState
-from escrowmq.actors.producer.local_transaction import comes_of_open
-from escrowmq.actors.producer.transaction_base import TransactionBase
+from escrowmq.actors.producer.transactions.local_transaction import comes_of_open
+from escrowmq.actors.producer.transactions.transaction_base import TransactionBase
 from escrowmq.feedback.database import sqlalchemy_links
 from escrowmq.integrations import AlreadyDone, AsyncFence, DatabaseMisused, Fence, NoDatabaseTransaction
 from escrowmq.replication.errors import TransactionSettled

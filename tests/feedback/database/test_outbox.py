@@ -13,7 +13,8 @@ from escrowmq import InvalidMessage, Message
 from escrowmq.feedback.database import outbox_shards
 from escrowmq.feedback.database.errors import DatabaseMisused, NoDatabaseTransaction, TableMissing
 from escrowmq.feedback.database.outbox import Outbox
-from escrowmq.feedback.database.outbox_rows import (
+from escrowmq.feedback.database.outbox_shards import LEASE_MS, LeaseLost, OutboxShards
+from escrowmq.feedback.database.outbox_statements import (
     MARKED,
     OutboxRow,
     content_of,
@@ -22,7 +23,6 @@ from escrowmq.feedback.database.outbox_rows import (
     order_key_of,
     shard_of,
 )
-from escrowmq.feedback.database.outbox_shards import LEASE_MS, LeaseLost, OutboxShards
 from escrowmq.feedback.database.relaying import Step
 from tests.support.outboxes import drop, left, values, world_in
 from tests.support.relays import Broker, World, drawn

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from escrowmq import InvalidMessage, Message
-from escrowmq.feedback.database.errors import TableMissing
+from escrowmq.feedback.database.errors import OutboxBehind, OutboxRowBusy, TableMissing, UnknownOutboxRow
 from escrowmq.feedback.database.outbox import GROUP_ROWS_MAX, Outbox
-from escrowmq.feedback.database.outbox_errors import OutboxBehind, OutboxRowBusy, UnknownOutboxRow
 from escrowmq.feedback.database.relaying import Step
 from tests.support.outboxes import drop, values, world_in
 from tests.support.relays import World

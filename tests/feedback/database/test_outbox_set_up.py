@@ -16,7 +16,7 @@ from escrowmq.feedback.database import outbox_shards, relaying
 from escrowmq.feedback.database.durability import loses_commits
 from escrowmq.feedback.database.errors import NoDatabaseTransaction
 from escrowmq.feedback.database.outbox import MESSAGE_BYTES_MAX, TRANSACTION_BYTES_MAX, Outbox
-from escrowmq.feedback.database.outbox_rows import content_of
+from escrowmq.feedback.database.outbox_statements import content_of
 from escrowmq.feedback.database.relaying import Step
 from escrowmq.integrations import Fence, Inbox, SendTooLarge
 from tests.support.outboxes import drop, outbox_in, values, world_in

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from escrowmq import OpenTransaction
-from escrowmq.feedback.database import purging, rows
+from escrowmq.feedback.database import purging, statements
 from escrowmq.integrations import DatabaseMisused
 from tests.support.shops import ShopMaker, Tx
 
@@ -92,12 +92,14 @@ def test_nothing_goes_where_more_is_open_than_is_listed(
 
 def test_keys_of_no_two_pairs_are_the_same() -> None:
     pairs = [(app, tx) for app in ("a", "a:", "1:a", "aa") for tx in ("a", ":a", "a:", "aa", "")]
-    assert len({rows.key_of(*pair) for pair in pairs}) == len(pairs)
-    assert all(len(rows.key_of(*pair)) == 32 != rows.IDENTITY_KEY for pair in pairs)
+    assert len({statements.key_of(*pair) for pair in pairs}) == len(pairs)
+    assert all(len(statements.key_of(*pair)) == 32 != statements.IDENTITY_KEY for pair in pairs)
 
 
 def test_clocks_that_differ_cost_no_row() -> None:
     day_ms = 86_400_000
-    assert rows.before_ms(30 * day_ms, 7 * DAY_S, None) == 23 * day_ms
-    assert rows.before_ms(30 * day_ms, 7 * DAY_S, 20 * day_ms) == 20 * day_ms - rows.CLOCKS_DIFFER_MS
-    assert rows.before_ms(30 * day_ms, 7 * DAY_S, 29 * day_ms) == 23 * day_ms
+    assert statements.before_ms(30 * day_ms, 7 * DAY_S, None) == 23 * day_ms
+    assert (
+        statements.before_ms(30 * day_ms, 7 * DAY_S, 20 * day_ms) == 20 * day_ms - statements.CLOCKS_DIFFER_MS
+    )
+    assert statements.before_ms(30 * day_ms, 7 * DAY_S, 29 * day_ms) == 23 * day_ms

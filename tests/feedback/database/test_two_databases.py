@@ -25,7 +25,7 @@ from escrowmq.feedback.answering.query_pool import QueryPool
 from escrowmq.feedback.answering.shard_link import Respondent, ShardLink
 from escrowmq.feedback.asking.checks import CheckTable
 from escrowmq.feedback.config import AnswererConfig, FeedbackConfig
-from escrowmq.feedback.database.rows import short_name
+from escrowmq.feedback.database.statements import short_name
 from escrowmq.feedback.policy import Trouble
 from escrowmq.feedback.states import TxStatusQuerier
 from escrowmq.integrations import AsyncFence, Fence, WrongDatabase

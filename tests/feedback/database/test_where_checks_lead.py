@@ -15,7 +15,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from escrowmq.feedback.database import rows
+from escrowmq.feedback.database import statements
 from escrowmq.feedback.states import TransactionState
 from escrowmq.integrations import AsyncFence, Fence, Inbox, WrongDatabase
 from tests.support.database_servers import Server
@@ -198,7 +198,7 @@ def test_what_no_standby_has_is_neither_answered_nor_acknowledged(tmp_path: Path
         check = Waiting(lambda: fence.query_status("x", "x"))
         checks = Waiting(lambda: fence.query_statuses([("x", "x"), ("z", "z")]))
         again = Waiting(lambda: inbox.handler(lambda record, db: None)(record))
-        entered = Waiting(lambda: fence._lost_to(rows.key_of("shop", "x"), "x", ValueError()))
+        entered = Waiting(lambda: fence._lost_to(statements.key_of("shop", "x"), "x", ValueError()))
         wait_until(lambda: primary.commits_waiting() == 4, 10.0, "all four wait")
         assert not (check.said or checks.said or again.said), "nobody may act on it"
         primary.kill()

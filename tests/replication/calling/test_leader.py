@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from escrowmq.replication.calling.backoff import Backoff
 from escrowmq.replication.calling.leader import REDIRECTS_MAX, LeaderFollower, Probing
+from escrowmq.replication.calling.patience import Backoff
 
 PROBING = Probing(every_s=0.1, repeat=Backoff(first_s=2.0, longest_s=8.0))
 HUGE = 1_000_000_000

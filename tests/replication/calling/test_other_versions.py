@@ -20,8 +20,8 @@ from escrowmq.actors.client.consumer_groups import (
     GroupSnapshot,
     MemberDescription,
 )
-from escrowmq.cluster.placement import Condition
-from escrowmq.cluster.watch import condition_of
+from escrowmq.cluster.supervisor.member_steps import Condition
+from escrowmq.cluster.supervisor.watch import condition_of
 from escrowmq.feedback.asking import shard_report
 from escrowmq.replication.calling import answers, finding_answers, offset_answers
 from escrowmq.replication.calling.answers import (
@@ -182,6 +182,8 @@ SAMPLES: list[Any] = [
     ),
     answers.ScheduledMessages.of([[0, 5, 7, 1, 20], [1, 6, 7, 2, 30]], b"key"),
     answers.TopicNames(7, 3, ["orders"]),
+    answers.SharePlaces(["orders"], [0], [1], [2], [3], [0], [0], [0], [1]),
+    answers.FinalRanges(0, 9, [1, 3], 5),
     offset_answers.HeldPlaces({"orders": {0: 5}}, {"orders": [0]}),
     answers.PartitionBounds([0], [1], [2]),
     answers.PartitionSpans([0], [1], [2]),

@@ -6,8 +6,7 @@ import random
 
 import pytest
 
-from escrowmq.replication.calling.backoff import Backoff
-from escrowmq.replication.calling.patience import Patience, patiently
+from escrowmq.replication.calling.patience import Backoff, Patience, patiently
 from escrowmq.replication.errors import Overloaded, Unavailable
 
 

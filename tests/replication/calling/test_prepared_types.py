@@ -15,7 +15,7 @@ PROGRAM = """
 import importlib, json, pkgutil, sys
 import msgspec
 import escrowmq.actors, escrowmq.feedback, escrowmq.replication
-from escrowmq.cluster.reads import READS
+from escrowmq.cluster.reading_client import READS
 from escrowmq.replication.calling.carried_answers import Carried
 
 for room in (escrowmq.actors, escrowmq.feedback, escrowmq.replication):

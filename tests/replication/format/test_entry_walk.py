@@ -8,8 +8,7 @@ import pytest
 
 from escrowmq.replication.errors import CorruptLog
 from escrowmq.replication.format.entry import encode_header, scan
-from escrowmq.replication.format.entry_walk import Read, walk
-from escrowmq.replication.format.segment_format import FILE_HEADER_SIZE, encode_file_header
+from escrowmq.replication.format.segment_format import FILE_HEADER_SIZE, Read, encode_file_header, walk
 
 
 def written(rng: random.Random, count: int) -> bytes:

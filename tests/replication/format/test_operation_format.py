@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from escrowmq.replication.errors import CorruptLog, UnknownVersion
-from escrowmq.replication.format import claim_ops, offset_ops, ops, share_ops, timer_ops
+from escrowmq.replication.format import ops, share_ops, timer_ops
 from escrowmq.replication.format.codec import (
     META_TYPES,
     META_TYPES_2,
@@ -30,9 +30,8 @@ from escrowmq.replication.format.codec import (
     encode_op,
     encode_row,
 )
-from escrowmq.replication.format.cut_ops import cut
-from escrowmq.replication.state.capture import capture
-from escrowmq.replication.state.snapshot import encode
+from escrowmq.replication.format.ops import cut
+from escrowmq.replication.state.snapshot import capture, encode
 from escrowmq.replication.state.stored_runs import encode_runs
 from escrowmq.replication.timers.record import KEY, RECORD
 from tests.support.fed_state import (
@@ -209,7 +208,7 @@ def claims() -> dict[str, bytes]:
     """What came with claims."""
     extra = PrepareExtra("producer-1", heard_ms=5, claim=("outbox.shop.0", 3, 17, bytes(range(16))))
     return {
-        "CLAIM": claim_ops.claim("outbox.shop.0", 3, "producer-1"),
+        "CLAIM": timer_ops.claim("outbox.shop.0", 3, "producer-1"),
         "PREPARE version 2 with a claim": ops.prepare("shop", "orders", ["a"], None, 0, 0, [1], -1, 0, extra),
     }
 
@@ -225,9 +224,9 @@ def fences() -> dict[str, bytes]:
 
 def offsets() -> dict[str, bytes]:
     """What came with places in transactions."""
-    extra = PrepareExtra("producer-1", heard_ms=5, on_timeout=offset_ops.ROLLBACK)
+    extra = PrepareExtra("producer-1", heard_ms=5, on_timeout=ops.ROLLBACK)
     return {
-        "PRE_OFFSETS": offset_ops.pre_offsets("billing", "orders", {0: (-1, 12), 3: (7, 9)}, 9),
+        "PRE_OFFSETS": ops.pre_offsets("billing", "orders", {0: (-1, 12), 3: (7, 9)}, 9),
         "PREPARE version 2 without a local transaction": ops.prepare(
             "shop", "orders", ["a"], None, 0, 0, [1], -1, 0, extra
         ),

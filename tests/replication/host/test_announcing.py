@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from escrowmq.replication.errors import Closed, Superseded
-from escrowmq.replication.host.peer_list import PeerList
 from escrowmq.replication.host.replica_process import NEWCOMERS_S, announce
+from escrowmq.replication.host.replica_setup import PeerList
 from escrowmq.replication.log.peer_marks import Incarnation
 
 OWN = Incarnation(2, "disk")

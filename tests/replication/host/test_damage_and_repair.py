@@ -17,9 +17,9 @@ from escrowmq.replication.format.segment_format import log_name
 from escrowmq.replication.host import restoring
 from escrowmq.replication.host.repair import Manifest, NoPeers, copy_from_leader, offered_files
 from escrowmq.replication.host.running_replica import NOT_RUNNING
+from escrowmq.replication.log.datadir import BEHIND, WANTS_COPY
 from escrowmq.replication.log.disk import Disk
 from escrowmq.replication.log.journal import SegmentJournal
-from escrowmq.replication.log.marks import BEHIND, WANTS_COPY
 from escrowmq.replication.log.segment import BLOCK_BYTES
 from escrowmq.replication.log.vote import VoteFile
 from escrowmq.replication.replica.checkpoints import Checkpoints, snapshot_name

@@ -18,8 +18,7 @@ from escrowmq.replication.format import find_rows, find_table
 from escrowmq.replication.format.codec import encode_row
 from escrowmq.replication.format.find_table import BUSINESS_KEY, KEY, TX_ID
 from escrowmq.replication.host import finding
-from escrowmq.replication.host.find_files import FindFiles
-from escrowmq.replication.host.finding import SAVED_S, Finder, Sought, WorkBudget
+from escrowmq.replication.host.finding import SAVED_S, Finder, FindFiles, Sought, WorkBudget
 from escrowmq.replication.host.reads import Reads
 from escrowmq.replication.model import NO_ID, ResultCode
 from escrowmq.testing import InMemoryCluster

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from escrowmq.replication.host import mending
-from escrowmq.replication.host.mending import HOPELESS_ROUNDS, HOPELESS_ROUNDS_OF_LEADER, Mender
+from escrowmq.replication.host import repair
+from escrowmq.replication.host.repair import HOPELESS_ROUNDS, HOPELESS_ROUNDS_OF_LEADER, Mender
 from escrowmq.replication.log.holes import Hole, KnownHoles, StoredEntry
 
 LEADER, OTHER = "0", "2"
@@ -71,7 +71,7 @@ def test_one_that_never_says_anything_does_not_keep_the_replica_from_the_leaders
 
 def test_with_the_leaders_word_taken_away_it_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """The planted fault: only the answers of all peers together count."""
-    monkeypatch.setattr(mending, "HOPELESS_ROUNDS_OF_LEADER", 1 << 60)
+    monkeypatch.setattr(repair, "HOPELESS_ROUNDS_OF_LEADER", 1 << 60)
     assert not rounds(mender(LEADER), 100).lacks(7, LEADER)
 
 

@@ -16,7 +16,7 @@ from escrowmq.replication.calling.answers import OverdueReport
 from escrowmq.replication.calling.metrics_report import MetricsReport
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.find_table import TX_ID
-from escrowmq.replication.host import instruments
+from escrowmq.replication.host import inspection
 from escrowmq.replication.host.requests import RequestCounts
 from escrowmq.replication.model import NO_ID
 from escrowmq.replication.state import due_queue
@@ -110,8 +110,8 @@ def test_what_is_refused_is_counted_by_its_reason(trio: BrokerGroup) -> None:
 def test_names_are_bounded_and_what_is_not_named_is_summed(
     trio: BrokerGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(instruments, "APPS_MAX", 2)
-    monkeypatch.setattr(instruments, "TOPICS_MAX", 1)
+    monkeypatch.setattr(inspection, "APPS_MAX", 2)
+    monkeypatch.setattr(inspection, "TOPICS_MAX", 1)
     for name in ("first", "second", "third"):
         trio.topic(name)
     for number, app in enumerate(("one", "two", "three", "four")):

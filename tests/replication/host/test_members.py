@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from escrowmq.replication.errors import Superseded, Unavailable
-from escrowmq.replication.host.opening import _Opening
-from escrowmq.replication.host.peer_list import PeerList
+from escrowmq.replication.host.replica_process import _Opening
+from escrowmq.replication.host.replica_setup import PeerList
+from escrowmq.replication.log.datadir import LEARNER, MEMBERS, Marks
 from escrowmq.replication.log.disk import RealDisk
-from escrowmq.replication.log.marks import LEARNER, MEMBERS, Marks
 from escrowmq.replication.raft.members import Act, Step
 from escrowmq.replication.raft.replicator import Replicator
 from tests.support.asking import Asked

@@ -12,7 +12,7 @@ import pytest
 
 from escrowmq.replication.errors import EscrowMQError
 from escrowmq.replication.format.segment_format import first_of_name, sidecar_name
-from escrowmq.replication.log.marks import LEARNER, Marks
+from escrowmq.replication.log.datadir import LEARNER, Marks
 from tests.support.broker_group import BrokerGroup, texts
 from tests.support.offered_files import damage_in_bytes
 from tests.support.waiting import wait_until

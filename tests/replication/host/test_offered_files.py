@@ -8,9 +8,8 @@ from collections.abc import Sequence
 import pytest
 
 from escrowmq.replication.errors import Unavailable
-from escrowmq.replication.format import entry_walk
+from escrowmq.replication.format import segment_format
 from escrowmq.replication.host import repair
-from escrowmq.replication.host.opening import in_a_thread
 from escrowmq.replication.host.repair import (
     Begin,
     Look,
@@ -18,6 +17,7 @@ from escrowmq.replication.host.repair import (
     damage_offered,
     has_history,
 )
+from escrowmq.replication.host.replica_process import in_a_thread
 from escrowmq.replication.log.disk import Disk, File
 from escrowmq.replication.log.install import staged_name
 from escrowmq.replication.log.journal import SegmentJournal
@@ -161,7 +161,7 @@ def test_a_copy_reads_no_file_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run file may have hundreds of megabytes: the replica that copies it must not need them as memory."""
     monkeypatch.setattr(damage, "PIECE_BYTES", 64)
     monkeypatch.setattr(repair, "READ_BYTES", 64)
-    monkeypatch.setattr(entry_walk.walk, "__defaults__", (64,))
+    monkeypatch.setattr(segment_format.walk, "__defaults__", (64,))
     good = files()
     assert all(len(data) > 64 for data in good.values())
     own = Measured(random.Random(0))

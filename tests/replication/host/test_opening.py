@@ -31,9 +31,8 @@ from escrowmq.replication.errors import (
 from escrowmq.replication.host.replica_process import ReplicaProcess, open_replica
 from escrowmq.replication.host.replica_setup import ReplicaSetup
 from escrowmq.replication.host.running_replica import RunningReplica
-from escrowmq.replication.log.datadir import Identity
+from escrowmq.replication.log.datadir import LEARNER, PORT_FILE, WANTS_COPY, Identity, Marks
 from escrowmq.replication.log.disk import RealFile
-from escrowmq.replication.log.marks import LEARNER, PORT_FILE, WANTS_COPY, Marks
 from escrowmq.replication.net.tls import TlsFiles
 from escrowmq.replication.replica.checkpoints import Checkpoints
 from tests.support.one_replica import nothing_left, opens_and_has_everything, running

@@ -12,8 +12,8 @@ import pytest
 
 from escrowmq.replication.errors import DiskFull, Superseded, Unavailable
 from escrowmq.replication.host.replica_process import open_replica
+from escrowmq.replication.log.datadir import LEARNER, SUPERSEDED, Marks
 from escrowmq.replication.log.disk import RealDisk
-from escrowmq.replication.log.marks import LEARNER, SUPERSEDED, Marks
 from escrowmq.replication.log.peer_marks import SLOT_BYTES, SLOT_POSITIONS, Incarnation, _decode
 from tests.support.broker_group import BrokerGroup, Member, texts
 from tests.support.waiting import wait_until

@@ -14,9 +14,9 @@ import pytest
 from escrowmq.actors.broker.config import BrokerConfig
 from escrowmq.replication.errors import CorruptLog, DiskFull
 from escrowmq.replication.host import maintenance
-from escrowmq.replication.host.scrubbing import BUSY_MAX, BUSY_S, RATE_MIN, Scrubber, ScrubState
+from escrowmq.replication.host.maintenance import BUSY_MAX, BUSY_S, RATE_MIN, Scrubber, ScrubState
 from escrowmq.replication.log.journal import SegmentJournal
-from escrowmq.replication.log.sidecar import sidecar_is_sound
+from escrowmq.replication.log.segment import sidecar_is_sound
 from escrowmq.replication.replica.damage import verify_state_file
 from tests.sim.disk import SimDisk
 from tests.support.broker_group import BrokerGroup, texts
@@ -97,7 +97,7 @@ def test_everything_is_read_once_in_a_period() -> None:
 def test_the_pace_is_what_the_period_asks_for_and_never_above_the_limit(
     limit: int, rate: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("escrowmq.replication.host.scrubbing.RATE_MIN", 1)
+    monkeypatch.setattr("escrowmq.replication.host.maintenance.RATE_MIN", 1)
     bench = Bench(period_s=100.0, bytes_per_s=limit)
     bench.pass_once()
     assert 50 * 72 / bench.now_s == pytest.approx(rate, rel=0.25)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from escrowmq.actors.broker.config import BrokerConfig
-from escrowmq.replication.calling.share_answers import AcquiredRow
+from escrowmq.replication.calling.answers import AcquiredRow
 from escrowmq.replication.format.codec import decode_rows
 from escrowmq.replication.format.share_ops import EARLIEST, share_ack, share_create
 from escrowmq.replication.host.sharing import Sharing

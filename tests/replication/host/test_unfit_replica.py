@@ -19,7 +19,7 @@ from escrowmq.replication.format import ops
 from escrowmq.replication.format.find_table import KEY
 from escrowmq.replication.host.due_checks import bounds
 from escrowmq.replication.host.running_replica import RunningReplica
-from escrowmq.replication.log.marks import BEHIND, DAMAGED, LEARNER, PORT_FILE, WANTS_COPY, Marks
+from escrowmq.replication.log.datadir import BEHIND, DAMAGED, LEARNER, PORT_FILE, WANTS_COPY, Marks
 from escrowmq.replication.log.vote import FILE_SIZE
 from escrowmq.replication.log.vote import NAME as VOTE_FILE
 from escrowmq.replication.model import NO_ID

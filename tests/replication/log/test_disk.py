@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from escrowmq.replication.errors import CorruptLog, DiskFailed, DiskFull, FsyncFailed, OutOfDescriptors
-from escrowmq.replication.log.disk import Disk, RealDisk
-from escrowmq.replication.log.stored_files import StoredFiles
+from escrowmq.replication.log.disk import Disk, RealDisk, StoredFiles
 from tests.support.storage import sim_disk
 
 

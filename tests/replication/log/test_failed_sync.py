@@ -15,7 +15,7 @@ from escrowmq.replication.errors import CorruptLog, DiskFull, FsyncFailed
 from escrowmq.replication.format.segment_format import sidecar_name
 from escrowmq.replication.log.holes import Hole, StoredEntry, write_hole
 from escrowmq.replication.log.journal import SegmentJournal
-from escrowmq.replication.log.survey import survey_log
+from escrowmq.replication.log.recovery import survey_log
 from escrowmq.replication.log.vote import VoteFile
 from tests.sim.disk import SimDisk, SimFile
 from tests.support.storage import NEWEST, command, fill, indexes, sim_disk, synced_log

@@ -9,11 +9,10 @@ import pytest
 from escrowmq.replication.errors import CorruptLog, DamagedEntry
 from escrowmq.replication.format.entry import scan
 from escrowmq.replication.format.segment_format import FILE_HEADER_SIZE, log_name
-from escrowmq.replication.host.mending import RANGE_BYTES_MAX, end_is_known, mend_before_start
+from escrowmq.replication.host.repair import RANGE_BYTES_MAX, end_is_known, mend_before_start
 from escrowmq.replication.log.holes import StoredEntry, read_stored
 from escrowmq.replication.log.journal import SegmentJournal
-from escrowmq.replication.log.recovery import segment_firsts
-from escrowmq.replication.log.survey import read_files, survey_log
+from escrowmq.replication.log.recovery import read_files, segment_firsts, survey_log
 from tests.sim.disk import PowerCut, SimDisk
 from tests.support.storage import command, fill, indexes, set_content, sim_disk
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from escrowmq.replication.errors import DiskFailed, FsyncFailed
+from escrowmq.replication.log.holes import SECTOR
 from escrowmq.replication.log.journal import SegmentJournal
-from escrowmq.replication.log.torn import SECTOR
 from tests.support.storage import NEWEST, command, fill, indexes, set_content, sim_disk
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from escrowmq.replication.log.marks import LEARNER, LOST, Marks
+from escrowmq.replication.log.datadir import LEARNER, LOST, Marks
 from tests.sim.disk import SimDisk
 
 

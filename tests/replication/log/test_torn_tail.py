@@ -7,9 +7,9 @@ import pytest
 from escrowmq.replication.errors import CorruptLog, UnknownVersion
 from escrowmq.replication.format.entry import HEADER_SIZE, MAGIC, encode_header
 from escrowmq.replication.format.segment_format import FILE_HEADER_SIZE, encode_file_header
+from escrowmq.replication.log.holes import SECTOR
 from escrowmq.replication.log.journal import SegmentJournal
-from escrowmq.replication.log.survey import survey_log
-from escrowmq.replication.log.torn import SECTOR
+from escrowmq.replication.log.recovery import survey_log
 from tests.sim.disk import SimDisk
 from tests.support.storage import NEWEST, command, fill, indexes, set_content, sim_disk, synced_log
 

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from escrowmq.replication.errors import NotAuthorized, WireError
-from escrowmq.replication.net.client_frames import (
+from escrowmq.replication.net.client_listener import (
     HELLO_BYTES,
     KEY_BYTES,
     NONCE_BYTES,

@@ -5,10 +5,9 @@ from __future__ import annotations
 from escrowmq.replication.calling.answers import AcrossReport
 from escrowmq.replication.format import ops
 from escrowmq.replication.state import decided
-from escrowmq.replication.state.capture import capture
 from escrowmq.replication.state.decided import AcrossGroups, Decided
 from escrowmq.replication.state.machine import StateMachine
-from escrowmq.replication.state.snapshot import encode, restore
+from escrowmq.replication.state.snapshot import capture, encode, restore
 from tests.support.several_groups import APP, TOPIC, Client, SeveralGroups
 
 

@@ -14,7 +14,7 @@ from escrowmq.replication.format.codec import PrepareExtra
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.replica.validation import parse_request
 from escrowmq.replication.state import decided
-from escrowmq.replication.state.open_table import OpenTx
+from escrowmq.replication.state.open_tx import OpenTx
 from tests.support.several_groups import (
     APP,
     CHECK_S,

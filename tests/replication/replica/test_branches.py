@@ -12,15 +12,14 @@ from typing import Any
 
 import pytest
 
-from escrowmq.actors.producer.blocks import DoneBlock
+from escrowmq.actors.producer.encoding.blocks import DoneBlock
 from escrowmq.replication.calling.answers import Standing
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import PrepareExtra
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.replica import branches
-from escrowmq.replication.state.capture import capture
 from escrowmq.replication.state.machine import StateMachine
-from escrowmq.replication.state.snapshot import encode, restore
+from escrowmq.replication.state.snapshot import capture, encode, restore
 from tests.support.several_groups import (
     APP,
     CHECK_S,

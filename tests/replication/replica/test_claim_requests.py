@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from escrowmq.replication.errors import InvalidMessage
-from escrowmq.replication.format import claim_ops, ops
+from escrowmq.replication.format import ops, timer_ops
 from escrowmq.replication.format.codec import PrepareExtra
 from escrowmq.replication.replica.validation import level_needed, parse_request
 
 NAME = "outbox.shop.0"
 GROUPS = 3
-HOME = claim_ops.claim_group(NAME, GROUPS)
+HOME = timer_ops.claim_group(NAME, GROUPS)
 ELSEWHERE = (HOME + 1) % GROUPS
 
 
@@ -25,8 +25,8 @@ def prepare(*claim: Any, tx_ids: tuple[str, ...] = ("x",), home_group: int = -1)
 def test_what_is_right_needs_level_9() -> None:
     number = (NAME, 1, 7, bytes(16))
     for request, gid in (
-        (claim_ops.claim(NAME, 1, "a"), HOME),
-        (claim_ops.claim(NAME, 3, "a"), ELSEWHERE),
+        (timer_ops.claim(NAME, 1, "a"), HOME),
+        (timer_ops.claim(NAME, 3, "a"), ELSEWHERE),
         (prepare(*number), HOME),
         (prepare(*number, home_group=HOME), ELSEWHERE),
         (prepare(NAME, 1, 0, b"", tx_ids=("x", "y")), ELSEWHERE),
@@ -40,12 +40,12 @@ def test_what_is_right_needs_level_9() -> None:
 @pytest.mark.parametrize(
     ("request_bytes", "gid", "why"),
     [
-        (claim_ops.claim("", 1, "a"), HOME, "1 to 500 characters"),
-        (claim_ops.claim("x" * 501, 1, "a"), HOME, "1 to 500 characters"),
-        (claim_ops.claim("x/later", 1, "a"), HOME, "must not end in"),
-        (claim_ops.claim(NAME, 0, "a"), HOME, "epoch"),
-        (claim_ops.claim(NAME, 1 << 31, "a"), HOME, "epoch"),
-        (claim_ops.claim(NAME, 1, ""), HOME, "a claimant must have"),
+        (timer_ops.claim("", 1, "a"), HOME, "1 to 500 characters"),
+        (timer_ops.claim("x" * 501, 1, "a"), HOME, "1 to 500 characters"),
+        (timer_ops.claim("x/later", 1, "a"), HOME, "must not end in"),
+        (timer_ops.claim(NAME, 0, "a"), HOME, "epoch"),
+        (timer_ops.claim(NAME, 1 << 31, "a"), HOME, "epoch"),
+        (timer_ops.claim(NAME, 1, ""), HOME, "a claimant must have"),
         (prepare(NAME, 0, 0, b""), HOME, "epoch"),
         (ops.message("t", 0, NAME, 1 << 63, 0, [b"row"]), HOME, "epoch"),
         (prepare("", 1, 0, b""), HOME, "1 to 500 characters"),

@@ -10,7 +10,7 @@ import pytest
 from escrowmq.replication.errors import InvalidMessage
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import PrepareExtra, encode_row
-from escrowmq.replication.format.offset_ops import NONE_YET, pre_offsets
+from escrowmq.replication.format.ops import NONE_YET, pre_offsets
 from escrowmq.replication.model import ResultCode as Code
 from escrowmq.replication.replica.validation import level_needed, parse_request
 from escrowmq.replication.state.due_queue import DueQueue

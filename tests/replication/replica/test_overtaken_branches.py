@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from escrowmq.actors.client.group_work import GroupWork
-from escrowmq.actors.producer.offset_blocks import first_block, with_offsets
-from escrowmq.replication.format import claim_ops, ops
-from escrowmq.replication.format.offset_ops import NONE_YET, ROLLBACK
+from escrowmq.actors.producer.transactions.offset_blocks import first_block, with_offsets
+from escrowmq.replication.format import ops, timer_ops
+from escrowmq.replication.format.ops import NONE_YET, ROLLBACK
 from escrowmq.replication.model import ResultCode as Code
 from tests.support.several_groups import FOLLOWS_S, Client, SeveralGroups, nothing_left
 
@@ -31,7 +31,7 @@ def world() -> SeveralGroups:
 def claim(world: SeveralGroups, epoch: int, *gids: int) -> None:
     """In these groups, or in all."""
     for gid in gids or range(len(world.groups)):
-        request = claim_ops.claim(NAME, epoch, f"claimant {epoch}")
+        request = timer_ops.claim(NAME, epoch, f"claimant {epoch}")
         assert world.groups[gid].submit(request) == [[0, [epoch, 0]]]
 
 

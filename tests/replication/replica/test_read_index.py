@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from escrowmq.replication.replica.read_index import READS_MAX, ReadIndex
+from escrowmq.replication.replica.lease_dispatcher import READS_MAX, ReadIndex
 
 
 class Lead:

@@ -16,8 +16,8 @@ from escrowmq.replication.errors import InvalidMessage, Overloaded
 from escrowmq.replication.format import ops
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.replica.admission import Admission, ComposedEntry
+from escrowmq.replication.replica.entry_writing import TopicsUnderWay
 from escrowmq.replication.replica.replica import Limits
-from escrowmq.replication.replica.topics_under_way import TopicsUnderWay
 from escrowmq.replication.replica.validation import parse_request
 from tests.support.places import by_name
 from tests.support.requests import APP, TOPIC, message, prepare

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from escrowmq.replication.format import ops
+from escrowmq.replication.replica.compaction import RetentionRound
 from escrowmq.replication.replica.replica import Limits
-from escrowmq.replication.replica.retention import RetentionRound
 from escrowmq.replication.state.index import PartitionIndex
 from tests.support.fed_state import FedState
 from tests.support.requests import message, prepare

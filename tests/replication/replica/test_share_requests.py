@@ -11,8 +11,8 @@ from escrowmq.replication.calling.answers import LevelReport
 from escrowmq.replication.errors import InvalidMessage
 from escrowmq.replication.format import ops, share_ops, timer_ops
 from escrowmq.replication.format.codec import decode_ops, encode_row
+from escrowmq.replication.format.internal_topics import DELAYS_MAX
 from escrowmq.replication.format.share_ops import LEVEL_OF_SHARES
-from escrowmq.replication.format.share_settings import DELAYS_MAX
 from escrowmq.replication.replica.validation import NACKED_MAX, brings_new_work, level_needed, parse_request
 from tests.support.single import Single
 

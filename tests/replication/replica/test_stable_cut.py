@@ -8,19 +8,18 @@ from typing import Any
 
 import pytest
 
-from escrowmq.actors.client import stable_cut
-from escrowmq.actors.client.stable_cut import Ask, Cut, find_stable_cut
+from escrowmq.actors.admin import stable_cut
+from escrowmq.actors.admin.stable_cut import Ask, Cut, find_stable_cut
 from escrowmq.replication.calling.answers import GroupCut
 from escrowmq.replication.errors import InvalidMessage, TopicRecreated, Unavailable
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import encode_row
-from escrowmq.replication.format.cut_ops import HOLD_MS_MAX, TOPICS_PER_CUT_MAX, cut
+from escrowmq.replication.format.ops import HOLD_MS_MAX, TOPICS_PER_CUT_MAX, cut
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.replica.admission import REST
 from escrowmq.replication.replica.validation import parse_request
-from escrowmq.replication.state.capture import capture
 from escrowmq.replication.state.machine import StateMachine
-from escrowmq.replication.state.snapshot import encode, restore
+from escrowmq.replication.state.snapshot import capture, encode, restore
 from tests.support.reading import everything, named
 from tests.support.several_groups import (
     APP,

@@ -16,10 +16,9 @@ from escrowmq.replication.replica.checkpoints import (
     timers_name,
 )
 from escrowmq.replication.state.machine import StateMachine
-from escrowmq.replication.timers import merging, young
-from escrowmq.replication.timers.merging import FAN_IN
+from escrowmq.replication.timers import sealed_file, store
 from escrowmq.replication.timers.record import KEY_BYTES, RECORD, deliver_ms_of, last_key
-from escrowmq.replication.timers.sealed_file import SealedFile
+from escrowmq.replication.timers.sealed_file import FAN_IN, SealedFile
 from tests.sim.disk import PowerCut, SimDisk
 from tests.support.fed_state import dump, waiting
 from tests.support.storage import sim_disk, take, to_the_end
@@ -171,7 +170,7 @@ def test_no_step_of_a_capture_reads_a_timer(monkeypatch: pytest.MonkeyPatch) -> 
         raise AssertionError("in the applying thread")
 
     with monkeypatch.context() as here:
-        here.setattr(young, "split", no_records)
+        here.setattr(store, "split", no_records)
         here.setattr(SealedFile, "_checked", no_records)
         kept.checkpoints.begin(kept.state, 1)
         while (job := kept.checkpoints.step(kept.state, VISITS)) is None:
@@ -180,7 +179,7 @@ def test_no_step_of_a_capture_reads_a_timer(monkeypatch: pytest.MonkeyPatch) -> 
     job.run()
     kept.checkpoints.done(kept.state, job)
     with monkeypatch.context() as here:
-        here.setattr(young, "split", no_records)
+        here.setattr(store, "split", no_records)
         here.setattr(SealedFile, "_checked", no_records)
         kept.checkpoints.step(kept.state, VISITS)
         kept.release(NOW_MS + 1_500)
@@ -193,7 +192,7 @@ def test_no_step_of_a_capture_reads_a_timer(monkeypatch: pytest.MonkeyPatch) -> 
 def ready_to_merge(monkeypatch: pytest.MonkeyPatch, slice_bytes: int = 200) -> Kept:
     """Seven files; the next checkpoint brings the eighth, and then they are merged."""
     monkeypatch.setattr(under_test, "SLICE_BYTES", slice_bytes)
-    monkeypatch.setattr(merging, "SLICE", 2)
+    monkeypatch.setattr(sealed_file, "SLICE", 2)
     kept = Kept()
     for n in range(FAN_IN - 1):
         kept.schedule(*(1_000 * at + n for at in range(1, 40)))
@@ -399,7 +398,7 @@ def test_without_the_count_lost_timers_stay_unnoticed(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("seed", range(6))
 def test_a_long_life_with_restarts(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Schedules, cancels, releases, checkpoints, crashes and merges in a drawn order."""
-    monkeypatch.setattr(merging, "CLASSES", (16, 128, 1_024))
+    monkeypatch.setattr(sealed_file, "CLASSES", (16, 128, 1_024))
     monkeypatch.setattr(under_test, "SLICE_BYTES", 300)
     kept, drawn, now_ms = Kept(), random.Random(seed), NOW_MS
     for _ in range(250):

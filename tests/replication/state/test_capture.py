@@ -9,10 +9,9 @@ import pytest
 
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import encode_row
-from escrowmq.replication.state.capture import Capture, capture, release
 from escrowmq.replication.state.group_offsets import GroupOffsets
 from escrowmq.replication.state.index import PartitionIndex
-from escrowmq.replication.state.snapshot import Snapshot, adopt, encode
+from escrowmq.replication.state.snapshot import Capture, Snapshot, adopt, capture, encode, release
 from escrowmq.replication.state.stored_runs import RunTable
 from tests.support.fed_state import FedState, dump
 from tests.support.stored_bytes import stored

@@ -8,13 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from escrowmq.replication.format import claim_ops, ops, timer_ops
+from escrowmq.replication.format import ops, timer_ops
 from escrowmq.replication.format.codec import PrepareExtra, encode_row
 from escrowmq.replication.model import ResultCode as Code
 from escrowmq.replication.state import claims
-from escrowmq.replication.state.capture import capture
 from escrowmq.replication.state.machine import StateMachine
-from escrowmq.replication.state.snapshot import encode, restore
+from escrowmq.replication.state.snapshot import capture, encode, restore
 from tests.support.fed_state import FedState, dump
 
 NAME = "outbox.shop.0"
@@ -36,13 +35,13 @@ def claim(log: FedState, name: str = NAME, claimant: str = "") -> int:
     """As a new claimant does: an epoch above the newest."""
     known = log.state.claims.by_name.get(name)
     epoch = 1 if known is None else known.epoch + 1
-    ((code, _),) = log.add(claim_ops.claim(name, epoch, claimant or f"claimant {epoch}"))
+    ((code, _),) = log.add(timer_ops.claim(name, epoch, claimant or f"claimant {epoch}"))
     assert code == 0
     return epoch
 
 
 def message(claimed: int, seq: int) -> bytes:
-    return ops.message("t", 0, NAME, claim_ops.first_epoch(claimed), seq, [ROW])
+    return ops.message("t", 0, NAME, timer_ops.first_epoch(claimed), seq, [ROW])
 
 
 def prepare(
@@ -60,14 +59,14 @@ def commit(log: FedState, tx_id: str) -> Any:
 
 def test_an_epoch_is_one_claimants_and_higher_than_those_before() -> None:
     log = log_of_level_9()
-    first, second = claim_ops.claim(NAME, 1, "a"), claim_ops.claim(NAME, 1, "b")
+    first, second = timer_ops.claim(NAME, 1, "a"), timer_ops.claim(NAME, 1, "b")
     assert log.add(first, second) == [[0, [1, 0]], [int(Code.FENCED), 1]]
-    assert log.add(claim_ops.claim(NAME, 2, "b"), first) == [[0, [2, 0]], [int(Code.FENCED), 2]], (
+    assert log.add(timer_ops.claim(NAME, 2, "b"), first) == [[0, [2, 0]], [int(Code.FENCED), 2]], (
         "a late copy"
     )
-    assert log.add(claim_ops.claim(NAME, 2, "b")) == [[0, [2, 0]]], "repeated"
-    assert log.add(claim_ops.claim(NAME, 9, "c")) == [[0, [9, 0]]], "as in the other groups"
-    assert log.add(claim_ops.claim("other", 1, "a")) == [[0, [1, 0]]]
+    assert log.add(timer_ops.claim(NAME, 2, "b")) == [[0, [2, 0]]], "repeated"
+    assert log.add(timer_ops.claim(NAME, 9, "c")) == [[0, [9, 0]]], "as in the other groups"
+    assert log.add(timer_ops.claim("other", 1, "a")) == [[0, [1, 0]]]
 
 
 def test_an_earlier_epoch_sends_nothing_any_more() -> None:
@@ -77,12 +76,12 @@ def test_an_earlier_epoch_sends_nothing_any_more() -> None:
     assert log.add(message(1, 0)) == fenced == log.add(message(1, -1)) == log.add(message(3, 0))
     assert log.add(ops.message("t", 0, NAME, 7, 0, [ROW])) == fenced, "by a producer without a claim"
     for producer in (NAME, NAME + timer_ops.OF_DELAYED):
-        epoch = claim_ops.first_epoch(1) + 5
+        epoch = timer_ops.first_epoch(1) + 5
         late = timer_ops.scheduled("t", 0, producer, epoch, 0, [-60_000], [ROW], 5, 0, -1, 0)
         assert log.add(late) == fenced
     assert prepare(log, "x", 1, 0) == fenced == prepare(log, "x", 1, 1) == prepare(log, "x", 1, 0, home=3)
     assert log.add(message(2, 0))[0][0] == 0
-    assert log.add(ops.message("t", 0, NAME, claim_ops.first_epoch(2) + 1, 0, [ROW]))[0][0] == 0
+    assert log.add(ops.message("t", 0, NAME, timer_ops.first_epoch(2) + 1, 0, [ROW]))[0][0] == 0
     assert log.add(ops.message("t", 0, "nobody", 0, 0, [ROW]))[0][0] == 0
     assert prepare(log, "x", 2, 0) == [[0]] == prepare(log, "y", 2, 0), "without numbers: as many as it likes"
     assert prepare(log, "z", 3, 0) == fenced, "an epoch above the claimed one"
@@ -102,7 +101,7 @@ def test_a_number_is_committed_once_however_long_ago_it_was() -> None:
     log.add(ops.rollback("app", ["1.0"]))
     assert prepare(log, "1.1", 1, 1) == [[0]] == commit(log, "1.1")
     assert prepare(log, "1.2", 1, 1) == COMMITTED == prepare(log, "1.1", 1, 1)
-    assert log.add(claim_ops.claim(NAME, 2, "b")) == [[0, [2, 1]]]
+    assert log.add(timer_ops.claim(NAME, 2, "b")) == [[0, [2, 1]]]
     assert prepare(log, "1.2", 2, 1) == COMMITTED
     assert prepare(log, "1.2", 2, 1, digest(9)) == [[int(Code.OUT_OF_STEP), 1]], "other messages"
     assert prepare(log, "5.0", 2, 5) == [[0]] == commit(log, "5.0"), "numbers may be left out"
@@ -122,7 +121,7 @@ def test_a_commit_of_the_last_claimant_counts_for_the_next() -> None:
 
 def test_a_branch_asks_for_the_epoch_alone() -> None:
     log = log_of_level_9()
-    log.add(claim_ops.claim(NAME, 3, "c"))
+    log.add(timer_ops.claim(NAME, 3, "c"))
     assert prepare(log, "1.0", 3, 1, home=2) == [[0]] == prepare(log, "1.1", 3, 1, home=2)
     assert log.state.claims.open == {}, "its home decides about the number"
 
@@ -132,7 +131,7 @@ def test_names_used_long_ago_go_first_and_recent_ones_stay(monkeypatch: pytest.M
     log = log_of_level_9()
     for name in ("a", NAME, "b"):
         claim(log, name)
-    assert log.add(claim_ops.claim("new", 1, "c")) == [[int(Code.TOO_MANY_CLAIMS), 3]]
+    assert log.add(timer_ops.claim("new", 1, "c")) == [[int(Code.TOO_MANY_CLAIMS), 3]]
     prepare(log, "1.0", 1, 1)
     log.now_ms += claims.KEPT_MS + 60_000
     claim(log, "a"), claim(log, "new")
@@ -168,7 +167,7 @@ def test_a_name_is_in_use_while_its_producer_prepares(monkeypatch: pytest.Monkey
     assert prepare(log, "1.0", 1, 0 if home < 0 else 1, home=home) == [[0]]
     claim(log, "new")
     assert list(log.state.claims.by_name) == [NAME, "new"], "that of the other one was used longer ago"
-    assert log.add(claim_ops.claim("c", 1, "c")) == [[int(Code.TOO_MANY_CLAIMS), 2]], "both are in use"
+    assert log.add(timer_ops.claim("c", 1, "c")) == [[int(Code.TOO_MANY_CLAIMS), 2]], "both are in use"
 
 
 def test_a_name_is_in_use_while_its_producer_sends_plain_messages(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,13 +14,13 @@ from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import PrepareExtra, encode_row
 from escrowmq.replication.host.due_checks import lock_due
 from escrowmq.replication.model import ResultCode
-from escrowmq.replication.state import machine, preparing
-from escrowmq.replication.state.open_table import OpenTx
+from escrowmq.replication.state import machine
+from escrowmq.replication.state.open_tx import OpenTx
 from tests.support.fed_state import FedState
 from tests.support.several_groups import Client, SeveralGroups, late_extra
 
 CONFLICT = [ResultCode.PARTIAL, [[0, ResultCode.TX_CONFLICT, "PREPARE"]]]
-REFUSED = [ResultCode.PARTIAL, [[0, ResultCode.MALFORMED, preparing.UNTRACKED]]]
+REFUSED = [ResultCode.PARTIAL, [[0, ResultCode.MALFORMED, machine.UNTRACKED]]]
 
 
 class Both(FedState):
@@ -108,7 +108,7 @@ def test_a_producer_of_version_1_is_told_to_upgrade_and_leaves_nothing_behind() 
     client = Client(world, old=True)
     plan = client.plan("x")
     problems = client.prepare(plan)
-    assert isinstance(problems, dict) and problems[0] == (ResultCode.MALFORMED, preparing.UNTRACKED)
+    assert isinstance(problems, dict) and problems[0] == (ResultCode.MALFORMED, machine.UNTRACKED)
     world.pass_time(10.0)
     home, branch = world.outcomes("x")
     assert home == "ROLLBACK" and branch in ("UNKNOWN", "ROLLBACK")

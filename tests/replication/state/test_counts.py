@@ -8,9 +8,8 @@ import pytest
 
 from escrowmq.replication.format import ops
 from escrowmq.replication.metrics import LATENCY_S, Counts, Histogram
-from escrowmq.replication.state.capture import capture
 from escrowmq.replication.state.machine import StateMachine
-from escrowmq.replication.state.snapshot import encode, restore
+from escrowmq.replication.state.snapshot import capture, encode, restore
 from escrowmq.replication.state.transactions import COMMITTED, ROLLED_BACK
 from tests.support.fed_state import FedState
 

@@ -8,11 +8,10 @@ import pytest
 
 from escrowmq.replication.format import ops, share_ops
 from escrowmq.replication.format.codec import PrepareExtra, encode_row
-from escrowmq.replication.format.offset_ops import ROLLBACK
+from escrowmq.replication.format.ops import ROLLBACK
 from escrowmq.replication.model import ResultCode as Code
-from escrowmq.replication.state.capture import capture
 from escrowmq.replication.state.machine import StateMachine
-from escrowmq.replication.state.snapshot import encode, restore
+from escrowmq.replication.state.snapshot import capture, encode, restore
 from tests.support.fed_state import FedState, dump
 
 GROUP, DEAD = "mail", "__dead.mail"

@@ -10,13 +10,12 @@ from hypothesis import strategies as st
 
 from escrowmq.replication.format import ops, share_ops
 from escrowmq.replication.format.codec import PrepareExtra
-from escrowmq.replication.format.offset_ops import NONE_YET, pre_offsets
-from escrowmq.replication.format.share_settings import SHARE
+from escrowmq.replication.format.internal_topics import SHARE
+from escrowmq.replication.format.ops import NONE_YET, pre_offsets
 from escrowmq.replication.model import ResultCode as Code
-from escrowmq.replication.state.capture import capture
 from escrowmq.replication.state.held_offsets import HeldOffsets
 from escrowmq.replication.state.machine import StateMachine
-from escrowmq.replication.state.snapshot import encode, restore
+from escrowmq.replication.state.snapshot import capture, encode, restore
 from tests.support.fed_state import FedState, dump
 
 GROUP, TOPIC = "billing", "t"

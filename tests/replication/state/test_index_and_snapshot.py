@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from escrowmq.replication.errors import CorruptLog, UnknownVersion
-from escrowmq.replication.state.capture import capture
 from escrowmq.replication.state.index import PartitionIndex
 from escrowmq.replication.state.machine import StateMachine
-from escrowmq.replication.state.snapshot import adopt_runs, encode, restore
+from escrowmq.replication.state.snapshot import adopt_runs, capture, encode, restore
 from escrowmq.replication.state.stored_runs import encode_runs
 from tests.support.fed_state import FedState, busy_state, dump
 from tests.support.stored_bytes import run_file, stored

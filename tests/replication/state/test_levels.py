@@ -11,14 +11,13 @@ from pathlib import Path
 import pytest
 
 from escrowmq.replication.errors import InvalidMessage, UnknownVersion
-from escrowmq.replication.format import claim_ops, ops
+from escrowmq.replication.format import ops, timer_ops
 from escrowmq.replication.format.codec import PrepareExtra
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.replica.validation import NUMBER_MAX, TIMEOUT_MS_MAX, level_needed, parse_request
-from escrowmq.replication.state.capture import capture
+from escrowmq.replication.state.dedup import BOUNDS, Settings, setting_problem
 from escrowmq.replication.state.machine import LEVEL_MAX, StateMachine
-from escrowmq.replication.state.settings import BOUNDS, Settings, setting_problem
-from escrowmq.replication.state.snapshot import encode, restore
+from escrowmq.replication.state.snapshot import capture, encode, restore
 from tests.support.fed_state import (
     FedState,
     busy_state,
@@ -123,7 +122,7 @@ def test_a_fence_has_16_bytes_and_is_homes_alone(fence: bytes, home: int, proble
 
 def test_only_a_group_of_level_10_takes_a_fence() -> None:
     fenced = ops.prepare("app", "t", ["x"], None, 0, 0, [7], -1, 0, PrepareExtra(fence=b"f" * 16))
-    claim, plain = claim_ops.claim("n", 1, "c"), ops.rollback("app", ["x"])
+    claim, plain = timer_ops.claim("n", 1, "c"), ops.rollback("app", ["x"])
     assert level_needed(parse_request(plain + fenced)) == level_needed(parse_request(claim + fenced)) == 10
     assert level_needed(parse_request(claim + plain)) == level_needed(parse_request(plain + claim)) == 9
 

@@ -7,10 +7,9 @@ import random
 import pytest
 
 from escrowmq.replication.format import ops
-from escrowmq.replication.state.capture import capture, release
 from escrowmq.replication.state.machine import StateMachine
-from escrowmq.replication.state.open_table import OpenTable, OpenTx
-from escrowmq.replication.state.snapshot import encode, restore
+from escrowmq.replication.state.open_tx import OpenTable, OpenTx
+from escrowmq.replication.state.snapshot import capture, encode, release, restore
 from tests.support.fed_state import FedState
 
 

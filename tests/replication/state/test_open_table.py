@@ -8,9 +8,8 @@ from collections import Counter
 import pytest
 
 from escrowmq.replication.format.codec import PrepareExtra
-from escrowmq.replication.state import open_table
-from escrowmq.replication.state.open_table import STEP, OpenTable, OpenTx, View
-from escrowmq.replication.state.open_tx import Block
+from escrowmq.replication.state import open_tx
+from escrowmq.replication.state.open_tx import STEP, Block, OpenTable, OpenTx, View
 
 
 def record(index: int, checks: int = 0) -> OpenTx:
@@ -45,8 +44,8 @@ def records(of: Block) -> dict[str, OpenTx]:
 def test_it_is_a_dict_in_log_order_and_a_view_never_changes(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(open_table, "YOUNG_MAX", 6)
-    monkeypatch.setattr(open_table, "STEP", 3)
+    monkeypatch.setattr(open_tx, "YOUNG_MAX", 6)
+    monkeypatch.setattr(open_tx, "STEP", 3)
     rng = random.Random(seed)
     table, model = OpenTable(), dict[str, OpenTx]()
     views: list[tuple[View, list[tuple[str, OpenTx]]]] = []

@@ -9,7 +9,7 @@ import pytest
 from escrowmq.replication.format import ops
 from escrowmq.replication.state import due_queue as module
 from escrowmq.replication.state.due_queue import OVERDUE_MS, DueQueue, overdue
-from escrowmq.replication.state.open_table import OpenTable
+from escrowmq.replication.state.open_tx import OpenTable
 from tests.support.fed_state import FedState
 
 TIMEOUT_MS = 6_000

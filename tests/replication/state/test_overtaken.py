@@ -9,14 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from escrowmq.replication.format import claim_ops, ops
+from escrowmq.replication.format import ops, timer_ops
 from escrowmq.replication.format.codec import PrepareExtra
-from escrowmq.replication.format.offset_ops import ROLLBACK
+from escrowmq.replication.format.ops import ROLLBACK
 from escrowmq.replication.model import ResultCode as Code
 from escrowmq.replication.state import claims
-from escrowmq.replication.state.capture import capture
 from escrowmq.replication.state.machine import StateMachine
-from escrowmq.replication.state.snapshot import encode, restore
+from escrowmq.replication.state.snapshot import capture, encode, restore
 from tests.support.fed_state import FedState, dump
 
 NAME, OTHER = "shard-7", "shard-8"
@@ -30,7 +29,7 @@ def log_of_level_9() -> FedState:
 
 
 def claim(log: FedState, epoch: int, name: str = NAME) -> None:
-    assert log.add(claim_ops.claim(name, epoch, f"claimant {epoch}")) == [[0, [epoch, 0]]]
+    assert log.add(timer_ops.claim(name, epoch, f"claimant {epoch}")) == [[0, [epoch, 0]]]
 
 
 def prepare(

@@ -10,8 +10,8 @@ from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import PrepareExtra, encode_row
 from escrowmq.replication.host.due_checks import lock_due
 from escrowmq.replication.model import ResultCode
-from escrowmq.replication.state import preparing
-from escrowmq.replication.state.open_table import OpenTx
+from escrowmq.replication.state import machine
+from escrowmq.replication.state.open_tx import OpenTx
 from tests.support.fed_state import FedState
 
 STALE = [ResultCode.PARTIAL, [[0, ResultCode.STALE, None]]]
@@ -108,7 +108,7 @@ def test_a_lock_at_level_1_tells_no_index() -> None:
 
 
 def test_that_rule_is_what_keeps_the_late_copy_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preparing, "is_overtaken", lambda record, extra: False)
+    monkeypatch.setattr(machine, "is_overtaken", lambda record, extra: False)
     log = Owned()
     log.take("one", 5)
     log.take("two", log.heard)

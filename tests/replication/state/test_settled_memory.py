@@ -10,9 +10,8 @@ from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import encode_row
 from escrowmq.replication.model import ResultCode
 from escrowmq.replication.state import transactions
-from escrowmq.replication.state.capture import capture, release
 from escrowmq.replication.state.machine import StateMachine
-from escrowmq.replication.state.snapshot import encode, restore
+from escrowmq.replication.state.snapshot import capture, encode, release, restore
 from tests.support.fed_state import FedState
 
 

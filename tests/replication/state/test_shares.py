@@ -12,13 +12,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from escrowmq.replication.errors import CorruptLog
 from escrowmq.replication.format import ops, share_ops
 from escrowmq.replication.format.codec import encode_row
-from escrowmq.replication.format.share_settings import DEFAULTS
+from escrowmq.replication.format.internal_topics import DEFAULTS
 from escrowmq.replication.model import ResultCode
-from escrowmq.replication.state import attempts, snapshot
-from escrowmq.replication.state.capture import Capture, capture, release
+from escrowmq.replication.state import group_offsets, snapshot
 from escrowmq.replication.state.index import PartitionIndex
 from escrowmq.replication.state.machine import StateMachine
 from escrowmq.replication.state.shares import Pair
+from escrowmq.replication.state.snapshot import Capture, capture, release
 from tests.support.fed_state import FedState, dump, state_with_shares, waiting
 from tests.support.stored_bytes import stored
 
@@ -372,7 +372,7 @@ def test_attempts_belong_to_their_place() -> None:
 
 
 def test_few_places_with_attempts_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attempts, "ATTEMPTS_KEPT", 2)
+    monkeypatch.setattr(group_offsets, "ATTEMPTS_KEPT", 2)
     log = fed()
     note: Callable[[int], object] = lambda n: log.add(share_ops.places("mail", "t", [n % 2, n, 1]))  # noqa: E731
     for group in ("a", "b", "c"):

@@ -13,9 +13,8 @@ import pytest
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import PrepareExtra, encode_row
 from escrowmq.replication.model import ResultCode
-from escrowmq.replication.state.capture import capture
 from escrowmq.replication.state.machine import LEVEL_MAX, StateMachine
-from escrowmq.replication.state.snapshot import encode, restore
+from escrowmq.replication.state.snapshot import capture, encode, restore
 from tests.support.fed_state import FedState, dump
 
 OK, OTHER, UNKNOWN = int(ResultCode.OK), int(ResultCode.OTHER_TOPIC), int(ResultCode.UNKNOWN_TOPIC)

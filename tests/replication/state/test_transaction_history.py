@@ -7,11 +7,10 @@ from collections.abc import Iterable
 import pytest
 
 from escrowmq.replication.format import ops
-from escrowmq.replication.state import transaction_history, transactions
-from escrowmq.replication.state.capture import capture
+from escrowmq.replication.state import transactions
 from escrowmq.replication.state.machine import StateMachine
-from escrowmq.replication.state.snapshot import encode, restore
-from escrowmq.replication.state.transaction_history import Life, Settling
+from escrowmq.replication.state.snapshot import capture, encode, restore
+from escrowmq.replication.state.transactions import Life, Settling
 from tests.support.fed_state import FedState, state_with_lives
 
 
@@ -71,7 +70,7 @@ def test_prepared_again_its_checks_begin_anew() -> None:
 
 
 def test_of_an_id_that_came_before_the_newest_is_told() -> None:
-    found = transaction_history.TransactionHistory()
+    found = transactions.TransactionHistory()
     for at_ms, rule in ((5, False), (9, True), (7, False)):
         life = Life("t", f"q{at_ms}", 1, 1, 0, 0)
         found.add(Settling(at_ms, "x", "app", 1, ["a"], [life]), rule=rule)
@@ -90,7 +89,7 @@ def test_below_level_5_nothing_is_kept_that_its_snapshots_do_not_hold() -> None:
 
 
 def busy_after_one_by_hand(monkeypatch: pytest.MonkeyPatch) -> FedState:
-    monkeypatch.setattr(transaction_history, "LIVES_KEPT", (10, 10))
+    monkeypatch.setattr(transactions, "LIVES_KEPT", (10, 10))
     log = at_level(5)
     settle(log, ["by hand"], "operator:eve")
     settle(log, [f"x{n}" for n in range(25)], "producer")
@@ -112,7 +111,7 @@ def test_the_last_ones_are_kept_and_what_nobody_asks_about_pushes_out_nothing_el
 
 
 def test_a_decision_over_many_goes_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transaction_history, "LIVES_KEPT", (10, 10))
+    monkeypatch.setattr(transactions, "LIVES_KEPT", (10, 10))
     log = at_level(5)
     for first in (0, 4, 8):
         ids = [f"x{n}" for n in range(first, first + 4)]

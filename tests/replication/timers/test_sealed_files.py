@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from escrowmq.replication.errors import CorruptLog, UnknownVersion
-from escrowmq.replication.timers import merging, sealed_file
-from escrowmq.replication.timers.merging import FAN_IN, choose, merged
+from escrowmq.replication.timers import sealed_file
 from escrowmq.replication.timers.record import (
     FIRST_KEY,
     KEY_BYTES,
@@ -27,7 +26,7 @@ from escrowmq.replication.timers.record import (
     tombstone,
 )
 from escrowmq.replication.timers.runs import behind, in_order
-from escrowmq.replication.timers.sealed_file import SealedFile, encode, verify_timers
+from escrowmq.replication.timers.sealed_file import FAN_IN, SealedFile, choose, encode, merged, verify_timers
 from escrowmq.replication.timers.store import TimerStore
 from tests.support.golden_files import TIMERS, mend_timers
 from tests.support.stored_bytes import StoredBytes
@@ -190,13 +189,13 @@ def test_merges_in_any_order_change_no_answer(
 
 def test_a_tombstone_that_a_merge_loses_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The control of the test above: what was cancelled would be delivered."""
-    monkeypatch.setattr(merging, "settled", lambda records: [r for r in records if not is_tombstone(r)])
+    monkeypatch.setattr(sealed_file, "settled", lambda records: [r for r in records if not is_tombstone(r)])
     left = [r for part in merged([file_of([timer(1)]), file_of([cancel(2)])], FIRST_KEY) for r in part]
     assert living(sorted([timer(2), *left])) == [timer(1), timer(2)]
 
 
 def test_eight_files_of_a_class_become_one_and_there_are_never_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(merging, "CLASSES", (8, 64, 512))
+    monkeypatch.setattr(sealed_file, "CLASSES", (8, 64, 512))
     store, written, most = TimerStore(), 0, 0
     for n in range(1_000):
         store.add(timer(n) + timer(5_000 + n), NOW_MS)
@@ -219,7 +218,7 @@ def test_eight_files_of_a_class_become_one_and_there_are_never_many(monkeypatch:
 def test_a_large_file_that_is_mostly_released_is_written_anew(
     small_blocks: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(merging, "CLASSES", (8, 64, 512))
+    monkeypatch.setattr(sealed_file, "CLASSES", (8, 64, 512))
     small, large = file_of(timer(n) for n in range(5)), file_of(timer(n) for n in range(30))
     assert choose([small, large], timer(10)[:KEY_BYTES]) == []
     assert choose([small, large], timer(20)[:KEY_BYTES]) == [large]

@@ -22,8 +22,7 @@ from escrowmq.replication.timers.record import (
     last_key,
     tombstone,
 )
-from escrowmq.replication.timers.store import TimerStore
-from escrowmq.replication.timers.young import CHUNK, WIDER_FROM_MS, WIDTHS, records_in_order
+from escrowmq.replication.timers.store import CHUNK, WIDER_FROM_MS, WIDTHS, TimerStore, records_in_order
 
 NOW_MS = 1_700_000_000_000
 #: Delays around the borders of buckets, and two that many records share.

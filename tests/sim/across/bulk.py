@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from escrowmq.actors.producer.bulk import BulkRun
-from escrowmq.actors.producer.bulk_blocks import BlockUnit, BulkUnit, PlanUnit
-from escrowmq.actors.producer.bulk_requests import TransactionRequest
-from escrowmq.actors.producer.bulk_spread import SpreadUnit
+from escrowmq.actors.producer.bulk.bulk import BulkRun
+from escrowmq.actors.producer.bulk.bulk_blocks import BlockUnit, BulkUnit, PlanUnit, SpreadUnit
 from escrowmq.actors.producer.core import ProducerCore
-from escrowmq.actors.producer.results import TransactionResult
+from escrowmq.actors.producer.transactions.local_transaction import TransactionRequest
+from escrowmq.actors.producer.transactions.results import TransactionResult
 from escrowmq.replication.errors import OutcomeUnknown, TransactionConflict
 from escrowmq.replication.model import Message, TransactionState
 from tests.history.events import Sent

@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from escrowmq.actors.admin.stable_cut import Ask, Cut, find_stable_cut
 from escrowmq.actors.client.config import ChannelConfig
-from escrowmq.actors.client.stable_cut import Ask, Cut, find_stable_cut
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.replication.calling.answers import GroupCut
 from escrowmq.replication.errors import Unavailable
-from escrowmq.replication.format.cut_ops import cut
+from escrowmq.replication.format.ops import cut
 from escrowmq.replication.model import ResultCode
 from tests.history.subjects import Tx
 from tests.sim.across.turns import WorldTurns

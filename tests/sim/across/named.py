@@ -30,8 +30,8 @@ from typing import TYPE_CHECKING, Any
 
 from escrowmq.actors.admin.topic_creation import topic_settings
 from escrowmq.replication.format import ops
-from escrowmq.replication.format.claim_ops import BY_CLAIM, LEVEL_OF_CLAIMS
 from escrowmq.replication.format.codec import NO_EXTRA, Op, OpType
+from escrowmq.replication.format.timer_ops import BY_CLAIM, LEVEL_OF_CLAIMS
 from escrowmq.replication.model import Message, ResultCode
 from tests.history.events import body
 from tests.sim.across.named_instance import APP, LONG_S, TOPIC, TOPIC_TIMEOUT_S, Batch, Instance, Name, Sent

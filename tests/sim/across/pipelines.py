@@ -19,13 +19,13 @@ from escrowmq.actors.admin.topic_creation import topic_settings
 from escrowmq.actors.client.consumer_groups import TopicPartition, coordinator_group
 from escrowmq.actors.client.group_work import GroupWork, Span
 from escrowmq.actors.client.topology import ClusterInfo
-from escrowmq.actors.producer.blocks import Outcome
 from escrowmq.actors.producer.config import ProducerConfig
-from escrowmq.actors.producer.encoder import Encoder, TxPlan
-from escrowmq.actors.producer.transaction_base import TransactionBase
+from escrowmq.actors.producer.encoding.blocks import Outcome
+from escrowmq.actors.producer.encoding.encoder import Encoder, TxPlan
+from escrowmq.actors.producer.transactions.transaction_base import TransactionBase
 from escrowmq.replication.errors import EscrowMQError
 from escrowmq.replication.format import ops
-from escrowmq.replication.format.offset_ops import LEVEL_OF_OFFSETS, NONE_YET
+from escrowmq.replication.format.ops import LEVEL_OF_OFFSETS, NONE_YET
 from escrowmq.replication.model import Message, ResultCode
 from tests.history.events import body
 from tests.sim.across.producers import SimCore

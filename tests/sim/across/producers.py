@@ -14,14 +14,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from escrowmq.actors.client.topology import ClusterInfo
-from escrowmq.actors.producer.blocks import Block, DecisionBlock, Outcome
-from escrowmq.actors.producer.compression import Compression
-from escrowmq.actors.producer.config import ProducerConfig
-from escrowmq.actors.producer.encoder import Encoder, TxPlan
-from escrowmq.actors.producer.transaction_base import Phase as Stands
-from escrowmq.actors.producer.transaction_base import TransactionBase
-from escrowmq.actors.producer.value_encoder import ValueEncoder
-from escrowmq.actors.producer.value_packer import ValuePacker
+from escrowmq.actors.producer.config import Compression, ProducerConfig
+from escrowmq.actors.producer.encoding.blocks import Block, DecisionBlock, Outcome
+from escrowmq.actors.producer.encoding.encoder import Encoder, TxPlan
+from escrowmq.actors.producer.encoding.value_packer import ValueEncoder, ValuePacker
+from escrowmq.actors.producer.transactions.transaction_base import Phase as Stands
+from escrowmq.actors.producer.transactions.transaction_base import TransactionBase
 from escrowmq.replication.errors import EscrowMQError, OutcomeUnknown, TransactionConflict, UnknownTopic
 from escrowmq.replication.format.packing import METHODS
 from escrowmq.replication.model import Message, RecordMetadata

@@ -10,8 +10,8 @@ import random
 from dataclasses import dataclass
 
 from escrowmq.replication.model import BY_NAME, first_group, group_of
+from escrowmq.replication.state.dedup import Settings
 from escrowmq.replication.state.machine import LEVEL_MAX
-from escrowmq.replication.state.settings import Settings
 from tests.sim import crowd
 from tests.support.places import info
 

@@ -10,8 +10,7 @@ from escrowmq.replication.calling.answers import Reply
 from escrowmq.replication.errors import Unavailable
 from escrowmq.replication.host.sharing import Sharing
 from escrowmq.replication.replica.fetching import in_bytes
-from escrowmq.replication.replica.handing_out import HandedOut
-from escrowmq.replication.replica.lease_dispatcher import AcquireRequest
+from escrowmq.replication.replica.lease_dispatcher import AcquireRequest, HandedOut
 from tests.sim.sharing.records import leadership
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ def share_call(
     args: tuple[Any, ...],
     answer: Callable[[Any], None],
 ) -> None:
-    """One call; see ``calling/share_answers.py``."""
+    """One call; see ``calling/answers.py``."""
     sharing = _Sharing(running)
 
     if method != "share_acquire":

@@ -8,8 +8,8 @@ from typing import Any
 
 from escrowmq.actors.client.client_loop import ClientLoop
 from escrowmq.actors.client.config import ChannelConfig
-from escrowmq.actors.client.member_watch import MemberWatch
 from escrowmq.actors.client.replica_calls import OnAnswer
+from escrowmq.actors.client.router import MemberWatch
 from escrowmq.actors.client.topology import ClusterInfo
 from escrowmq.actors.client.wakeup import Wakeup
 from tests.sim.across.wire import Wire

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from escrowmq.actors.admin.topic_creation import topic_settings
 from escrowmq.actors.client.topology import ClusterInfo
-from escrowmq.actors.producer.send_future import SendFuture
+from escrowmq.actors.producer.plain.record_batch import SendFuture
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import Op
 from escrowmq.replication.model import ResultCode

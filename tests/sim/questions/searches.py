@@ -10,7 +10,6 @@ import random
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from escrowmq.replication.business_keys import HEADER, keys_of
 from escrowmq.replication.calling.finding_answers import FoundRows
 from escrowmq.replication.errors import EscrowMQError
 from escrowmq.replication.format.codec import decode_rows
@@ -18,6 +17,7 @@ from escrowmq.replication.format.find_rows import IN_HEADER, split_rows
 from escrowmq.replication.format.find_table import BUSINESS_KEY, KEY, ORIGIN, TX_ID
 from escrowmq.replication.format.forwarded import ORIGIN as ORIGIN_HEADER
 from escrowmq.replication.host.finding import Sought
+from escrowmq.replication.message_headers import HEADER, keys_of
 from escrowmq.replication.state.topics import Partition
 from tests.sim.broker_app import BrokerApplication
 from tests.sim.searching import BLOCK, small_blocks

@@ -21,7 +21,7 @@ from escrowmq.actors.client.consumer_groups import (
     TopicPartition,
     coordinator_group,
 )
-from escrowmq.actors.consumer.membership import Membership
+from escrowmq.actors.consumer.membership_thread import Membership
 from escrowmq.replication.calling.answers import Reply
 from escrowmq.replication.model import NO_ID, ResultCode
 from tests.sim.broker_app import BrokerApplication, ids_of

@@ -17,15 +17,12 @@ from escrowmq.actors.client.config import ChannelConfig
 from escrowmq.actors.client.results import outcome
 from escrowmq.actors.client.router import Router
 from escrowmq.actors.client.topology import ClusterInfo
-from escrowmq.actors.share_consumer.ack_accumulator import Ranges
-from escrowmq.actors.share_consumer.asking import AskedGroup
 from escrowmq.actors.share_consumer.config import ShareConsumerConfig
-from escrowmq.actors.share_consumer.held_batches import Batch, HeldBatches, PlaceOfBatch
-from escrowmq.actors.share_consumer.record import ShareRecord
-from escrowmq.actors.share_consumer.session import ShareSession
-from escrowmq.actors.share_consumer.settling import Settling
+from escrowmq.actors.share_consumer.core import Settling
+from escrowmq.actors.share_consumer.held_batches import Batch, HeldBatches, PlaceOfBatch, Ranges, ShareRecord
+from escrowmq.actors.share_consumer.session import AskedGroup, ShareSession
 from escrowmq.actors.share_consumer.statistics import ShareCounted
-from escrowmq.replication.calling.share_answers import AcquiredRow
+from escrowmq.replication.calling.answers import AcquiredRow
 from escrowmq.replication.errors import (
     DiskFull,
     EscrowMQError,

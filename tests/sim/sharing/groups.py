@@ -18,9 +18,8 @@ from escrowmq.actors.share_consumer.held_batches import PlaceOfBatch
 from escrowmq.replication.errors import UnknownGroup, UnknownTopic
 from escrowmq.replication.format import ops, share_ops
 from escrowmq.replication.format.codec import encode_row
-from escrowmq.replication.format.internal_topics import dead_topic, retry_topic
+from escrowmq.replication.format.internal_topics import Value, dead_topic, retry_topic
 from escrowmq.replication.format.share_ops import ANY_NUMBER, LEVEL_OF_SHARES
-from escrowmq.replication.format.share_settings import Value
 from escrowmq.replication.model import NO_ID, ResultCode
 from tests.history.events import Recorder, body
 from tests.sim.broker_app import BrokerApplication

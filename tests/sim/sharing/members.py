@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 from escrowmq.replication.calling.answers import Reply
 from escrowmq.replication.format import share_ops
 from escrowmq.replication.model import ResultCode
-from escrowmq.replication.replica.handing_out import HandedOut
-from escrowmq.replication.replica.lease_dispatcher import AcquireRequest
+from escrowmq.replication.replica.lease_dispatcher import AcquireRequest, HandedOut
 from tests.sim.broker_app import BrokerApplication
 from tests.sim.desk import LOST
 from tests.sim.replica import SimReplica

@@ -1,4 +1,4 @@
-"""Operators who redrive dead letters into a topic, as transactions that hold them (admin/redirecting.py).
+"""Operators who redrive dead letters into a topic, as transactions that hold them (admin/dead_letters.py).
 
 They ask for letters that others redrive at the same time, to the group or into another topic; they die before
 they have decided, or decide when the transaction's time may be over. Rules are in tests/history/sharing.py: a
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import PrepareExtra, decode_rows, encode_row
 from escrowmq.replication.format.internal_topics import dead_topic
-from escrowmq.replication.format.offset_ops import ROLLBACK
+from escrowmq.replication.format.ops import ROLLBACK
 from escrowmq.replication.format.share_ops import LEVEL_OF_LETTERS, pre_letters
 from escrowmq.replication.model import ResultCode
 from tests.history.events import body, identify

@@ -14,12 +14,11 @@ from typing import Any
 
 from escrowmq.actors.client.background import Step
 from escrowmq.actors.client.config import ChannelConfig
-from escrowmq.actors.client.observable import ObservableCondition
 from escrowmq.actors.client.replica_calls import OnAnswer
 from escrowmq.actors.client.topology import ClusterInfo
-from escrowmq.actors.client.wakeup import Waiter, Wakeup
+from escrowmq.actors.client.wakeup import ObservableCondition, Waiter, Wakeup
 from escrowmq.actors.consumer import core
-from escrowmq.actors.producer import transaction
+from escrowmq.actors.producer.transactions import transaction
 from tests.sim.across.turns import WorldTurns
 from tests.sim.across.wire import Wire
 from tests.sim.fibres import Fibre, Fibres, fibres_of_running

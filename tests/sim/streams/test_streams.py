@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from escrowmq.actors.consumer.membership import Membership
+from escrowmq.actors.consumer.membership_thread import Membership
 from escrowmq.actors.consumer.positions import Positions
 from tests.sim.across.scene import KEPT
 from tests.sim.across.simulation import ManyGroups

@@ -26,14 +26,13 @@ from escrowmq.actors.client.consumer_groups import TopicPartition
 from escrowmq.actors.client.results import submitting
 from escrowmq.actors.client.share_groups import set_group
 from escrowmq.actors.client.topology import ClusterInfo
-from escrowmq.actors.consumer.config import ConsumerConfig
+from escrowmq.actors.consumer.config import ConsumerConfig, RetryPolicy
 from escrowmq.actors.consumer.consumer import Consumer
 from escrowmq.actors.consumer.positions import PartitionState
-from escrowmq.actors.consumer.retry_policy import RetryPolicy
 from escrowmq.actors.producer.config import ProducerConfig
-from escrowmq.actors.producer.transaction import Transaction
+from escrowmq.actors.producer.transactions.transaction import Transaction
 from escrowmq.replication.errors import ConfigError, EscrowMQError
-from escrowmq.replication.format.offset_ops import LEVEL_OF_OFFSETS
+from escrowmq.replication.format.ops import LEVEL_OF_OFFSETS
 from escrowmq.replication.model import ConsumerRecord, Message
 from tests.history.events import body, identify
 from tests.sim.across.cores import VirtualCore

@@ -12,8 +12,8 @@ import pytest
 from ray.data.datasource import WriteResult
 
 from escrowmq.actors.client.router import Router
-from escrowmq.actors.producer import value_packer
-from escrowmq.actors.producer.compression import Compression
+from escrowmq.actors.producer.config import Compression
+from escrowmq.actors.producer.encoding import value_packer
 from escrowmq.replication.errors import ConfigError, MessageTooLarge, OutcomeUnknown, Unavailable
 from escrowmq.spark_integration.ray_data import datasink
 from escrowmq.spark_integration.ray_data.arguments import ColumnNames

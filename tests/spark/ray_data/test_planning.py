@@ -16,7 +16,7 @@ from escrowmq.replication.errors import ConfigError, OffsetOutOfRange, UnknownTo
 from escrowmq.spark_integration.ray_data.datasource import EscrowMQDatasource, SnapshotLost
 from escrowmq.spark_integration.ray_data.planning import PlannedRange, plan, resolved, shared_out
 from escrowmq.spark_integration.source.planning import OffsetRange
-from escrowmq.spark_integration.source.ranges import stretches
+from escrowmq.spark_integration.source.reading import stretches
 from tests.support.brokers import Brokers, ClientCalls
 from tests.support.sinking import PARTITIONS
 

@@ -7,8 +7,7 @@ import socket
 import pytest
 
 from escrowmq.replication.errors import ClusterNotFound, ConfigError, Unavailable
-from escrowmq.spark_integration.session.executors import check_room
-from escrowmq.spark_integration.session.request import memory_bytes, session_request
+from escrowmq.spark_integration.session.request import check_room, memory_bytes, session_request
 from escrowmq.spark_integration.session.spark_session import spark_session
 
 GIB = 1 << 30

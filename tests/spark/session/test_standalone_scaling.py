@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from escrowmq.spark_integration.session.driver_jvm import runs
-from escrowmq.spark_integration.session.standalone_scaling import IDLE_LOOKS, Scaler
+from escrowmq.spark_integration.session.standalone import IDLE_LOOKS, Scaler
 
 
 class Cluster:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from escrowmq.replication.errors import ConfigError
-from escrowmq.spark_integration.session.versions import (
+from escrowmq.spark_integration.session.spark_session import (
     installed_raydp_builds,
     installed_spark,
     pick_mode,

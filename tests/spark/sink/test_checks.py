@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from escrowmq.actors.producer.compression import Compression
+from escrowmq.actors.producer.config import Compression
 from escrowmq.replication.errors import ConfigError
-from escrowmq.spark_integration.sink.options import parse_sink_options
-from escrowmq.spark_integration.sink.schema import check_columns
+from escrowmq.spark_integration.sink.options import check_columns, parse_sink_options
 
 HEADERS = "array<struct<key:string,value:binary>>"
 GIVEN = {"escrowmq.address": "127.0.0.1:6379", "checkpointLocation": "/tmp/c"}

@@ -246,7 +246,7 @@ def prepare_small(
     link: SinkLink, query: str, topic: str, batches: list[pa.RecordBatch]
 ) -> tuple[Attempt, dict[int, int]]:
     """As tasks do, but with chunks of 10 KB."""
-    from escrowmq.spark_integration.sink.rows import RowEncoder
+    from escrowmq.spark_integration.sink.task import RowEncoder
 
     epoch_id = epoch_id_of(query, 0)
     writer = ChunkWriter(link, epoch_id, "0.0.small", timeout_ms=60_000, chunk_bytes=10_000)

@@ -10,13 +10,13 @@ import pyarrow as pa
 import pytest
 
 from escrowmq.actors.producer.config import ProducerConfig
-from escrowmq.actors.producer.encoder import Encoder
-from escrowmq.actors.producer.packed_column import packed_column
+from escrowmq.actors.producer.encoding.encoder import Encoder
+from escrowmq.actors.producer.encoding.table_rows import packed_column
 from escrowmq.replication.errors import InvalidMessage, MessageTooLarge, UnknownTopic
 from escrowmq.replication.format.codec import decode_rows
 from escrowmq.replication.format.packing import PACKED, pack_row
 from escrowmq.replication.model import Message
-from escrowmq.spark_integration.sink.rows import RowEncoder
+from escrowmq.spark_integration.sink.task import RowEncoder
 
 TOPICS = {"orders": 7, "alerts": 3}
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from escrowmq.replication.errors import ConfigError
 from escrowmq.spark_integration.decode.records import COLUMNS
-from escrowmq.spark_integration.source.bounds import BoundKind
 from escrowmq.spark_integration.source.options import (
     OPTIONS,
     BatchLimits,
+    BoundKind,
     SourceOptions,
     Use,
     parse_options,

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from escrowmq.spark_integration.source.options import parse_options
-from escrowmq.spark_integration.source.planning import plan
-from escrowmq.spark_integration.source.pushdown import push
+from escrowmq.spark_integration.source.planning import plan, push
 from tests.support.offset_table import OffsetTable
 
 f = pytest.importorskip("pyspark.sql.datasource")

@@ -10,7 +10,7 @@ pytest.importorskip("pyspark")
 
 from escrowmq.replication.errors import DataLoss, Unavailable
 from escrowmq.spark_integration.decode.records import RowFormat
-from escrowmq.spark_integration.source import ranges
+from escrowmq.spark_integration.source import reading
 from escrowmq.spark_integration.source.planning import OffsetRange
 from escrowmq.spark_integration.source.reading import TaskReader
 from tests.support.brokers import BehindCalls, Brokers
@@ -38,7 +38,7 @@ def topic(request: pytest.FixtureRequest, clusters: Clusters) -> str:
 @pytest.fixture
 def read(clusters: Clusters, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     """``read(topic, end, fails, behind=True)``: how many messages of [0, end) a task gets."""
-    monkeypatch.setattr(ranges, "ASK_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(reading, "ASK_TIMEOUT_S", 1.0)
     now, before = clusters
 
     def read(topic: str, end: int, fails: bool, behind: bool = True) -> int:

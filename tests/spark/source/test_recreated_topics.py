@@ -18,7 +18,7 @@ from escrowmq.replication.errors import DataLoss, Unavailable
 from escrowmq.replication.model import NO_ID
 from escrowmq.spark_integration.decode.records import RowFormat
 from escrowmq.spark_integration.ray_data import datasource, planning
-from escrowmq.spark_integration.source import ranges
+from escrowmq.spark_integration.source import reading
 from escrowmq.spark_integration.source.heads import LeaderCatalog
 from escrowmq.spark_integration.source.options import Use, parse_options
 from escrowmq.spark_integration.source.planning import plan
@@ -113,7 +113,7 @@ def test_a_dataset_is_refused(brokers: Brokers, admin: Admin, named: str, router
     (planned,) = planning.plan(router, named, "earliest", "latest", None)
 
     def read() -> int:
-        found = ranges.stretches(
+        found = reading.stretches(
             brokers.info,
             planned.part,
             datasource._lost,
@@ -144,7 +144,7 @@ def test_a_topic_replaced_while_the_read_is_planned(
     monkeypatch.setattr(planning.OffsetReader, "offsets", replaced)
     (planned,) = planning.plan(router, named, "earliest", "latest", None)
     assert planned.part.end == 25
-    found = ranges.stretches(brokers.info, planned.part, datasource._lost, calls=ClientCalls(brokers),
+    found = reading.stretches(brokers.info, planned.part, datasource._lost, calls=ClientCalls(brokers),
                              group=planned.group, topic_id=planned.topic_id)  # fmt: skip
     with pytest.raises(datasource.SnapshotLost, match=r"created again|unknown topic|no partition"):
         list(found)
@@ -154,7 +154,7 @@ def test_a_replica_that_still_has_the_old_topic_loses_nothing(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its rows would be the old topic's. It lags, so the task is repeated elsewhere."""
-    monkeypatch.setattr(ranges, "ASK_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(reading, "ASK_TIMEOUT_S", 1.0)
     now, before = (Brokers(tmp_path_factory.mktemp(name), replicas=1) for name in ("now", "before"))
     router = Router(now.info, calls=ClientCalls(now), name="recreated-test")
     admins = [Admin(each.info, timeout_s=10.0, calls=ClientCalls(each)) for each in (now, before)]
@@ -166,7 +166,7 @@ def test_a_replica_that_still_has_the_old_topic_loses_nothing(
         (planned,) = planning.plan(router, "t", "earliest", "latest", None)
 
         def read(calls: Any) -> int:
-            found = ranges.stretches(
+            found = reading.stretches(
                 now.info,
                 planned.part,
                 datasource._lost,

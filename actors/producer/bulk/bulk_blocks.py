@@ -1,0 +1,515 @@
+"""The units in which a batch of transactions is sent: blocks of simple ones, and single plans.
+
+Both are prepared, then decided, and remember per transaction only what deviates from success. They report to
+their run (bulk.py) from the router's thread.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+
+from escrowmq.actors.client.failures import Failure
+from escrowmq.actors.producer.core import ProducerCore
+from escrowmq.actors.producer.encoding.blocks import (
+    Column,
+    DecisionBlock,
+    Outcome,
+    Placed,
+    PrepareBlock,
+    Problems,
+)
+from escrowmq.actors.producer.encoding.delayed_messages import Later, LaterColumns, add_later, digest_with
+from escrowmq.actors.producer.encoding.encoder import TxPlan, crc32c, digest_of
+from escrowmq.actors.producer.transactions import across_groups
+from escrowmq.actors.producer.transactions import across_groups as flows
+from escrowmq.actors.producer.transactions.results import (
+    TransactionResult,
+    decided,
+    prepare_problem,
+    prepared,
+    unprepared,
+)
+from escrowmq.replication.errors import (
+    EscrowMQError,
+    OutcomeUnknown,
+    TooManyOpenTransactions,
+    TransactionConflict,
+)
+from escrowmq.replication.model import ResultCode, TransactionState
+
+# ------------------------------------------------------------------------------------------------------------
+# What the builders of blocks have in common: the transactions collected so far, and their messages.
+
+
+class Collected:
+    """Transactions for one block per group: their ids, and their positions in the caller's batch."""
+
+    __slots__ = ("home_topic", "ids", "indexes", "query_ids", "size", "tx_ids")
+
+    def __init__(self, home_topic: str) -> None:
+        self.home_topic = home_topic
+        self.tx_ids: list[str] = []
+        self.query_ids: list[str] = []
+        self.indexes: list[int] = []
+        self.ids: set[str] = set()  # given ids only: generated ones never repeat
+        self.size = 0
+
+    def note(self, tx_id: str, query_id: str, size: int, index: int) -> int:
+        """Adds a transaction of ``size`` bytes; returns its position in the block."""
+        place = len(self.tx_ids)
+        self.tx_ids.append(tx_id)
+        self.query_ids.append(query_id)
+        self.indexes.append(index)
+        self.size += size
+        return place
+
+
+def add_rows(columns: dict[tuple[str, int], Column], place: int, placed: Iterable[Placed]) -> None:
+    """Adds the messages of the transaction at ``place`` to the columns of their partitions."""
+    for topic, partition, row in placed:
+        column = columns.get((topic, partition))
+        if column is None:
+            column = columns[topic, partition] = ([], [], [])
+        column[0].append(place)
+        column[1].append(len(row))
+        column[2].append(row)
+
+
+COMMITTED, ROLLBACK, UNKNOWN = TransactionState.COMMITTED, TransactionState.ROLLBACK, TransactionState.UNKNOWN
+Report = Callable[["BulkUnit"], None]
+
+
+class BulkUnit(ABC):
+    """Some transactions of a batch. ``exceptions``: position in the unit -> result, for the settled ones.
+
+    A transaction without an exception is open once prepared, and decided as requested once decided.
+    """
+
+    def __init__(
+        self, core: ProducerCore, tx_ids: list[str], query_ids: list[str], indexes: list[int]
+    ) -> None:
+        self.windowed = True  # counts against its run's calls in flight
+        self.core, self.tx_ids, self.query_ids, self.indexes = core, tx_ids, query_ids, indexes
+        self.exceptions: dict[int, TransactionResult] = {}
+        self.wanted: dict[int, TransactionState] = {}  # only where it differs from COMMITTED
+        #: Positions of ids that the application gave and that were open before: not rolled back from here.
+        #: And for each transaction the log index of its PREPARE at home, if that has told it.
+        self.repeated: set[int] = set()
+        self.newest: Sequence[int] = ()
+
+    def open_places(self) -> Sequence[int]:
+        """Positions of the transactions that are prepared and undecided."""
+        if not self.exceptions:
+            return range(len(self.tx_ids))
+        return [i for i in range(len(self.tx_ids)) if i not in self.exceptions]
+
+    def results(self) -> list[TransactionResult]:
+        """One result per transaction, in order; call it only when everything is decided."""
+        if not self.exceptions and not self.wanted:
+            return [TransactionResult(tx_id, COMMITTED) for tx_id in self.tx_ids]
+        return [
+            self.exceptions.get(i) or TransactionResult(tx_id, self.wanted.get(i, COMMITTED))
+            for i, tx_id in enumerate(self.tx_ids)
+        ]
+
+    def refuse(self, place: int, problem: EscrowMQError | TransactionState) -> None:
+        """The transaction is not prepared: settled before, or an error. Nothing of this attempt will be
+        read."""
+        tx_id = self.tx_ids[place]
+        if isinstance(problem, TransactionState):
+            self.exceptions[place] = TransactionResult(tx_id, problem)
+            return
+        topic = getattr(problem, "topic", None)
+        if topic is not None:
+            self.core.catalog.forget(topic)
+        state = UNKNOWN if isinstance(problem, OutcomeUnknown) else ROLLBACK
+        self.exceptions[place] = TransactionResult(tx_id, state, problem)
+
+    def leave(self, place: int) -> None:
+        """The transaction is left to the check, although the callback decided."""
+        self._undecided(place, OutcomeUnknown(self.tx_ids[place]))
+
+    def newest_of(self, commit: bool, places: Sequence[int]) -> Sequence[int]:
+        """The condition of a rollback of ``places``: see DecisionBlock."""
+        return [self.newest[place] for place in places] if self.newest and not commit else ()
+
+    def settled(self, places: Sequence[int], outcome: Outcome) -> None:
+        """Takes the answer to a decision on ``places``."""
+        if isinstance(outcome, Failure):
+            for place in places:
+                self._undecided(place, OutcomeUnknown(self.tx_ids[place]))
+            return
+        for i, problem in outcome.items():
+            tx_id = self.tx_ids[places[i]]
+            error = decided(tx_id, {0: problem})
+            assert error is not None
+            self._undecided(places[i], error)
+
+    def _undecided(self, place: int, error: EscrowMQError) -> None:
+        state = TransactionState(error.recorded_state) if isinstance(error, TransactionConflict) else UNKNOWN
+        self.exceptions[place] = TransactionResult(self.tx_ids[place], state, error)
+
+    @abstractmethod
+    def prepare(self, done: Report) -> None:
+        """Sends the transactions; room must have been reserved."""
+
+    @abstractmethod
+    def decide(self, commit: bool, places: Sequence[int], done: Report) -> None:
+        """Sends the decision on ``places``."""
+
+
+class BlockUnit(BulkUnit):
+    """Simple transactions: one group, one part, one home topic. ``given``: ids that the caller chose."""
+
+    def __init__(
+        self, core: ProducerCore, gid: int, block: PrepareBlock, indexes: list[int], given: set[str]
+    ) -> None:
+        super().__init__(core, list(block.tx_ids), list(block.query_ids), indexes)
+        self.gid, self.size, self._given = gid, block.size, given
+        self._block: PrepareBlock | None = block
+
+    def prepare(self, done: Report) -> None:
+        """See BulkUnit."""
+        block = self._block
+        assert block is not None
+        block.done = lambda outcome: self._prepared(outcome, done)
+        self.core.enqueue(self.gid, block)
+
+    def _prepared(self, outcome: Outcome, done: Report) -> None:
+        self.core.release(self.size)
+        if isinstance(outcome, Failure):
+            for place, tx_id in enumerate(self.tx_ids):
+                self.refuse(place, unprepared(tx_id, tx_id in self._given, outcome))
+            ours = [tx_id for tx_id in self.tx_ids if tx_id not in self._given]
+            if ours:  # perhaps open, and these ids will never be used again
+                self.core.enqueue(self.gid, DecisionBlock(False, ours))
+        else:
+            self._refused(outcome)
+            if self._block is not None and self._block.opened_at:
+                self.newest = self._block.newest_at
+                self.repeated = {i for i in self._block.repeated() if self.tx_ids[i] in self._given}
+        done(self)
+
+    def _refused(self, problems: Problems) -> None:
+        perhaps_open = self._block is not None and self._block.perhaps_open
+        ours: list[str] = []
+        for place, (code, info) in problems.items():
+            tx_id = self.tx_ids[place]
+            if perhaps_open and flows.may_be_open(code):
+                if tx_id in self._given:
+                    failure = flows.left_open_failure((code, info))
+                    self.refuse(place, unprepared(tx_id, True, failure))
+                    continue
+                ours.append(tx_id)
+            self.refuse(place, prepare_problem(tx_id, code, info))
+        if ours:
+            self.core.enqueue(self.gid, DecisionBlock(False, ours))
+
+    def take_apart(self, places: list[int]) -> BlockUnit:
+        """Moves the transactions at ``places`` to a new unit, to be prepared again."""
+        assert self._block is not None
+        again = BlockUnit(
+            self.core, self.gid, self._block.select(places), [self.indexes[i] for i in places], self._given
+        )
+        gone = set(places)
+        kept = [i for i in range(len(self.tx_ids)) if i not in gone]
+        self.exceptions = {
+            new: self.exceptions[old] for new, old in enumerate(kept) if old in self.exceptions
+        }
+        if self.newest:
+            self.newest = [self.newest[i] for i in kept]
+            self.repeated = {new for new, old in enumerate(kept) if old in self.repeated}
+        self.tx_ids = [self.tx_ids[i] for i in kept]
+        self.query_ids = [self.query_ids[i] for i in kept]
+        self.indexes = [self.indexes[i] for i in kept]
+        return again
+
+    def over_limit(self) -> list[int]:
+        """Positions of the transactions that found the limit of open transactions reached."""
+        return [
+            place
+            for place, result in self.exceptions.items()
+            if isinstance(result.error, TooManyOpenTransactions)
+        ]
+
+    def forget_rows(self) -> None:
+        """After prepare: frees the messages, which the broker now has."""
+        self._block = None
+
+    def decide(self, commit: bool, places: Sequence[int], done: Report) -> None:
+        """See BulkUnit."""
+        everyone = len(places) == len(self.tx_ids)
+        newest = self.newest_of(commit, places)
+        ids = self.tx_ids if everyone else [self.tx_ids[i] for i in places]
+        block = DecisionBlock(commit, ids, newest_index=newest)
+
+        def finished(outcome: Outcome) -> None:
+            self.settled(places, outcome)
+            done(self)
+
+        block.done = finished
+        self.core.enqueue(self.gid, block)
+
+
+class PlanUnit(BulkUnit):
+    """One transaction over several groups or in several parts."""
+
+    def __init__(self, core: ProducerCore, plan: TxPlan, index: int, limit_wait_s: float) -> None:
+        super().__init__(core, [plan.tx_id], [plan.query_id], [index])
+        self.size, self._plan, self._limit_wait_s = plan.size, plan, limit_wait_s
+        self._groups = plan.groups
+
+    def prepare(self, done: Report) -> None:
+        """See BulkUnit."""
+
+        def finished(outcome: Outcome) -> None:
+            self.core.release(self.size)
+            problem = prepared(self._plan, outcome)
+            if problem is not None:
+                self.refuse(0, problem)
+            self._plan.note_opened()
+            if self._plan.newest_index >= 0:
+                self.newest, self.repeated = (self._plan.newest_index,), {0} if self._plan.repeated else set()
+            self._plan.parts = self._plan.single = None
+            done(self)
+
+        flows.prepare(self.core, self._plan, finished, self._limit_wait_s)
+
+    def decide(self, commit: bool, places: Sequence[int], done: Report) -> None:
+        """See BulkUnit."""
+
+        def finished(outcome: Outcome) -> None:
+            self.settled(places, outcome)
+            done(self)
+
+        newest, index = self.newest_of(commit, places), self._plan.home_index
+        flows.settle(self.core, self.tx_ids[0], self._groups, commit, finished, index, newest)
+
+
+class BlockBuilder(Collected):
+    """Collects simple transactions of one group and home topic into columns."""
+
+    __slots__ = ("_columns", "_digests", "_later", "gid")
+
+    def __init__(self, gid: int, home_topic: str) -> None:
+        super().__init__(home_topic)
+        self.gid = gid
+        self._digests: list[int] = []
+        self._columns: dict[tuple[str, int], Column] = {}
+        self._later: LaterColumns = {}
+
+    def add(
+        self,
+        tx_id: str,
+        query_id: str,
+        placed: Sequence[Placed],
+        size: int,
+        index: int,
+        later: Sequence[Later] = (),
+    ) -> None:
+        """Adds a transaction."""
+        place = self.note(tx_id, query_id, size, index)
+        add_rows(self._columns, place, placed)
+        single = len(placed) == 1
+        digest = crc32c(placed[0][2]) if single else digest_of([row for _, _, row in placed])
+        if later:
+            add_later(self._later, place, later)
+            digest = digest_with(digest, later)
+        self._digests.append(digest)
+
+    def unit(self, core: ProducerCore, timeout_ms: int, given: set[str]) -> BlockUnit:
+        """Everything collected, as a unit."""
+        block = PrepareBlock(
+            self.home_topic,
+            -1,
+            timeout_ms,
+            0,
+            self.tx_ids,
+            self.query_ids,
+            self._digests,
+            self._columns,
+            self.size,
+            bool(self.ids),
+        )
+        block.later = self._later
+        core.encoder.pack_block(block)
+        return BlockUnit(core, self.gid, block, self.indexes, given)
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Many transactions over the same broker groups as one unit, with one block per group instead of one plan per
+# transaction.
+#
+# The steps are those of one transaction (across_groups.py), taken for all of them at once: home's block, then
+# the branches' blocks in parallel; likewise for the decision. A transaction that is refused on the way is
+# left out of the next step and rolled back, and the others continue.
+
+
+class SpreadUnit(BulkUnit):
+    """Transactions with one part in each of the same groups, and with one home topic. ``given``: ids that the
+    caller chose."""
+
+    def __init__(
+        self,
+        core: ProducerCore,
+        groups: Sequence[int],
+        blocks: dict[int, PrepareBlock],
+        indexes: list[int],
+        given: set[str],
+        limit_wait_s: float,
+    ) -> None:
+        home = blocks[groups[0]]
+        super().__init__(core, list(home.tx_ids), list(home.query_ids), indexes)
+        self.size = sum(block.size for block in blocks.values())
+        self._groups, self._given, self._limit_wait_s = groups, given, limit_wait_s
+        self._blocks: dict[int, PrepareBlock] | None = blocks
+        self._home_index: list[int] | None = None
+
+    def prepare(self, done: Report) -> None:
+        """See BulkUnit."""
+        assert self._blocks is not None
+        parts = {gid: [block] for gid, block in self._blocks.items()}
+        self._blocks = None
+        staged = across_groups.StagedPrepare(
+            self.core, self._groups, parts, self._limit_wait_s, partial(self._prepared, done)
+        )
+        staged.next_stage()
+
+    def _prepared(self, done: Report, staged: across_groups.StagedPrepare) -> None:
+        self.core.release(self.size)
+        if staged.tracked:
+            self._home_index = staged.home_index
+        if any(tx_id in self._given for tx_id in self.tx_ids):
+            self.newest = staged.newest_index
+            self.repeated = {i for i in staged.repeated if self.tx_ids[i] in self._given}
+        named: list[int] = []  # to roll back under home's index
+        careful: list[int] = []  # the same, unless someone has continued it: ids that the caller chose
+        bare: list[int] = []  # to roll back by id alone, which only this producer uses
+        for place, tx_id in enumerate(self.tx_ids):
+            problem, opened = staged.problems.get(place), staged.home_index[place] >= 0
+            if problem is not None:
+                given = tx_id in self._given
+                if given and staged.left_open(place):
+                    self.refuse(place, unprepared(tx_id, given, across_groups.left_open_failure(problem)))
+                    continue
+                self.refuse(place, prepare_problem(tx_id, *problem, opened=opened))
+                if opened:
+                    (careful if given else named).append(place)
+                elif not (
+                    staged.tracked
+                    or problem[0] in across_groups.NOT_OURS
+                    or (given and staged.refused_by_home(place))
+                ):
+                    bare.append(place)
+            elif staged.failure is not None:
+                given = tx_id in self._given
+                nothing_done = staged.failure.nothing_done and not staged.any_prepared
+                self.refuse(place, unprepared(tx_id, given and not nothing_done, staged.failure))
+                if not given and not nothing_done:
+                    (named if opened else bare).append(place)
+        for places in (named, careful, bare):
+            if places:
+                ids = [self.tx_ids[i] for i in places]
+                index = None if places is bare else [staged.home_index[i] for i in places]
+                newest = [staged.newest_index[i] for i in places] if places is careful else ()
+                finished = partial(self._undone, done, careful) if places is careful else _ignore
+                across_groups.settle_many(
+                    self.core, ids, list(staged.touched), False, finished, index, newest
+                )
+        if not careful:
+            done(self)
+
+    def _undone(self, done: Report, places: Sequence[int], outcome: Outcome) -> None:
+        """The rollback of these, whose ids the caller chose, has ended: as for one transaction."""
+        for i, place in enumerate(places):
+            if isinstance(outcome, Failure):
+                unknown = not outcome.nothing_done
+            else:
+                unknown = i in outcome and outcome[i][0] == ResultCode.RETRY
+            if unknown:
+                self.refuse(place, OutcomeUnknown(self.tx_ids[place]))
+        done(self)
+
+    def decide(self, commit: bool, places: Sequence[int], done: Report) -> None:
+        """See BulkUnit."""
+
+        def finished(outcome: Outcome) -> None:
+            self.settled(places, outcome)
+            done(self)
+
+        known = self._home_index
+        index = None if known is None else [known[i] for i in places]
+        ids = [self.tx_ids[i] for i in places]
+        newest = self.newest_of(commit, places) if index is not None else ()
+        across_groups.settle_many(self.core, ids, self._groups, commit, finished, index, newest)
+
+
+def _ignore(_: Outcome) -> None:
+    """The ``done`` of rollbacks whose outcome is ignored."""
+
+
+class SpreadBuilder(Collected):
+    """Collects transactions over the same groups (home first) and with the same home topic into columns."""
+
+    def __init__(self, groups: Sequence[int], home_topic: str) -> None:
+        super().__init__(home_topic)
+        self.groups = groups
+        self._digests: dict[int, list[int]] = {gid: [] for gid in groups}
+        self._columns: dict[int, dict[tuple[str, int], Column]] = {gid: {} for gid in groups}
+        self._later: dict[int, LaterColumns] = {gid: {} for gid in groups}
+
+    def add(
+        self,
+        tx_id: str,
+        query_id: str,
+        placed: Sequence[Placed],
+        size: int,
+        index: int,
+        group_of: Callable[[str, int], int],
+        later: Sequence[Later] = (),
+    ) -> None:
+        """Adds a transaction; ``group_of``: see ``Encoder``."""
+        place = self.note(tx_id, query_id, size, index)
+        placed_in: dict[int, list[Placed]] = {gid: [] for gid in self.groups}
+        for one in placed:
+            placed_in[group_of(one[0], one[1])].append(one)
+        for gid, of_group in placed_in.items():
+            add_rows(self._columns[gid], place, of_group)
+        home = self.groups[0]
+        # The digest that the home group remembers with the id covers all of its content, in all groups.
+        self._digests[home].append(digest_with(digest_of(row for _, _, row in placed), later))
+        later_of: dict[int, list[Later]] = {}
+        for delayed in later:
+            later_of.setdefault(group_of(delayed.topic, delayed.partition), []).append(delayed)
+        for gid, items in later_of.items():
+            add_later(self._later[gid], place, items)
+        for gid in self.groups[1:]:
+            rows = [row for _, _, row in placed_in[gid]]
+            self._digests[gid].append(digest_with(digest_of(rows), later_of.get(gid, ())))
+
+    def unit(self, core: ProducerCore, timeout_ms: int, given: set[str], limit_wait_s: float) -> SpreadUnit:
+        """Everything collected, as a unit."""
+        home = self.groups[0]
+        blocks: dict[int, PrepareBlock] = {}
+        for gid in self.groups:
+            columns = self._columns[gid]
+            size = sum(sum(column[1]) for column in columns.values())
+            size += sum(sum(later[1]) for later in self._later[gid].values())
+            blocks[gid] = PrepareBlock(
+                self.home_topic,
+                -1 if gid == home else home,
+                timeout_ms,
+                0,
+                self.tx_ids,
+                self.query_ids,
+                self._digests[gid],
+                columns,
+                size,
+                bool(self.ids),
+            )
+            blocks[gid].later = self._later[gid]
+            core.encoder.pack_block(blocks[gid])
+        blocks[home].participants = tuple(sorted(self.groups[1:]))
+        return SpreadUnit(core, self.groups, blocks, self.indexes, given, limit_wait_s)
