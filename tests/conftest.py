@@ -86,7 +86,7 @@ def pytest_report_header() -> str:
 #: same. ``make test`` runs them at the lowest priority beside those with Ray and Spark, which wait for
 #: disks and processes for a third of their time.
 SIMULATED = (
-    *("sim", "controls", "fuzz", "history", "feedback/asking", "test_house_rules.py"),
+    *("sim", "controls", "fuzz", "history", "scenarios", "feedback/asking", "test_house_rules.py"),
     *("replication/format", "replication/log", "replication/raft", "replication/replica"),
     *("replication/sharing", "replication/state", "replication/timers"),
 )

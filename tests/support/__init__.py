@@ -9,6 +9,8 @@ home                             for tests of                   real in it      
 ``stage.Stage``                  Raft, message by message;      the Raft node and the log; no  milliseconds
                                  pysyncobj beside ours          threads, time and mail in the
                                                                 test's hand
+``tests/scenarios``              what one would read aloud of   the same, and repair, as text  milliseconds
+                                 elections, members, repair
 ``single.Single``                what a leader decides, what a  replica, log, checkpoints, on  a millisecond a
                                  restart finds                  any disk; no Raft              request, with
                                                                                                real fsync

@@ -199,7 +199,10 @@ class StockMember:
 
 # ------------------------------------------------------------------ ours
 class OurMember:
-    """RaftNode over the real journal on a disk in memory. ``disk_stalls``: syncs do not end."""
+    """RaftNode over the real journal on a disk in memory. ``disk_stalls``: syncs do not end.
+
+    ``journal``: it is open already. ``founders``: in a group whose members have changed. ``life``: how often
+    this replica was started before, so that it draws other random numbers."""
 
     def __init__(
         self,
@@ -212,21 +215,26 @@ class OurMember:
         joining: bool = False,
         marks: Incarnations | None = None,
         drop_link: Callable[[str], None] = lambda peer: None,
+        journal: SegmentJournal | None = None,
+        applied_index: int = 1,
+        founders: Sequence[str] = (),
+        life: int = 0,
     ) -> None:
         self.name, self._stage = name, stage
         self.applied: list[bytes] = []
         self.disk = disk or SimDisk(random.Random(name))
-        self.journal = SegmentJournal(self.disk, segment_bytes=segment_bytes)
+        self.journal = SegmentJournal(self.disk, segment_bytes=segment_bytes) if journal is None else journal
         self.disk_stalls = False
         self.raft = RaftNode(
             name,
-            [n for n in stage.names if n != name],
+            [n for n in founders or stage.names if n != name],
             self.journal,
             self,
             self._apply,
             clock=stage.clock,
-            rng=random.Random(name),
+            rng=random.Random(f"{name}/{life}" if life else name),
             config=config,
+            applied_index=applied_index,
             no_vote_until_caught_up=learner,
             joining=joining,
             marks=marks,
