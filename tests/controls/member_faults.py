@@ -1,7 +1,7 @@
 """Planted faults in how a group changes its members.
 
 A leader must also apply an entry of its own term before it changes members. Random schedules do not find a
-case where that matters; tests/replication/raft/test_changes_of_members.py has one written by hand.
+case where that matters; tests/scenarios/two_majorities.txt is one written by hand.
 """
 
 from __future__ import annotations

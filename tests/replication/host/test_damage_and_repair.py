@@ -5,14 +5,14 @@ Each of these tests was once a failing schedule of the simulator.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from escrowmq.actors.broker.config import BrokerConfig
-from escrowmq.replication.errors import CorruptLog, Unavailable
+from escrowmq.replication.errors import CorruptLog
 from escrowmq.replication.format.segment_format import log_name
 from escrowmq.replication.host import restoring
 from escrowmq.replication.host.repair import Manifest, NoPeers, copy_from_leader, offered_files
@@ -25,7 +25,6 @@ from escrowmq.replication.log.vote import VoteFile
 from escrowmq.replication.replica.checkpoints import Checkpoints, snapshot_name
 from escrowmq.replication.state.machine import StateMachine
 from tests.support.broker_group import BrokerGroup, texts
-from tests.support.stage import Mail, OurMember, Stage
 from tests.support.storage import NEWEST, command, sim_disk, take
 from tests.support.waiting import wait_until
 
@@ -111,40 +110,6 @@ def disk_with(last: int, term: int) -> Disk:
     return disk
 
 
-def copy(own: Disk, leader: Disk, term: int) -> None:
-    copy_from_leader(own, ["r0"], Leader(leader, term), lambda s: None, 0.0, lambda text: None)
-
-
-def test_a_copy_never_ends_before_the_own_log() -> None:
-    """Seed 8008, five replicas, storms: a late message made a follower copy the leader's state while the
-    leader's disk was slow. The copy ended 15 entries before the end of the follower's own log, and those
-    entries were committed by its acknowledgement."""
-    own, slow = disk_with(last=8, term=1), disk_with(last=5, term=1)
-    with pytest.raises(Unavailable):
-        copy(own, slow, term=1)
-    assert SegmentJournal(own).last_index == 8
-
-
-def test_a_copy_may_be_shorter_if_it_ends_in_a_later_term() -> None:
-    own, later = disk_with(last=8, term=1), disk_with(last=5, term=2)
-    copy(own, later, term=2)
-    journal = SegmentJournal(own)
-    assert (journal.last_term, journal.last_index) == (2, 5)
-
-
-def test_a_replica_whose_term_is_later_copies_from_the_leader_that_there_is() -> None:
-    """It had campaigned without an answer, and then lost its snapshots. The others had a leader of the term
-    before, which did not change, so it waited for one for ever."""
-    own, leader = disk_with(last=8, term=1), disk_with(last=9, term=2)
-    vote = VoteFile(own)
-    vote.set(3, "r1")
-    vote.close()
-    copy(own, leader, term=2)
-    journal = SegmentJournal(own)
-    assert (journal.last_term, journal.last_index) == (2, 9)
-    assert (journal.getCurrentTerm(), journal.getVotedForNodeId()) == (3, "r1"), "its promise is kept"
-
-
 def test_a_leader_of_an_earlier_term_is_the_last_choice() -> None:
     own, deposed, leader = disk_with(last=8, term=1), disk_with(last=8, term=1), disk_with(last=9, term=3)
     VoteFile(own).set(3, None)
@@ -217,66 +182,3 @@ def test_a_majority_that_is_only_behind_does_not_wait_for_a_leader_for_ever(trio
         (trio.path / f"r{rid}" / WANTS_COPY).write_text(BEHIND)
     trio.start(leader, first, second)
     assert texts(trio.leader(), 100) == written
-
-
-# ------------------------------------------------------------------ what a follower is told
-def told_that_the_log_starts_too_late(stage: Stage, doing: Callable[[], None]) -> list[str]:
-    told: list[str] = []
-
-    def look(mail: Mail) -> bool:
-        if "log_start" in mail.message:
-            told.append(mail.receiver)
-        return True
-
-    stage.route = look
-    doing()
-    return told
-
-
-def group() -> Stage:
-    stage = Stage(["r0", "r1", "r2"])
-    for name in stage.names:
-        stage.add(OurMember(stage, name, segment_bytes=200))
-    return stage.open()
-
-
-def test_a_link_that_comes_back_before_the_first_answer_makes_nobody_copy_the_log() -> None:
-    stage = group()
-    stage.isolate("r2")
-    leader = stage.elect("r0")
-    for n in range(40):
-        leader.propose(b"%d" % n)
-    stage.run(0.3)
-
-    def reconnect() -> None:
-        leader.connect("r2")
-        stage.run(1)
-
-    assert told_that_the_log_starts_too_late(stage, reconnect) == []
-    assert stage.members["r2"].commit_index() == leader.commit_index()
-
-
-def test_a_follower_that_has_copied_the_log_is_not_sent_away_again() -> None:
-    stage = group()
-    leader = stage.elect("r0")
-    stage.run(0.3)
-    stage.isolate("r2")  # what it has acknowledged will soon lie before the leader's log start
-    for n in range(40):
-        leader.propose(b"%d" % n)
-    stage.run(0.3)
-    disk = sim_disk()
-    for name in leader.disk.names():
-        source = stage.members["r2" if name == "vote" else "r0"].disk
-        disk.write_atomic(name, (source.peek(name),))
-    assert leader.journal.drop_before(30) > 2
-    copied = OurMember(stage, "r2", disk=disk, segment_bytes=200)
-    stage.add(copied)
-
-    def restart() -> None:
-        for peer in ("r0", "r1"):
-            copied.connect(peer)
-        leader.connect("r2")
-        stage.run(1)
-
-    assert told_that_the_log_starts_too_late(stage, restart) == []
-    assert copied.commit_index() == leader.commit_index()

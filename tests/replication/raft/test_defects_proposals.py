@@ -143,20 +143,6 @@ def test_m_an_answer_comes_within_the_timeout_even_if_leadership_lasts() -> None
     assert len(outcomes) == 1
 
 
-def test_m_a_proposal_that_was_overwritten_is_answered_once_as_unknown() -> None:
-    stage = our_group()
-    leader, outcomes = stage.elect("r0"), Outcomes()
-    stage.isolate("r0")
-    leader.propose(b"lost", outcomes.done)
-    stage.tick("r0")
-    stage.elect("r1").propose(b"won")
-    stage.run(0.5)
-    stage.heal()
-    stage.run(2)
-    assert leader.applied == [b"won"]
-    assert outcomes == [(None, None)]
-
-
 def forward_and_lose_the_leader(stage: Stage) -> tuple[Stage, Outcomes]:
     """A follower is asked to accept a command; the leader that got it dies right after committing it."""
     stage.elect("r0")

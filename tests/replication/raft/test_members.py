@@ -83,12 +83,6 @@ def test_a_removed_replica_is_not_taken_again() -> None:
     assert next_step(members, Goal("y", add=("2",)), "0", lambda r: True).act is Act.DONE
 
 
-def test_a_number_that_was_passed_over_is_not_taken_either() -> None:
-    members = after(THREE, Step(Act.ADD, "5"), "x")
-    assert refusal(members, Step(Act.ADD, "4"), "0") is not None
-    assert refusal(members, Step(Act.ADD, "6"), "0") is None
-
-
 def test_voters_and_learners_are_bounded() -> None:
     members = founding([str(n) for n in range(VOTERS_MAX)])
     for n in range(LEARNERS_MAX):

@@ -122,19 +122,6 @@ def test_a_backlog_is_applied_in_chunks() -> None:
     assert counts == [10] * 10
 
 
-def test_a_group_of_one_commits_what_its_disk_holds() -> None:
-    stage = our_group(1)
-    only: OurMember = stage.elect("r0")
-    only.disk_stalls = True
-    outcomes: list[object] = []
-    only.propose(b"x", lambda result, applied: outcomes.append(applied))
-    stage.run(1)
-    assert outcomes == []
-    only.disk_stalls = False
-    stage.run(0.1)
-    assert outcomes == [True]
-
-
 # ------------------------------------------------------------------ where logs no longer connect
 def short_of_log(drop_to: int, tail: bytes | None) -> Stage:
     """r2 missed most entries (``tail``: and has one of its own); the others dropped up to ``drop_to``."""
