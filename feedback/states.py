@@ -70,7 +70,7 @@ def names_a_table(querier: TxStatusQuerier) -> bool:
 # Names under which actors find each other in the Ray namespace.
 #
 # Callers look actors up by name, so the names are part of the protocol between the parts
-# and are defined in one place. A name must be unambiguous: two different (app, topic) pairs never share one.
+# and are defined in one place.
 
 SUPERVISOR = "supervisor"
 
@@ -94,16 +94,14 @@ def broker_name(gid: int, rid: int) -> str:
 
 
 def shard_name(index: int) -> str:
-    """Ray name of feedback process ``index``. It cannot collide with the name of a pair."""
+    """Ray name of feedback process ``index``."""
     return f"feedback-shard:{index}"
 
 
 def feedback_name(app: str, topic: str) -> str:
     """Name of the feedback that asks ``app`` about its transactions of ``topic``, in logs and status.
 
-    Earlier versions start a Ray actor of this name for each pair.
-
-    Dashes of the app are escaped: otherwise app ``a-b`` with topic ``c`` would share an actor with app ``a``
-    and topic ``b-c``, and be asked about transactions it has never heard of.
+    Dashes of the app are escaped: otherwise app ``a-b`` with topic ``c`` would have the same name as app
+    ``a`` with topic ``b-c``.
     """
     return f"feedback-{quote(app, safe='').replace('-', '%2D')}-{topic}"

@@ -80,7 +80,7 @@ PLANTED = {
     ),
     "The rooms of feedback only import downwards": (
         "feedback/asking/live_producers.py",
-        "import escrowmq.feedback.edges.actor",
+        "import escrowmq.feedback.edges.shard_actor",
     ),
     "The rooms of spark_integration only import downwards": (
         "spark_integration/decode/values.py",

@@ -156,8 +156,6 @@ class RayPeers:
             return ray.get(getattr(actor, method).remote(*args), timeout=timeout_s)
         except (ValueError, ray.exceptions.RayError, ray.exceptions.GetTimeoutError, Unavailable):
             return None  # not created yet, dead, restarting, or busy
-        except AttributeError:  # an earlier version, which has no such call
-            return None
 
     def resolve(self, peer: str) -> tuple[str, int] | None:
         """The address of the peer's Raft link."""
@@ -167,8 +165,6 @@ class RayPeers:
     def tell_moved(self, peer: str, rid: int, own: Incarnation) -> Incarnation | None:
         """Tell the peer that replica ``rid`` is now this process; returns which one it has recorded."""
         answer = self._ask(peer, "peer_moved", rid, own.number, own.disk_id)
-        if isinstance(answer, bool):  # an earlier version, which says only that it has seen this
-            return own if answer else None
         return None if answer is None else Incarnation(*answer)
 
     def group_founded(self) -> bool | None:
@@ -177,8 +173,6 @@ class RayPeers:
             supervisor: Any = ray.get_actor(SUPERVISOR, namespace=self._info.namespace)
             answer: bool | None = ray.get(supervisor.group_founded.remote(self._gid), timeout=ASK_S)
             return answer
-        except AttributeError:  # an earlier version, which does not record it
-            return False
         except (ValueError, ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
             return None
 
@@ -238,8 +232,6 @@ class RayPeers:
             status, *rest = ray.get(actor.never_voted.remote(rid), timeout=ASK_S)
         except (ValueError, ray.exceptions.RayError, ray.exceptions.GetTimeoutError, Unavailable):
             return None
-        except AttributeError:  # an earlier version, for which its log alone was decisive
-            return None if self.manifest(peer) is None else True
         return bool(rest[0]) if status == "ok" else None
 
     def read(self, peer: str, name: str, pos: int, size: int) -> bytes:

@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 
 from escrowmq.actors.broker.parts import Parts
 from escrowmq.replication.calling.answers import (
-    EarlierChecks,
     FetchEnds,
     Leadership,
     MembersReport,
@@ -94,7 +93,7 @@ PIECE_TOPICS = 400
 
 
 class PackedTopics:
-    """Arrives as a plain list. Only the standard library unpacks it, so earlier clients can, too."""
+    """Arrives as a plain list."""
 
     def __init__(self, topics: Sequence[TopicInfo]) -> None:
         """``topics`` must not change afterwards."""
@@ -281,19 +280,12 @@ class BrokerCalls:
     # -------------------------------------------------------------- feedback
 
     @concurrency("feedback")
-    def lock_due(self, app: str, topic: str, max_n: int, lease_s: float, wait_s: float, owner: str) -> Reply:
-        answer = self._led(lambda parts: parts.due_checks.lock_due(app, topic, max_n, lease_s, wait_s, owner))
-        return ("ok", EarlierChecks(answer[1])) if answer[0] == "ok" else answer
-
-    @concurrency("feedback")
     def due_pairs(self, term: int, seen: int, part: int, parts: int, wait_s: float) -> Reply:
         return self._led(lambda brokers: brokers.due_checks.due_pairs(term, seen, part, parts, wait_s))
 
     @concurrency("control")
-    def lock_pairs(
-        self, wanted: Sequence[tuple[str, str, int]], lease_s: float, owner: str, owned: bool = True
-    ) -> Reply:
-        return self._led(lambda parts: parts.due_checks.lock_pairs(wanted, lease_s, owner, owned))
+    def lock_pairs(self, wanted: Sequence[tuple[str, str, int]], lease_s: float, owner: str) -> Reply:
+        return self._led(lambda parts: parts.due_checks.lock_pairs(wanted, lease_s, owner))
 
     @concurrency("control")
     def open_pairs(self, apps: Sequence[str], part: int, parts: int) -> Reply:
@@ -308,10 +300,6 @@ class BrokerCalls:
     @concurrency("control")
     def check_again(self, app: str, tx_id: str) -> Reply:
         return self._led(lambda parts: parts.due_checks.check_again(app, tx_id))
-
-    @concurrency("control")
-    def open_topics(self, app: str) -> Reply:
-        return self._led(lambda parts: parts.due_checks.open_topics(app))
 
     @concurrency("control")
     def tx_states(self, app: str, tx_ids: Sequence[str]) -> Reply:

@@ -77,9 +77,8 @@ class BrokerConfig:
     produce_threads: int = 32
     fetch_threads: int = 16
     control_threads: int = 16
-    #: Half of them may park, one for each feedback process (``feedback.shards``), and one for each app and
-    #: topic of a producer of an earlier version; those beyond ask once a second instead. Idle threads cost
-    #: hardly any memory (143 MB with 16 and with 64).
+    #: Half of them may park, one for each feedback process (``feedback.shards``); those beyond ask once a
+    #: second instead. Idle threads cost hardly any memory (143 MB with 16 and with 64).
     feedback_threads: int = 64
     #: For share consumers' calls for messages. Half of them may park, one for each consumer; consumers beyond
     #: are told when to ask again, so that they make some hundred calls a second together.

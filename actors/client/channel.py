@@ -38,7 +38,7 @@ READ_ONLY = frozenset(
     (
         "about", "audit", "client_link", "committed", "failed_attempts", "fetch", "fetch_ends", "find",
         "find_transaction", "group_describe", "group_list", "group_places", "held_places", "levels",
-        "members", "message_at", "metrics", "offsets", "open_pairs", "open_topics", "partition_bounds",
+        "members", "message_at", "metrics", "offsets", "open_pairs", "partition_bounds",
         "scheduled", "share_final", "share_members",
         "share_places", "share_states", "spans", "status", "topic_names", "topics", "transactions",
         "tx_states", "watch", "whoami",

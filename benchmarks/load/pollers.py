@@ -50,7 +50,7 @@ class CountedPort(RayFeedbackPort):
         self._polls = polls
 
     async def poll(
-        self, instance: str, room: int, working: Sequence[AskedCheck], wait_s: float, fence: bytes = b""
+        self, instance: str, room: int, working: Sequence[AskedCheck], wait_s: float, fence: bytes
     ) -> tuple[str, Any]:
         answer = await super().poll(instance, room, working, wait_s, fence)
         self._polls["refused" if answer[0] == "retry" else "polls"] += 1

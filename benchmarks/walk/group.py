@@ -195,7 +195,7 @@ class _Port:
         self._feedback, self._loop = feedback, loop
 
     async def poll(
-        self, instance: str, room: int, working: Sequence[AskedCheck], wait_s: float, fence: bytes = b""
+        self, instance: str, room: int, working: Sequence[AskedCheck], wait_s: float, fence: bytes
     ) -> tuple[str, Any]:
         return await self._there(self._feedback.poll(APP, instance, room, working, wait_s, fence))
 

@@ -54,7 +54,7 @@ class FeedbackPort(Protocol):
     """A feedback process, as one app's producer sees it (``FeedbackShard``). Failures are FeedbackLost."""
 
     async def poll(
-        self, instance: str, room: int, working: Sequence[AskedCheck], wait_s: float, fence: bytes = b""
+        self, instance: str, room: int, working: Sequence[AskedCheck], wait_s: float, fence: bytes
     ) -> tuple[str, Any]: ...
     async def answer(
         self, instance: str, answers: Sequence[tuple[Place, str, str, str, int]]
@@ -162,9 +162,8 @@ class ShardLink:
         begin = _now()
         try:
             async with asyncio.timeout(wait_s + max(POLL_GRACE_S, LONG_POLL_GRACE * wait_s)):
-                fence = (self._pool.fence,) if self._pool.fence else ()
-                working = list(self._working)
-                status, value = await port.poll(self._producer.instance, room, working, wait_s, *fence)
+                asked = self._producer.instance, room, list(self._working), wait_s, self._pool.fence
+                status, value = await port.poll(*asked)
         except TimeoutError:
             self._offer(wait_s, _now() - begin)
             raise FeedbackLost("no answer to a poll") from None
@@ -174,10 +173,10 @@ class ShardLink:
             self.counts["sent_away"] += 1
             await asyncio.sleep(float(value))
             return
-        for (gid, topic), tx_id, query_id, _, answer_s, index, *fence in value:
-            self._take(((gid, topic), tx_id, index), query_id, answer_s, *fence)
+        for (gid, topic), tx_id, query_id, _, answer_s, index, fence in value:
+            self._take(((gid, topic), tx_id, index), query_id, answer_s, fence)
 
-    def _take(self, check: AskedCheck, query_id: str, answer_s: float, fence: bytes = b"") -> None:
+    def _take(self, check: AskedCheck, query_id: str, answer_s: float, fence: bytes) -> None:
         """If its local transaction is running, say so at once, without the querier's threads. Saying nothing
         means that it is not running, so only such checks are worked on."""
         if self._producer.still_running(check[1]):
@@ -193,8 +192,8 @@ class ShardLink:
             self._working[check] = asyncio.create_task(self._work(check, query_id, answer_s, fence))
 
     def _log_elsewhere(self, tx_id: str, fence: bytes, why: str) -> None:
-        """The name here has changed since the poll that the check came with, or the feedback process does not
-        compare names, or the querier has come upon another table."""
+        """The name here has changed since the poll that the check came with, or the querier has come upon
+        another table."""
         if (now := _now()) < self._say_elsewhere_at:
             return
         self._say_elsewhere_at = now + SAY_EVERY_S
@@ -227,7 +226,7 @@ class ShardLink:
         state, trouble = await self._pool.ask(check[1], query_id, start_within_s, late)
         if trouble is Trouble.ELSEWHERE:
             self._log_elsewhere(check[1], fence, self._pool.led_elsewhere)
-            if not fence:  # a feedback process of an earlier version may ask so, and does not know the word
+            if not fence:  # the transaction names no table: a failure like any other, which is counted
                 trouble = Trouble.RAISED
         self._say(check, state, trouble)
 

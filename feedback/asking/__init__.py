@@ -4,6 +4,5 @@ May import the files at the root of ``feedback``; never ``answering``, which is 
 It runs in one event loop. Read ``shard`` first: it hosts a ``topic_feedback`` for each app and topic, parks
 producers (``poll_admission``, ``app_producers``) and asks each group once for all of them (``due_watch``).
 For one app and topic, ``checks`` holds what is on hand and decides, ``group_feedback`` settles at one
-broker group, and ``prepared_check`` verifies before a COMMIT. ``one_pair`` and ``earlier`` are for
-producers of earlier versions.
+broker group, and ``prepared_check`` verifies before a COMMIT.
 """

@@ -244,8 +244,8 @@ class CheckTable:
         return max(min(config.lock_batch, config.checks_per_group_max - self._on_hand[gid], takers), 0)
 
     def locked(self, gid: int, rows: Iterable[LockedRow], now: float) -> None:
-        """Rows that ``lock_due`` returned. A row that is already on hand only has its lease renewed; one that
-        was prepared again meanwhile is another check."""
+        """These were locked. A row that is already on hand only has its lease renewed; one that was prepared
+        again meanwhile is another check."""
         lease_until = now + self._config.lock_lease_s
         for row in rows:
             known = self._checks.get((gid, row.tx_id))

@@ -58,13 +58,10 @@ class DueWatch:
         parts: int,
         owner: str,
         config: FeedbackConfig,
-        *,
-        owned: bool = True,
     ) -> None:
-        """``owned``: also lock transactions that have an owner."""
         self.gid, self.counts = leader.gid, Counter[str]()
         self._leader, self._pairs, self._config = leader, pairs, config
-        self._part, self._parts, self._owner, self._owned = part, parts, owner, owned
+        self._part, self._parts, self._owner = part, parts, owner
         self._term = self._seen = 0
         self._empty_in_a_row = 0
         self._wanting: dict[Pair, None] = {}
@@ -126,12 +123,7 @@ class DueWatch:
         wanted = [(*pair, room) for pair, room, _ in asked]
         try:
             status, *rest = await self._leader.ask(
-                "lock_pairs",
-                wanted,
-                self._config.lock_lease_s,
-                self._owner,
-                self._owned,
-                patience_s=PATIENCE_S,
+                "lock_pairs", wanted, self._config.lock_lease_s, self._owner, patience_s=PATIENCE_S
             )
             found: list[LockedChecks] = self._ok("lock_pairs", status, rest)
         except BaseException:

@@ -39,10 +39,10 @@ class Keeper(Host, Protocol):
 
 
 class PairTable:
-    """``pinned``: only one pair is here, and it never sleeps. One event loop."""
+    """One event loop."""
 
-    def __init__(self, keeper: Keeper, admission: PollAdmission, way: Way, *, pinned: bool) -> None:
-        self._keeper, self._poll_admission, self._way, self._pinned = keeper, admission, way, pinned
+    def __init__(self, keeper: Keeper, admission: PollAdmission, way: Way) -> None:
+        self._keeper, self._poll_admission, self._way = keeper, admission, way
         self._config, self._counts = way.config, admission.counts
         self._pairs: dict[Pair, TopicFeedback] = {}
         self._working: dict[TopicFeedback, None] = {}  # those that have deadlines
@@ -110,7 +110,7 @@ class PairTable:
         """It has nothing on hand, and is not told of polls."""
         self._working.pop(pair, None)
         producers.awake.pop(pair, None)
-        if pair not in self._asleep and not self._pinned:
+        if pair not in self._asleep:
             pair.idle_since = self._keeper.now()
             self._asleep[pair] = None
             self._place.set()

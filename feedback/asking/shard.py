@@ -78,10 +78,7 @@ DECISIVE = (TransactionState.COMMITTED, TransactionState.ROLLBACK)
 
 
 class FeedbackShard:
-    """Process ``index`` of ``shards``. One event loop. ``start`` before the first poll; ``close`` ends it.
-
-    ``only``: one pair, pinned, instead of all that belong here; ``owned``: see ``DueWatch``.
-    """
+    """Process ``index`` of ``shards``. One event loop. ``start`` before the first poll; ``close`` ends it."""
 
     def __init__(
         self,
@@ -92,20 +89,18 @@ class FeedbackShard:
         brokers: Brokers,
         config: FeedbackConfig,
         rng: random.Random,
-        only: Pair | None = None,
         *,
-        owned: bool = True,
         members: AskMembers | None = None,
     ) -> None:
         self.index, self.shards = index, shards
-        self._config, self._rng, self._only = config, rng, only
+        self._config, self._rng = config, rng
         leaders = {
             gid: GroupLeader(gid, replicas, brokers, config.leader, rng, members) for gid in range(groups)
         }
         slots = {gid: asyncio.Semaphore(config.submits_at_once) for gid in leaders}
         self._way = Way(f"feedback/{index}/{rng.getrandbits(64):016x}", leaders, slots, config)
         self._watches = {
-            gid: DueWatch(leader, self, index, shards, self._way.owner, config, owned=owned)
+            gid: DueWatch(leader, self, index, shards, self._way.owner, config)
             for gid, leader in leaders.items()
         }
         self._poll_admission = PollAdmission(
@@ -120,7 +115,7 @@ class FeedbackShard:
         self._apps = self._poll_admission.apps
         #: Event counts, of this class and of the admission.
         self.counts = self._poll_admission.counts
-        self._pairs = PairTable(self, self._poll_admission, self._way, pinned=only is not None)
+        self._pairs = PairTable(self, self._poll_admission, self._way)
         self._lacking: OrderedDict[tuple[str, bytes], float] = OrderedDict()
         self._news, self._pulse = 0, PauseDetector(config.tick_s)
         self._tasks: list[asyncio.Task[None]] = []
@@ -131,8 +126,6 @@ class FeedbackShard:
         runs = [endless(self._tick, self.counts, f"{what}, deadlines")]
         runs += [watch.run() for watch in self._watches.values()]
         self._tasks = [asyncio.create_task(run) for run in runs]
-        if self._only is not None:
-            self._pairs.host(*self._only)
 
     async def close(self) -> None:
         """End the loops and send parked producers away. Leases end by themselves."""
@@ -346,8 +339,6 @@ class FeedbackShard:
 
     def belongs_here(self, pair: Pair) -> bool:
         """Whether the pair belongs to this process."""
-        if self._only is not None:
-            return pair == self._only
         return part_of(*pair, self.shards) == self.index
 
     # ---------------------------------------------------------------- apps
@@ -415,7 +406,7 @@ class FeedbackShard:
     def _forget_app(self, app: AppProducers) -> bool:
         """Forget an app, with its pairs, which rely on its knowledge of owners, and with all that the leaders
         named for it: it is looked up when a producer comes again. False: it is in use."""
-        if app.parked or app.awake or self._only is not None:
+        if app.parked or app.awake:
             return False
         for pair in list(app.hosted.values()):
             self._pairs.drop(pair)
@@ -452,11 +443,3 @@ class FeedbackShard:
             "watches": [watch.status() for watch in self._watches.values()],
             "pairs": [pair.status() for pair in islice(shown, PAIRS_SHOWN)],
         }
-
-    def pair(self, app: str, topic: str) -> TopicFeedback | None:
-        """The feedback of this app and topic, created if need be; None: it belongs to another process."""
-        return self._pairs.host(app, topic)
-
-    def producers(self, app: str) -> AppProducers | None:
-        """The producers of this app, if any polled recently."""
-        return self._apps.get(app)

@@ -28,9 +28,8 @@ SAY_EVERY_S = 60.0
 #: Where a check comes from: broker group and topic. Producers return it unchanged with their answers.
 Place = tuple[int, str]
 #: What a poll hands out per check: place, transaction id, query id, checks so far, seconds to answer (0: only
-#: whether the producer runs it), log index of its newest PREPARE.
-#: The table whose rows decide comes last, if the transaction names one: then its producers understand that.
-Handed = tuple[Place, str, str, int, float, int] | tuple[Place, str, str, int, float, int, bytes]
+#: whether the producer runs it), log index of its newest PREPARE, the table whose rows decide (empty: none).
+Handed = tuple[Place, str, str, int, float, int, bytes]
 
 
 class Host(Protocol):
@@ -146,12 +145,8 @@ class TopicFeedback:
     def _handed(self, check: Check) -> Handed:
         row = check.row
         answer_s = 0.0 if check.brief else self._config.answer_s
-        known = (check.gid, self.topic), row.tx_id, row.query_id, row.checks, answer_s, row.newest_index
-        return (*known, row.fence) if row.fence else known
-
-    def anyone_online(self) -> bool:
-        """Whether a producer of the app can be asked."""
-        return next(self._table.seats.online(self._host.now()), None) is not None
+        place = check.gid, self.topic
+        return place, row.tx_id, row.query_id, row.checks, answer_s, row.newest_index, row.fence
 
     # ---------------------------------------------------------------- of broker groups
 

@@ -192,7 +192,7 @@ def _entry(row: Sequence[Any]) -> OutboxEntry:
         bytes(group).hex(),
         int(state) == DEAD,
         int(attempts),
-        max(int(next_ms), 0),
+        int(next_ms),
         int(created_ms),
         None if batch is None else int(batch),
         why,

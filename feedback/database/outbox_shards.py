@@ -22,7 +22,6 @@ from escrowmq.feedback.database.links import Database, Link
 from escrowmq.feedback.database.outbox_statements import (
     CONTENT_BYTES_MAX,
     ERROR_BYTES_MAX,
-    MARKED,
     ROWS_MAX,
     OutboxRow,
     OutboxStatements,
@@ -171,7 +170,7 @@ class OutboxShards:
         batch = lease.last + 1
         with self._holding(lease) as link:
             _expect(len(placed), link.changed(self._statements.mark(batch, placed), {}))
-        return [replace(row, batch=batch, placed=placed[row.id], next_ms=MARKED) for row in rows]
+        return [replace(row, batch=batch, placed=placed[row.id], next_ms=0) for row in rows]
 
     def finish(self, lease: Lease, batch: int, rows: Sequence[OutboxRow]) -> Lease:
         """The batch is committed in the broker: remove its rows."""

@@ -26,9 +26,6 @@ from escrowmq.replication.model import Message
 # that was written once can be read for ever.
 
 PENDING, DEAD = 1, 2
-#: ``next_ms`` of a row whose batch has a digest that covers the rows themselves. Rows that an earlier version
-#: has marked have 0 or more there, and keep the digest under which they may have been sent.
-MARKED = -1
 #: Of an error's text, no more than this is kept with the row.
 ERROR_BYTES_MAX = 1024
 #: A larger content is not read: no message can be so large, and a relay would need the memory.
@@ -127,25 +124,9 @@ def digest_of_rows(rows: Sequence[OutboxRow]) -> bytes:
     row may have the number and the content of one that was sent. It must not be taken for that one. Contents
     are not in it: what they add is nothing, and a row that was damaged since is still one that was sent.
     """
-    if any(row.next_ms != MARKED for row in rows):
-        try:
-            return _digest_of_contents(rows)
-        except UnreadableContent:
-            return b"?" * 16  # what the broker may have is not known: it does not fit, and a person decides
     digest = hashlib.sha256()
     for row in rows:
         packed = _encode((row.batch, row.id, row.group, row.placed))
-        digest.update(b"%d:" % len(packed))
-        digest.update(packed)
-    return digest.digest()[:16]
-
-
-def _digest_of_contents(rows: Sequence[OutboxRow]) -> bytes:
-    """As earlier versions made it: topic, partition, key, value and headers of each message."""
-    digest = hashlib.sha256()
-    for row in rows:
-        one = message_of(row.content, row.placed)
-        packed = _encode((one.topic, one.partition, one.key, one.value, sorted(one.headers.items())))
         digest.update(b"%d:" % len(packed))
         digest.update(packed)
     return digest.digest()[:16]
@@ -407,7 +388,7 @@ class OutboxStatements:
         """Give rows the number of a batch, and each its partition."""
         cases = " ".join(f"WHEN {id} THEN {partition}" for id, partition in placed.items())
         return (
-            f"UPDATE {self.table} SET batch = {batch}, next_ms = {MARKED}, placed = CASE id {cases} END "
+            f"UPDATE {self.table} SET batch = {batch}, next_ms = 0, placed = CASE id {cases} END "
             f"WHERE id IN ({_list(placed)}) AND batch IS NULL AND state = {PENDING}"
         )
 

@@ -33,7 +33,6 @@ class RayBrokers:
         self._namespace = namespace
         self._handles: dict[tuple[int, int], Any] = {}
         self._looking: dict[tuple[int, int], asyncio.Task[Any]] = {}
-        self._earlier: set[tuple[int, int]] = set()  # already logged
 
     async def call(self, gid: int, rid: int, method: str, *args: Any) -> Any:
         """See ``Brokers``. An exception inside the broker is a bug there: logged, and no answer here."""
@@ -46,10 +45,7 @@ class RayBrokers:
             self._handles.pop((gid, rid), None)
             raise BrokerUnreachable(f"{broker_name(gid, rid)} is gone or restarting") from error
         except RayError as error:
-            if f"has no attribute '{method}'" in str(error):
-                self._say_earlier(gid, rid, method)
-            else:
-                log.error("%s failed in %s: %s", broker_name(gid, rid), method, error)
+            log.error("%s failed in %s: %s", broker_name(gid, rid), method, error)
             raise BrokerUnreachable(f"{broker_name(gid, rid)} failed in {method}") from error
 
     async def members(self, gid: int) -> tuple[int, Sequence[int]] | None:
@@ -60,19 +56,10 @@ class RayBrokers:
             supervisor: Any = await asyncio.to_thread(ray.get_actor, SUPERVISOR, self._namespace)
             call: Any = supervisor.members_of.remote(gid)
             found: MembersReport | None = await asyncio.wait_for(call, MEMBERS_WAIT_S)
-        except (ValueError, AttributeError, RayError, TimeoutError) as error:
-            # It is away, or runs an earlier version.
+        except (ValueError, RayError, TimeoutError) as error:
             log.info("the supervisor does not tell the members of group %d: %s", gid, error)
             return None
         return None if found is None else (found.version, found.all)
-
-    def _say_earlier(self, gid: int, rid: int, method: str) -> None:
-        if (gid, rid) not in self._earlier:
-            self._earlier.add((gid, rid))
-            log.error(
-                "%s has an earlier version, which does not know %s: checks there wait until it is upgraded",
-                *(broker_name(gid, rid), method),
-            )
 
     async def _look_up(self, gid: int, rid: int) -> Any:
         """One look-up per replica at a time, however many calls wait for it."""
@@ -98,15 +85,11 @@ class RayFeedbackPort:
         self._handle, self._app = handle, app
 
     async def poll(
-        self, instance: str, room: int, working: Sequence[AskedCheck], wait_s: float, fence: bytes = b""
+        self, instance: str, room: int, working: Sequence[AskedCheck], wait_s: float, fence: bytes
     ) -> tuple[str, Any]:
         """See ``FeedbackShard.poll``."""
-        asked = self._app, instance, room, working, wait_s
-        try:
-            call = self._handle.poll.remote(*asked, *((fence,) if fence else ()))
-        except TypeError:  # a process of an earlier version knows no fences
-            call = self._handle.poll.remote(*asked)
-        status, value = await _answer(call)
+        asked = self._app, instance, room, working, wait_s, fence
+        status, value = await _answer(self._handle.poll.remote(*asked))
         return status, value
 
     async def answer(

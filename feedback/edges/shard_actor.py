@@ -83,7 +83,7 @@ class FeedbackShardActor:
         room: int,
         working: Sequence[tuple[Place, str, int]],
         wait_s: float,
-        fence: bytes = b"",
+        fence: bytes,
     ) -> tuple[str, Any]:
         """See ``FeedbackShard.poll``."""
         return await self._shard().poll(app, instance, room, working, wait_s, fence)
@@ -124,6 +124,5 @@ def start_shard(index: int, shards: int, info: ClusterShape, config: FeedbackCon
         max_concurrency=config.shard_polls_max * 2 + CALLS_BESIDE_POLLS,
         num_cpus=0,
     )
-    # The map itself, which Ray packs as msgpack: processes of the previous version do not accept bytes.
     settings = names_of(config) | {LOG_FORMAT: info.log_format}
     return remote.remote(index, shards, info.namespace, info.groups, info.replicas, settings)

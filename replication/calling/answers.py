@@ -190,20 +190,7 @@ class LockedChecks(Carried, frozen=True):
     def rows(self) -> list[LockedRow]:
         """One row for each transaction."""
         columns = [getattr(self, name) for name in self.__struct_fields__]
-        if self.tx_ids and not self.fences:  # from an earlier version, which does not have this column
-            columns.pop()
         return [LockedRow(*row) for row in zip(*columns, strict=True)]
-
-
-class EarlierChecks:
-    """``LockedChecks`` as sent to an earlier version, which unpickles it as its own class of that name,
-    without the columns that it does not know."""
-
-    def __init__(self, checks: LockedChecks) -> None:
-        self._columns = [getattr(checks, name) for name in checks.__struct_fields__[:6]]
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return LockedChecks, tuple(self._columns)
 
 
 class DuePairs(Carried, frozen=True):

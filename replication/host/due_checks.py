@@ -2,9 +2,8 @@
 
 A feedback process asks for all of its pairs of app and topic at once: ``due_pairs`` parks until some pair
 gets due checks, and names it; ``lock_pairs`` leases as many as its producers can take. A parked call leases
-nothing, so one whose caller has died delays no check. Feedback actors of earlier versions call ``lock_due``,
-which does both for one pair; they do not know owners, and get no transaction that has one. In the
-driver's thread no work here grows with the number of pairs.
+nothing, so one whose caller has died delays no check. In the driver's thread no work here grows with the
+number of pairs.
 """
 
 from __future__ import annotations
@@ -48,27 +47,6 @@ class DueChecks:
     def __init__(self, running: RunningReplica) -> None:
         self._running, self._replica = running, running.replica
 
-    def lock_due(self, app: str, topic: str, max_n: int, lease_s: float, wait_s: float, owner: str) -> Reply:
-        """``("ok", LockedChecks)``, of transactions without an owner.
-
-        Waits up to ``wait_s`` for one to come due. No other caller gets it until its lease ends.
-        """
-        running, state = self._running, self._replica.state
-        nothing: Reply = ("ok", [])
-        answer = nothing
-        max_n, lease_s = min(max_n, DUE_MAX), min(lease_s, LEASE_S_MAX)
-
-        def attempt() -> Reply | None:
-            nonlocal answer
-            answer = running.led(
-                lambda: lock_due(state, app, topic, max_n, lease_s, owner, running.now_ms(), owned=False)
-            )
-            return None if answer == nothing else answer
-
-        found = running.checks_due.wait_for(attempt, wait_s) or answer
-        # The columns are made in this thread: the replica's own thread has enough to do.
-        return ("ok", LockedChecks.of(found[1])) if found[0] == "ok" else found
-
     def due_pairs(self, term: int, seen: int, part: int, parts: int, wait_s: float) -> Reply:
         """``("ok", DuePairs)``: pairs of this ``part`` of all (``part_of``) that got due checks
         after the caller had seen number ``seen`` in ``term``. Waits up to ``wait_s`` for one."""
@@ -95,11 +73,9 @@ class DueChecks:
 
         return running.checks_due.wait_for(attempt, wait_s) or ("ok", at)
 
-    def lock_pairs(
-        self, wanted: Sequence[tuple[str, str, int]], lease_s: float, owner: str, owned: bool = True
-    ) -> Reply:
+    def lock_pairs(self, wanted: Sequence[tuple[str, str, int]], lease_s: float, owner: str) -> Reply:
         """``("ok", [LockedChecks, ...])``, one for each (app, topic, maximum), without waiting; only for the
-        first ones if those were many. ``owned``: also transactions that have an owner.
+        first ones if those were many.
 
         Raises InvalidMessage if more pairs are named than one call may name.
         """
@@ -112,7 +88,7 @@ class DueChecks:
             for app, topic, max_n in wanted:
                 if total >= LOCKED_ENOUGH:
                     break
-                rows = lock_due(state, app, topic, min(max_n, DUE_MAX), lease_s, owner, now_ms, owned=owned)
+                rows = lock_due(state, app, topic, min(max_n, DUE_MAX), lease_s, owner, now_ms)
                 found.append(rows)
                 total += len(found[-1])
             return found
@@ -165,15 +141,6 @@ class DueChecks:
         running, due = self._running, self._replica.state.due
         return running.led(lambda: due.check_again(app, tx_id, running.now_ms()))
 
-    def open_topics(self, app: str) -> Reply:
-        """``("ok", [topic, ...])``: topics with open transactions of ``app``."""
-
-        def read() -> list[str]:
-            table = self._replica.state.transactions.apps.get(app)
-            return [] if table is None else [t for t, n in table.open_by_topic.items() if n > 0]
-
-        return self._running.led(read)
-
 
 def _check_part(part: int, parts: int) -> None:
     if not 0 <= part < parts <= PARTS_MAX:
@@ -193,17 +160,12 @@ def lock_due(
     lease_s: float,
     owner: str,
     now_ms: int,
-    *,
-    owned: bool = True,
 ) -> list[tuple[Any, ...]]:
-    """Lease due checks to ``owner``; rows with the fields of ``LockedRow``. In the applying thread.
-
-    If not ``owned``, transactions whose producer is known stay due, for a caller that can ask that producer.
-    """
+    """Lease due checks to ``owner``; rows with the fields of ``LockedRow``. In the applying thread."""
     known = state.topics.topics.get(topic)
     rolls_back = known is not None and known.info.on_check_exhausted == "rollback"
     check_max = known.info.check_max if known else 0
-    found = state.due.lock(app, topic, max_n, owner, int(lease_s * 1000), now_ms, owned=owned)
+    found = state.due.lock(app, topic, max_n, owner, int(lease_s * 1000), now_ms)
     return [
         (
             *(tx, r.query_id, r.prepared_ms, r.checks, r.home_group),

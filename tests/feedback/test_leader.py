@@ -21,7 +21,8 @@ def leader_of(brokers: BrokersDouble) -> GroupLeader:
 
 async def timed(leader: GroupLeader, patience_s: float = 5.0, *, repeatable: bool = True) -> float:
     start = now()
-    status, _ = await leader.ask("open_topics", "shop", patience_s=patience_s, repeatable=repeatable)
+    asked = ["shop"], 0, 1
+    status, _ = await leader.ask("open_pairs", *asked, patience_s=patience_s, repeatable=repeatable)
     assert status == "ok"
     return now() - start
 
@@ -57,9 +58,7 @@ def test_a_leader_lost_during_a_long_poll_is_left_too(how: str) -> None:
         brokers = BrokersDouble()
         group = brokers.groups[0]
         leader = leader_of(brokers)
-        poll = asyncio.create_task(
-            leader.ask("lock_due", "shop", "orders", 10, 10.0, 5.0, "me", patience_s=12.0)
-        )
+        poll = asyncio.create_task(leader.ask("due_pairs", 0, 0, 0, 1, 5.0, patience_s=12.0))
         await asyncio.sleep(1)
         getattr(group, how).add(0)
         await asyncio.sleep(0.5)
@@ -106,7 +105,7 @@ def test_without_a_leader_the_caller_gets_an_error_in_time() -> None:
         leader = leader_of(brokers)
         start = now()
         with pytest.raises(Unavailable) as refused:
-            await leader.ask("open_topics", "shop", patience_s=2.0)
+            await leader.ask("open_pairs", ["shop"], 0, 1, patience_s=2.0)
         assert 1.9 < now() - start < 2.3 and refused.value.retry_after_s > 0
         assert group.calls["whoami"] < 100
         group.fail_over(2)
@@ -125,7 +124,7 @@ def test_what_must_not_be_repeated_is_not() -> None:
         group.fail_over(1)
         with pytest.raises(Unavailable):
             await timed(leader, repeatable=False)
-        assert group.calls["open_topics"] == 2
+        assert group.calls["open_pairs"] == 2
 
     run(main())
 
@@ -146,7 +145,7 @@ def test_a_frozen_replica_collects_few_calls() -> None:
 
         group.call = counting.__get__(group)  # type: ignore[method-assign]
         for _ in range(120):
-            await leader.ask("lock_due", "shop", "orders", 1, 10.0, 5.0, "me", patience_s=7.0)
+            await leader.ask("due_pairs", 0, 0, 0, 1, 5.0, patience_s=7.0)
         assert to_frozen < 30, "ten minutes"
 
     run(main())

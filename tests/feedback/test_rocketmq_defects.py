@@ -14,7 +14,7 @@ from escrowmq.feedback.asking import group_feedback
 from escrowmq.feedback.policy import route
 from escrowmq.replication.format import ops
 from tests.support.clock import run, until
-from tests.support.feedback_producers import always, silent, world
+from tests.support.feedback_producers import ORDERS, always, silent, world
 
 
 def end_offset(group: Any, topic: str = "orders") -> int:
@@ -32,7 +32,7 @@ def test_a_repeated_commit_publishes_twice() -> None:
             await until(lambda: w.group.outcome("t1") == "COMMITTED", 5)
             w.group.submit(ops.commit("shop", ["t1"]))  # the sender's own, late
             for name in ("p1", "p2", "p2"):
-                w.feedback.answer(name, [(0, "t1", "COMMITTED", "", 0)])
+                w.feedback.answer(name, [(ORDERS, "t1", "COMMITTED", "", 0)])
             await asyncio.sleep(1)
             assert end_offset(w.group) == 1
 
@@ -88,9 +88,8 @@ def test_messages_already_committed_are_checked_again_after_a_restart() -> None:
             w.group.prepare("t1")
             await until(lambda: w.group.outcome("t1") == "COMMITTED", 5)
             w.group.fail_over(1)  # rebuilds its due queue from the table, as a restart does
-            await w.feedback.close()
-            restarted = w.also(w.new_feedback())
-            again = w.producer("p2", always("COMMITTED"), feedback=restarted)
+            await w.restart()
+            again = w.producer("p2", always("COMMITTED"))
             await asyncio.sleep(120)
             assert p.times_asked("t1") == 1 and again.times_asked("t1") == 0
 
@@ -101,10 +100,9 @@ def test_one_queue_and_one_scanner_for_all_topics() -> None:
     async def main() -> None:
         async with world() as w:
             w.group.topic("stuck")
-            stuck = w.also(w.new_feedback(topic="stuck"))
-            w.producer("s1", silent, feedback=stuck)
+            w.producer("s1", silent, app="other")
             for i in range(500):
-                w.group.prepare(f"s{i}", topic="stuck")
+                w.group.prepare(f"s{i}", app="other", topic="stuck")
             w.producer("p1", always("COMMITTED"))
             await asyncio.sleep(1)
             w.group.prepare("t1")

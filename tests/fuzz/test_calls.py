@@ -39,12 +39,10 @@ METHODS = {
         "committed": 2,
     },
     "due_checks": {
-        "lock_due": 6,
         "due_pairs": 5,
-        "lock_pairs": 4,
+        "lock_pairs": 3,
         "open_pairs": 3,
         "release_locks": 4,
-        "open_topics": 1,
     },
     "inspection": {"tx_states": 2, "transactions": 4, "find_transaction": 2, "audit": 0, "status": 0},
     "running": {"whoami": 0},
@@ -172,8 +170,6 @@ def test_an_answer_is_bounded_whatever_is_asked(broker: Broker) -> None:
     assert len(broker.parts.offers.checkpoint_read(names[0][0], 0, 1 << 40)) <= 8 << 20
     assert broker.parts.offers.checkpoint_read(names[0][0], -1, 10) == b""
     started = time.monotonic()
-    assert broker.parts.due_checks.lock_due("app", "t", 1 << 60, math.inf, 0.1, "me") == (
-        "ok",
-        LockedChecks(),
-    )
+    asked = [("app", "t", 1 << 60)]
+    assert broker.parts.due_checks.lock_pairs(asked, math.inf, "me") == ("ok", [LockedChecks()])
     assert time.monotonic() - started < 20

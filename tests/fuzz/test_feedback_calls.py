@@ -8,22 +8,25 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from escrowmq.feedback.asking.topic_feedback import TopicFeedback
+from escrowmq.feedback.asking.shard import FeedbackShard
 from escrowmq.replication.errors import InvalidMessage
 from tests.fuzz.engine import EXAMPLES, drawn
 from tests.support.clock import run, until
-from tests.support.feedback_producers import always, world
+from tests.support.feedback_producers import ORDERS, World, always, world
 
 odd = st.sampled_from([
     None, True, 0, 1, 64, -1, 1 << 62, 1 << 70, 0.0, 0.5, -1.5, 1e300, math.inf, -math.inf, math.nan, "", "x",
-    "good", "x" * 513, "\ud800", "\0", b"x", [], (), {}, set(), [None], [[]], ["ab"], [(0, "t1")],
-    [[0, "t1", 0]], [(1 << 70, "t1", 0)], [(-1, "t1", 0)], [(0, None, 0)], [(0, [], 0)], [([], "t1", 0)],
-    [(0, "t1", "u")], [(0, "t1", 1 << 63)], [(0, "t1", 5)],
-    {0: "t1"}, [(0, "t1", "ROLLBACK", "", 0)], [(0, "t1", "UNKNOWN", "busy", 0)],
-    [(7, "t1", "UNKNOWN", "", 0)], [(0, "t1", "DONE", "", 0)], [(0, "t1", [], "", 0)],
-    [(0, "t1", "UNKNOWN", {}, 0)], [(0, "other", "COMMITTED", "", 0)], [(0, "t1", "UNKNOWN", "raised", 0),
-    None],
-    [(0, 5, "COMMITTED", "", 0)], [(0, "t1", 0)] * 2000,
+    "good", "x" * 513, "\ud800", "\0", b"x", [], (), {}, set(), [None], [[]], ["ab"], [(ORDERS, "t1")],
+    [(0, "t1", 0)],
+    [[[0, "orders"], "t1", 0]], [((1 << 70, "orders"), "t1", 0)], [((-1, "orders"), "t1", 0)],
+    [((0, 5), "t1", 0)], [(ORDERS, None, 0)], [(ORDERS, [], 0)], [([], "t1", 0)],
+    [(([], "orders"), "t1", 0)],
+    [(ORDERS, "t1", "u")], [(ORDERS, "t1", 1 << 63)], [(ORDERS, "t1", 5)],
+    {0: "t1"}, [(ORDERS, "t1", "ROLLBACK", "", 0)], [(ORDERS, "t1", "UNKNOWN", "busy", 0)],
+    [((7, "orders"), "t1", "UNKNOWN", "", 0)], [(ORDERS, "t1", "DONE", "", 0)], [(ORDERS, "t1", [], "", 0)],
+    [(ORDERS, "t1", "UNKNOWN", {}, 0)], [(ORDERS, "other", "COMMITTED", "", 0)],
+    [(ORDERS, "t1", "UNKNOWN", "raised", 0), None],
+    [(ORDERS, 5, "COMMITTED", "", 0)], [(ORDERS, "t1", 0)] * 2000,
 ])  # fmt: skip
 #: Mostly of the right shape, with one thing wrong or none.
 polls = st.tuples(st.just("x") | odd, st.just(1) | odd, st.just([]) | odd, st.just(0.01) | odd)
@@ -37,25 +40,26 @@ calls = st.lists(
 )
 
 
-def of_producers(feedback: TopicFeedback) -> tuple[object, ...]:
+def of_producers(shard: FeedbackShard) -> tuple[object, ...]:
     """What calls of producers change at once; the rest moves by itself while a poll is on its way."""
-    status = feedback.status()
-    return status["producers"], status["polls_parked"], status["poll_wait_s"], feedback.last_poll_at
+    report, apps = shard.report(), shard._apps.values()
+    polls = [(app.last_poll_at, sorted(app._present)) for app in apps]
+    return polls, report.producers, report.polls_parked, report.poll_wait_s
 
 
-async def nonsense(feedback: TopicFeedback, method: str, given: tuple[Any, ...]) -> None:
+async def nonsense(w: World, method: str, given: tuple[Any, ...]) -> None:
     """One call. It is refused before anything has changed, or it is a call like any other."""
-    before = of_producers(feedback)
+    before = of_producers(w.shard)
     try:
         if method == "poll":
-            await asyncio.wait_for(feedback.poll(*given), 0.05)
+            await asyncio.wait_for(w.feedback.poll(*given), 0.05)
         else:
-            getattr(feedback, method)(*given)
+            getattr(w.feedback, method)(*given)
     except TimeoutError:
         pass  # parked, as a poll may be
     except InvalidMessage as error:
         assert str(error) and len(str(error)) < 300
-        assert of_producers(feedback) == before
+        assert of_producers(w.shard) == before
 
 
 @drawn(calls, examples=EXAMPLES // 2)
@@ -64,13 +68,12 @@ def test_nonsense_is_refused_and_the_honest_are_served(sequence: list[tuple[str,
         async with world() as w:
             w.group.prepare("t1")
             for method, given in sequence:
-                await nonsense(w.feedback, method, given)
+                await nonsense(w, method, given)
             w.producer("honest", always("COMMITTED"))
             w.group.prepare("t2")
             await until(lambda: w.group.outcome("t2") == "COMMITTED", 60)
             await until(lambda: w.group.outcome("t1") in ("COMMITTED", "ROLLBACK"), 60)
-            counts = [w.feedback.counts["errors"]]
-            counts += [group["counts"].get("errors", 0) for group in w.feedback.status()["groups"]]
-            assert not any(counts), "a loop failed"
+            parts = [w.shard.counts, *(group["counts"] for group in w.pair.status()["groups"])]
+            assert not any(counts.get("errors") for counts in parts), "a loop failed"
 
     run(main())

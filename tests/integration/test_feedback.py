@@ -20,7 +20,6 @@ import pytest
 import ray
 
 from escrowmq.feedback.config import AnswererConfig, FeedbackConfig
-from escrowmq.feedback.edges.actor import FeedbackActor
 from escrowmq.feedback.edges.answerer import CheckAnswerer
 from escrowmq.feedback.edges.shard_actor import start_shard
 from escrowmq.feedback.states import TransactionState, TxStatusQuerier, feedback_name, shard_name
@@ -246,32 +245,6 @@ def test_a_killed_feedback_process_is_started_again_and_answers_for_all_its_topi
     names = {entry["name"] for entry in ray.util.list_named_actors(all_namespaces=True)}
     assert names >= {shard_name(number) for number in range(shards)}
     assert feedback_name(app.name, app.topic) not in names, "no process of its own"
-
-
-@pytest.mark.ray
-def test_a_producer_of_an_earlier_version_is_answered_by_an_actor_of_its_own(
-    cluster: Cluster, unique: Unique
-) -> None:
-    """Makes the calls of an earlier version's producer: one actor for each app and topic; keys without the
-    topic and the PREPARE."""
-    app, info = App(cluster, unique), cluster.admin.info
-    actor = (
-        ray.remote(FeedbackActor)
-        .options(name=feedback_name(app.name, app.topic), namespace=info.namespace, max_concurrency=100)
-        .remote(app.name, app.topic, info.namespace, info.groups, info.replicas, FeedbackConfig())
-    )
-    opened = app.leave_open("order-1", "order-2")
-    asked: dict[str, str] = {}
-    while len(asked) < 2:
-        status, found = ray.get(actor.poll.remote("old", 16, [], 5.0), timeout=30)
-        assert status == "ok"
-        asked.update({query_id: tx_id for _, tx_id, query_id, _, _ in found})
-        answers = [(gid, tx_id, "COMMITTED", "") for gid, tx_id, _, _, _ in found]
-        assert ray.get(actor.answer.remote("old", answers), timeout=30) == ("ok", None)
-    assert asked == opened
-    open_ones_end(app)
-    ray.get(actor.leave.remote("old"), timeout=30)
-    ray.kill(actor)
 
 
 def test_a_producer_with_a_querier_resolves_what_it_left_unknown_itself(

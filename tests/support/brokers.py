@@ -32,15 +32,7 @@ from tests.support.waiting import wait_until
 _PARTS = {
     "requests": ["submit", "follow"],
     "reads": ["fetch", "fetch_ends", "offsets", "topics", "topic_names", "partition_bounds", "committed"],
-    "due_checks": [
-        "lock_due",
-        "due_pairs",
-        "lock_pairs",
-        "open_pairs",
-        "release_locks",
-        "open_topics",
-        "check_again",
-    ],
+    "due_checks": ["due_pairs", "lock_pairs", "open_pairs", "release_locks", "check_again"],
     "inspection": ["tx_states", "transactions", "find_transaction", "audit", "status"],
     "instruments": ["metrics"],
     "watching": ["watch", "spans"],

@@ -9,20 +9,22 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from escrowmq.feedback.asking.one_pair import OnePair
 from escrowmq.feedback.asking.shard import FeedbackShard
+from escrowmq.feedback.asking.topic_feedback import TopicFeedback
 from escrowmq.feedback.config import FeedbackConfig
 from tests.support.clock import now, run
 from tests.support.memory_groups import BrokersDouble, GroupDouble
 
 #: What a producer says to (tx_id, query_id): a state, (state, trouble), or None: nothing.
 Says = Callable[[str, str], Any]
+#: Where the checks of most tests come from: group 0, topic ``orders``.
+ORDERS = (0, "orders")
 
 
 class Producer:
     """Polls like a real one, in virtual time. ``die`` leaves its poll parked, as SIGKILL does."""
 
-    def __init__(self, feedback: OnePair | AppPort, name: str, says: Says, *, room: int = 64) -> None:
+    def __init__(self, feedback: AppPort, name: str, says: Says, *, room: int = 64) -> None:
         self.feedback, self.name, self.says, self.room = feedback, name, says, room
         self.asked: list[tuple[float, str]] = []
         self.working: set[tuple[Any, str, int]] = set()
@@ -41,8 +43,8 @@ class Producer:
             if status != "ok":
                 await asyncio.sleep(value)
                 continue
-            for gid, tx_id, query_id, _, answer_s, index in value:
-                check = gid, tx_id, index
+            for place, tx_id, query_id, _, answer_s, index, _ in value:
+                check = place, tx_id, index
                 if tx_id in self.running or answer_s <= 0:
                     self._say(check, "UNKNOWN", "running" if tx_id in self.running else "busy")
                     continue
@@ -58,10 +60,10 @@ class Producer:
     def _say(self, check: tuple[Any, str, int], state: str, trouble: str) -> None:
         if self.dead:
             return
-        gid, tx_id, index = check
+        place, tx_id, index = check
         self.told[trouble or state] += 1
         self.working.discard(check)
-        self.feedback.answer(self.name, [(gid, tx_id, state, trouble, index)])
+        self.feedback.answer(self.name, [(place, tx_id, state, trouble, index)])
 
     def die(self) -> None:
         self.dead = True
@@ -88,47 +90,52 @@ class AppPort:
 
 
 class World:
-    """Groups and the feedback of app ``shop``, topic ``orders``."""
+    """Groups, a feedback process, and producers of app ``shop``, which has topic ``orders``."""
 
     def __init__(self, groups: int, config: FeedbackConfig, seed: int) -> None:
         self.brokers = BrokersDouble(groups)
         self.config, self.seed = config, seed
         for group in self.brokers.groups:
             group.topic("orders", groups)
-        self.feedback = self.new_feedback()
-        self._all = [self.feedback]
         self.producers: list[Producer] = []
+        self._start()
 
     @property
     def group(self) -> GroupDouble:
         return self.brokers.groups[0]
 
-    def new_feedback(self, app: str = "shop", topic: str = "orders") -> OnePair:
-        return OnePair(
-            app, topic, len(self.brokers.groups), 3, self.brokers, self.config, random.Random(self.seed)
-        )
+    @property
+    def pair(self) -> TopicFeedback:
+        """The feedback of topic ``orders``, created if there is none."""
+        pair = self.shard._pairs.host("shop", "orders")
+        assert pair is not None
+        return pair
 
-    def producer(self, name: str, says: Says, *, feedback: OnePair | None = None, room: int = 64) -> Producer:
-        producer = Producer(feedback or self.feedback, name, says, room=room)
+    def _start(self) -> None:
+        groups, rng = len(self.brokers.groups), random.Random(self.seed)
+        self.shard = FeedbackShard(0, 1, groups, 3, self.brokers, self.config, rng)
+        self.feedback = AppPort(self.shard, "shop")
+        self.shard.start()
+
+    async def restart(self) -> None:
+        """Another process takes the place of this one, and knows nothing."""
+        await self.shard.close()
+        self._start()
+
+    def producer(self, name: str, says: Says, *, app: str = "shop", room: int = 64) -> Producer:
+        producer = Producer(AppPort(self.shard, app), name, says, room=room)
         self.producers.append(producer)
         return producer
 
     async def end(self) -> None:
         for producer in self.producers:
             producer.die()
-        for feedback in self._all:
-            await feedback.close()
-
-    def also(self, feedback: OnePair) -> OnePair:
-        self._all.append(feedback)
-        feedback.start()
-        return feedback
+        await self.shard.close()
 
 
 @asynccontextmanager
 async def world(*, groups: int = 1, seed: int = 1, **config: float) -> AsyncIterator[World]:
     it = World(groups, FeedbackConfig(**config), seed)  # type: ignore[arg-type]
-    it.feedback.start()
     try:
         yield it
     finally:

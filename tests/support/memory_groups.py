@@ -155,16 +155,6 @@ class GroupDouble(Submitting):
             return ("unknown",)
         return ("ok", results)
 
-    async def _lock_due(
-        self, rid: int, app: str, topic: str, max_n: int, lease_s: float, wait_s: float, owner: str
-    ) -> Reply:
-        asked = self._due_checks(rid)
-        return await self._parked(
-            wait_s,
-            lambda: asked.lock_due(app, topic, max_n, lease_s, 0.0, owner),
-            lambda checks: bool(checks.tx_ids),
-        )
-
     async def _due_pairs(self, rid: int, term: int, seen: int, part: int, parts: int, wait_s: float) -> Reply:
         asked, at = self._due_checks(rid), DuePairs(term, seen)
 
@@ -198,9 +188,6 @@ class GroupDouble(Submitting):
 
     async def _release_locks(self, rid: int, *arguments: Any) -> Reply:
         return self._due_checks(rid).release_locks(*arguments)
-
-    async def _open_topics(self, rid: int, app: str) -> Reply:
-        return self._due_checks(rid).open_topics(app)
 
     async def _tx_states(self, rid: int, app: str, tx_ids: list[str]) -> Reply:
         return self._inspection(rid).tx_states(app, tx_ids)

@@ -112,12 +112,10 @@ def start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[
 
 LEADERS_CALLS: list[tuple[str, tuple[Any, ...]]] = [
     ("submit", (ops.create_topic("t", {"partitions": 1}),)),
-    ("lock_due", ("app", "t", 1, 1.0, 0.0, "me")),
     ("due_pairs", (0, 0, 0, 1, 0.0)),
     ("lock_pairs", ([("app", "t", 1)], 1.0, "me")),
     ("open_pairs", (["app"], 0, 1)),
     ("release_locks", ("app", "t", ["x"], "me")),
-    ("open_topics", ("app",)),
     ("tx_states", ("app", ["x"])),
     ("topics", (True,)),
     ("topic_names", (0, 0)),

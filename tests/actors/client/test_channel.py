@@ -271,7 +271,7 @@ def test_a_call_that_only_reads_never_ends_in_doubt(method: str) -> None:
 def test_every_call_of_a_broker_is_known_to_read_or_to_change() -> None:
     change = {
         "change_members", "check_again", "checkpoint_suspect", "commit_offsets", "follow", "group_delete",
-        "group_heartbeat", "group_join", "group_leave", "hand_over", "lock_due", "lock_pairs", "peer_moved",
+        "group_heartbeat", "group_join", "group_leave", "hand_over", "lock_pairs", "peer_moved",
         "release_locks", "share_acquire", "share_extend", "share_release", "stop", "submit", "told",
     }  # fmt: skip
     of_brokers = {

@@ -13,7 +13,6 @@ import sqlalchemy as sa
 from escrowmq import Message, TransactionSettled
 from escrowmq.actors.outbox.shipping import BrokerShipping
 from escrowmq.actors.producer.transactions.numbered import Numbered
-from escrowmq.feedback.database import outbox_statements, relaying
 from escrowmq.feedback.database.errors import OutboxBehind
 from escrowmq.feedback.database.outbox import Outbox
 from escrowmq.feedback.database.outbox_shards import LEASE_MS
@@ -185,28 +184,8 @@ def test_a_new_row_with_number_and_content_of_one_that_was_sent_is_not_taken_for
     assert values(world) == [b"0"] + [b"refresh"] * 2 * rows
 
 
-@pytest.mark.parametrize("carried_out", [True, False])
-def test_a_batch_that_an_earlier_version_has_sent_is_recognised(
-    world: ClusterWorld, monkeypatch: pytest.MonkeyPatch, carried_out: bool
-) -> None:
-    """Its digest is of the contents alone, and its rows do not say that theirs are in it."""
-    world.send(Message("t", b"1", key=b"k"), Message("t", b"2"))
-    world.broker.lose_answer("commit", carried_out)
-    with monkeypatch.context() as earlier:
-        earlier.setattr(relaying, "digest_of_rows", outbox_statements._digest_of_contents)
-        assert world.relay().step() is Step.AWAY
-    with world.connect() as db:
-        db.execute(sa.text(f"update {world.outbox.statements.table} set next_ms = 0"))
-        db.commit()
-    world.send(Message("t", b"3"))
-    world.now_ms += LEASE_MS + 1
-    relay = world.relay()
-    assert [relay.step(), relay.step()] == [Step.SENT, Step.SENT]
-    assert values(world) == [b"1", b"2", b"3"] and world.outbox.rows() == []
-
-
 def test_what_can_never_be_sent_is_dead_at_once(world: ClusterWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(world.outbox, "_message_bytes_max", 100 << 20)  # as in earlier versions
+    monkeypatch.setattr(world.outbox, "_message_bytes_max", 100 << 20)  # ``send`` refuses it
     world.send(Message("nowhere", b"1"), Message("t", b"2"))
     world.send(Message("t", b"x" * 2_000_000))
     world.send(Message("t", b"3"))
@@ -220,7 +199,7 @@ def test_what_can_never_be_sent_is_dead_at_once(world: ClusterWorld, monkeypatch
 def test_messages_that_are_too_large_together_are_dead_at_once(
     world: ClusterWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows that a service of an earlier version has inserted."""
+    """Rows that a service with another limit has inserted."""
     monkeypatch.setattr(world.outbox, "_transaction_bytes_max", 100 << 20)
     world.send(*[Message("t", bytes(1_000_000))] * 17)
     world.send(Message("t", b"1"))

@@ -36,11 +36,13 @@ class LocalPort:
         self.app, self.feedback, self.cut = app, feedback, False
         self.polls = self.most_polls = 0
 
-    async def poll(self, instance: str, room: int, working: Sequence[AskedCheck], wait_s: float) -> Any:
+    async def poll(
+        self, instance: str, room: int, working: Sequence[AskedCheck], wait_s: float, fence: bytes
+    ) -> Any:
         self.polls += 1
         self.most_polls = max(self.polls, self.most_polls)
         try:
-            result = await self.feedback.poll(self.app, instance, room, working, wait_s)
+            result = await self.feedback.poll(self.app, instance, room, working, wait_s, fence)
         finally:
             self.polls -= 1
         if self.cut:
@@ -239,8 +241,7 @@ def test_a_producer_that_closes_leaves_its_seat() -> None:
             p.tasks[0].cancel()
             await asyncio.gather(*p.tasks, return_exceptions=True)
             assert p.ports[0].polls == 0
-            producers = p.ports[0].feedback.producers("shop")
-            assert producers is not None and producers.get("p1") is None
+            assert p.ports[0].feedback._apps["shop"].get("p1") is None
 
     asyncio.run(main())
 

@@ -11,35 +11,39 @@ import pytest
 from escrowmq.feedback.asking import checks
 from escrowmq.replication.errors import InvalidMessage
 from tests.support.clock import run, until
-from tests.support.feedback_producers import World, always, world
+from tests.support.feedback_producers import ORDERS, World, always, world
 
 POLLS: list[tuple[Any, ...]] = [
     ("x", "a", [], 1), ("x", None, [], 1), ("x", [], [], 1), ("x", -1, [], 1), ("x", 1 << 70, [], 1),
     ("x", 1.5, [], 1), ("x", math.nan, [], 1), ("x", True, [], 1),
     (None, 1, [], 1), ("", 1, [], 1), ("x" * 513, 1, [], 1), (b"x", 1, [], 1), ([], 1, [], 1),
     ("\ud800", 1, [], 1),
-    ("x", 1, None, 1), ("x", 1, 5, 1), ("x", 1, "ab", 1), ("x", 1, ["ab"], 1), ("x", 1, [(0,)], 1),
-    ("x", 1, [(0, "t", "u")], 1), ("x", 1, [(0, [], 1)], 1), ("x", 1, [("0", "t", 1)], 1),
-    ("x", 1, [(-1, "t", 1)], 1), ("x", 1, [(0, "t")], 1), ("x", 1, [(0, "t", -1)], 1),
-    ("x", 1, [(0, "t", True)], 1),
-    ("x", 1, [(0, "", 1)], 1), ("x", 1, [(0, "t" * 513, 1)], 1), ("x", 1, {0: "t"}, 1), ("x", 1, [None], 1),
+    ("x", 1, None, 1), ("x", 1, 5, 1), ("x", 1, "ab", 1), ("x", 1, ["ab"], 1), ("x", 1, [(ORDERS,)], 1),
+    ("x", 1, [(ORDERS, "t", "u")], 1), ("x", 1, [(ORDERS, [], 1)], 1),
+    ("x", 1, [(("0", "orders"), "t", 1)], 1), ("x", 1, [(0, "t", 1)], 1),
+    ("x", 1, [((-1, "orders"), "t", 1)], 1), ("x", 1, [(ORDERS, "t")], 1), ("x", 1, [(ORDERS, "t", -1)], 1),
+    ("x", 1, [(ORDERS, "t", True)], 1),
+    ("x", 1, [(ORDERS, "", 1)], 1), ("x", 1, [(ORDERS, "t" * 513, 1)], 1), ("x", 1, {0: "t"}, 1),
+    ("x", 1, [None], 1),
     ("x", 1, [], None), ("x", 1, [], "1"), ("x", 1, [], -1), ("x", 1, [], math.nan), ("x", 1, [], True),
 ]  # fmt: skip
 ANSWERS: list[tuple[Any, ...]] = [
-    ("x", None), ("x", 5), ("x", "abcd"), ("x", ["abcd"]), ("x", [(0, "t1", "COMMITTED")]), ("x", [None]),
-    ("x", [(0, "t1", "DONE", "", 0)]),
-    ("x", [(0, "t1", "COMMITTED", "why", 0)]), ("x", [(0, "t1", None, "", 0)]),
-    ("x", [(0, "t1", [], "", 0)]), ("x", [(0, "t1", "COMMITTED", {}, 0)]),
-    ("x", [(0, ["t1"], "COMMITTED", "", 0)]), ("x", [(0, "t1", "COMMITTED", "")]),
-    ("x", [(0, "t1", "COMMITTED", "", None)]), ("x", [(0, "t1", "COMMITTED", "", 1 << 63)]),
-    ("x", [(None, "t1", "COMMITTED", "", 0)]), ("x", [([], "t1", "COMMITTED", "", 0)]), (None, []), ([], []),
-    ("x", [(0, "t1", "COMMITTED", "", 0), (0, "t2", "COMMITTED", 7, 0)]),
-    ("x", [(0, "t1", "UNKNOWN", "", 0)] * 10_001),
+    ("x", None), ("x", 5), ("x", "abcd"), ("x", ["abcd"]), ("x", [(ORDERS, "t1", "COMMITTED")]),
+    ("x", [None]), ("x", [(0, "t1", "COMMITTED", "", 0)]),
+    ("x", [(ORDERS, "t1", "DONE", "", 0)]),
+    ("x", [(ORDERS, "t1", "COMMITTED", "why", 0)]), ("x", [(ORDERS, "t1", None, "", 0)]),
+    ("x", [(ORDERS, "t1", [], "", 0)]), ("x", [(ORDERS, "t1", "COMMITTED", {}, 0)]),
+    ("x", [(ORDERS, ["t1"], "COMMITTED", "", 0)]), ("x", [(ORDERS, "t1", "COMMITTED", "")]),
+    ("x", [(ORDERS, "t1", "COMMITTED", "", None)]), ("x", [(ORDERS, "t1", "COMMITTED", "", 1 << 63)]),
+    ("x", [((None, "orders"), "t1", "COMMITTED", "", 0)]), ("x", [([], "t1", "COMMITTED", "", 0)]),
+    ("x", [(([], "orders"), "t1", "COMMITTED", "", 0)]), (None, []), ([], []),
+    ("x", [(ORDERS, "t1", "COMMITTED", "", 0), (ORDERS, "t2", "COMMITTED", 7, 0)]),
+    ("x", [(ORDERS, "t1", "UNKNOWN", "", 0)] * 10_001),
 ]  # fmt: skip
 
 
 def as_before(w: World) -> dict[str, Any]:
-    return {**w.feedback.status(), "last_poll_at": w.feedback.last_poll_at}
+    return {**w.shard.status(), "last_polls": {app.app: app.last_poll_at for app in w.shard._apps.values()}}
 
 
 async def honest(w: World) -> None:
@@ -94,7 +98,7 @@ def test_nobody_s_poll_ends_by_the_nonsense_of_another() -> None:
             parked = asyncio.create_task(w.feedback.poll("x", 1, [], 5.0))
             await asyncio.sleep(0.1)
             with pytest.raises(InvalidMessage):
-                await w.feedback.poll("x", 1, [("0", "t")], 5.0)
+                await w.feedback.poll("x", 1, [(("0", "orders"), "t", 0)], 5.0)
             assert not parked.done(), "the older poll of that producer stands, too"
             parked.cancel()
 

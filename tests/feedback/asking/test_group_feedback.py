@@ -8,7 +8,7 @@ import pytest
 
 from escrowmq.replication.format import ops
 from tests.support.clock import run, until
-from tests.support.feedback_producers import always, silent, world
+from tests.support.feedback_producers import ORDERS, always, silent, world
 
 
 @pytest.mark.parametrize("how", ["dead", "frozen"])
@@ -32,10 +32,10 @@ def test_an_answer_given_during_an_election_is_kept() -> None:
         async with world() as w:
             p = w.producer("p1", silent)
             w.group.prepare("t1")
-            await until(lambda: w.feedback.counts["handed"] == 1, 3)
+            await until(lambda: w.shard.counts["handed"] == 1, 3)
             w.group.dead.add(0)
             w.group.leader = None
-            w.feedback.answer("p1", [(0, "t1", "COMMITTED", "", 0)])
+            w.feedback.answer("p1", [(ORDERS, "t1", "COMMITTED", "", 0)])
             await asyncio.sleep(20)
             assert w.group.outcome("t1") == "PREPARE"
             w.group.fail_over(2)
@@ -51,7 +51,7 @@ def test_a_lost_reply_to_a_decision_is_repeated_and_has_one_effect() -> None:
             w.group.lose_next_reply = True
             p = w.producer("p1", always("COMMITTED"))
             w.group.prepare("t1")
-            await until(lambda: w.feedback.status()["checks"] == {"queued": 0, "handed": 0, "settling": 0}, 3)
+            await until(lambda: w.pair.status()["checks"] == {"queued": 0, "handed": 0, "settling": 0}, 3)
             await until(lambda: w.group.outcome("t1") == "COMMITTED", 3)
             await asyncio.sleep(30)
             (partition,) = w.group.state.topics.topics["orders"].partitions.values()
@@ -89,12 +89,12 @@ def test_an_answer_that_comes_too_late_is_told_what_is_recorded() -> None:
         async with world() as w:
             w.producer("p1", silent)
             w.group.prepare("t1")
-            await until(lambda: w.feedback.counts["handed"] == 1, 3)
+            await until(lambda: w.shard.counts["handed"] == 1, 3)
             w.group.submit(ops.rollback("shop", ["t1"], by="operator:ann"))
-            w.feedback.answer("p1", [(0, "t1", "COMMITTED", "", 0)])
+            w.feedback.answer("p1", [(ORDERS, "t1", "COMMITTED", "", 0)])
             await asyncio.sleep(1)
             assert w.group.outcome("t1") == "ROLLBACK"
-            counts = w.feedback.status()["groups"][0]["counts"]
+            counts = w.pair.status()["groups"][0]["counts"]
             assert counts["conflicts"] == 1
 
     run(main())
@@ -104,9 +104,8 @@ def test_answers_wait_in_a_bounded_queue() -> None:
     async def main() -> None:
         async with world(settle_queue_max=50) as w:
             w.group.leader = None
-            answers = [(0, f"t{i}", "COMMITTED", "", 0) for i in range(200)]
-            status, hint = w.feedback.answer("p1", answers)
-            assert status == "retry" and hint > 0
-            assert w.feedback.status()["groups"][0]["answers_waiting"] <= 50
+            answers = [(ORDERS, f"t{i}", "COMMITTED", "", 0) for i in range(200)]
+            assert w.feedback.answer("p1", answers) == ("ok", list(range(50, 200))), "to be sent again"
+            assert w.pair.status()["groups"][0]["answers_waiting"] <= 50
 
     run(main())

@@ -21,7 +21,7 @@ from escrowmq.replication.errors import ConfigError
 from escrowmq.replication.format import ops
 from escrowmq.replication.model import TransactionState
 from tests.support.clock import hold_loop, until
-from tests.support.feedback_producers import Producer, World, always, play, silent
+from tests.support.feedback_producers import ORDERS, Producer, World, always, play, silent
 
 COMMITTED, ROLLBACK = TransactionState.COMMITTED, TransactionState.ROLLBACK
 UNKNOWN = TransactionState.UNKNOWN
@@ -140,7 +140,7 @@ def test_the_others_are_asked_when_the_owner_is_gone_and_not_before(parked: bool
         assert w.group.outcome("t") == "PREPARE" and other.asked == []
         took = await until(lambda: w.group.outcome("t") == "ROLLBACK", 5)
         assert took < 3 and w.group.checked == {}
-        assert w.feedback.counts["put_off"] < 10, "the leader is asked now and then"
+        assert w.pair.counts["put_off"] < 10, "the leader is asked now and then"
 
     play(scene)
 
@@ -152,11 +152,10 @@ def test_a_feedback_actor_that_was_restarted_gives_owners_time_to_find_it() -> N
         shop.begin(first, "t", timeout_ms=30_000)
         await asyncio.sleep(29.5)
         first.die()
-        await w.feedback.close()
-        restarted = w.also(w.new_feedback())
-        w.producer("p2", shop.look_up, feedback=restarted)
+        await w.restart()
+        w.producer("p2", shop.look_up)
         await asyncio.sleep(5)  # it is due, and its owner is on its way
-        back = w.producer("p1", shop.look_up, feedback=restarted)
+        back = w.producer("p1", shop.look_up)
         back.running.add("t")
         await asyncio.sleep(60)
         assert shop.end(back, "t") == "COMMITTED"
@@ -222,7 +221,7 @@ def test_an_owner_that_is_sent_away_is_let_in_when_checks_wait_for_it() -> None:
         first = shop.instance("p1")
         shop.begin(first, "t", timeout_ms=500)
         await until(lambda: first.told["running"] >= 1, GONE_S)
-        assert w.feedback.counts["polls_refused"] > 0
+        assert w.shard.counts["polls_refused"] > 0
         await asyncio.sleep(20)
         assert shop.end(first, "t") == "COMMITTED"
 
@@ -241,10 +240,10 @@ def test_an_id_that_another_instance_took_up_is_not_rolled_back_under_it() -> No
         successor = shop.instance("p3")
         shop.begin(successor, "t")  # prepared again
         assert w.group.open("t").instance == "p3" and w.group.open("t").newest_index > index
-        w.feedback.answer("p2", [(0, "t", "ROLLBACK", "", index)])
+        w.feedback.answer("p2", [(ORDERS, "t", "ROLLBACK", "", index)])
         await asyncio.sleep(10)
         assert shop.end(successor, "t") == "COMMITTED"
-        counts = w.feedback.status()["groups"][0]["counts"]
+        counts = w.pair.status()["groups"][0]["counts"]
         assert counts["prepared_again"] == 1
 
     play(scene)

@@ -40,7 +40,9 @@ class BusyPort:
         self._free_at = max(self._free_at, now()) + CALL_S
         await asyncio.sleep(self._free_at - now())
 
-    async def poll(self, instance: str, room: int, working: Sequence[AskedCheck], wait_s: float) -> Any:
+    async def poll(
+        self, instance: str, room: int, working: Sequence[AskedCheck], wait_s: float, fence: bytes
+    ) -> Any:
         self.offered.append(wait_s)
         # A caller that no longer waits does not cancel its call: Ray delivers it nevertheless.
         return await asyncio.shield(asyncio.ensure_future(self._poll(instance, room, working, wait_s)))

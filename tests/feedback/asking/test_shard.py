@@ -397,9 +397,7 @@ def test_an_owner_that_polls_is_not_gone_for_a_topic_that_slept() -> None:
             p.leave_open("shop", ["orders"])
             await until(lambda: not p.open_ones("shop"), 5)
             await asyncio.sleep(2 * p.config.owner_gone_s)
-            producers = shard.producers("shop")
-            assert producers is not None
-            assert producers.owners.gone_in_s("shop/owner", now()) > p.config.owner_gone_s / 2
+            assert shard._apps["shop"].owners.gone_in_s("shop/owner", now()) > p.config.owner_gone_s / 2
 
     run(main())
 

@@ -7,7 +7,7 @@ import itertools
 from dataclasses import replace
 
 from tests.support.clock import now, run, until
-from tests.support.feedback_producers import Producer, World, always, silent, world
+from tests.support.feedback_producers import ORDERS, Producer, World, always, silent, world
 
 
 def test_an_unresolved_transaction_is_asked_back_and_committed() -> None:
@@ -58,7 +58,7 @@ def test_a_producer_killed_with_its_poll_parked_loses_its_checks_to_another() ->
             await asyncio.sleep(0.1)
             dead.die()  # its poll stays parked for seconds
             w.group.prepare("t1")
-            await until(lambda: w.feedback.counts["handed"] == 1, 3)
+            await until(lambda: w.shard.counts["handed"] == 1, 3)
             live = w.producer("live", always("COMMITTED"))
             took = await until(lambda: w.group.outcome("t1") == "COMMITTED", 3)
             assert took < w.config.confirm_s + 0.5
@@ -175,7 +175,7 @@ def test_a_late_answer_of_a_producer_that_was_given_up_still_counts() -> None:
             slow.die()
             await asyncio.sleep(20)
             assert w.group.outcome("t1") == "PREPARE"
-            w.feedback.answer("slow", [(0, "t1", "COMMITTED", "", 0)])
+            w.feedback.answer("slow", [(ORDERS, "t1", "COMMITTED", "", 0)])
             await until(lambda: w.group.outcome("t1") == "COMMITTED", 1)
 
     run(main())
@@ -188,8 +188,8 @@ def test_duplicate_and_contradicting_answers_change_nothing() -> None:
             w.group.prepare("t1")
             await until(lambda: w.group.outcome("t1") == "COMMITTED", 5)
             entries = len(w.group.entries)
-            w.feedback.answer("p1", [(0, "t1", "COMMITTED", "", 0), (0, "t1", "UNKNOWN", "", 0)])
-            w.feedback.answer("p2", [(0, "t1", "ROLLBACK", "", 0)])
+            w.feedback.answer("p1", [(ORDERS, "t1", "COMMITTED", "", 0), (ORDERS, "t1", "UNKNOWN", "", 0)])
+            w.feedback.answer("p2", [(ORDERS, "t1", "ROLLBACK", "", 0)])
             await asyncio.sleep(1)
             assert w.group.outcome("t1") == "COMMITTED"
             (partition,) = w.group.state.topics.topics["orders"].partitions.values()
@@ -203,8 +203,7 @@ def test_a_local_transaction_that_still_runs_uses_up_no_check() -> None:
     async def main() -> None:
         async with world() as w:
             w.group.topic("strict", check_max=2, on_check_exhausted="rollback")
-            strict = w.also(w.new_feedback(topic="strict"))
-            p = w.producer("p1", always("UNKNOWN", "running"), feedback=strict)
+            p = w.producer("p1", always("UNKNOWN", "running"))
             w.group.prepare("t1", topic="strict")
             await asyncio.sleep(120)
             assert w.group.outcome("t1") == "PREPARE" and w.group.open("t1").checks == 0
@@ -237,7 +236,7 @@ def test_checks_in_the_queue_are_given_back_when_the_last_producer_goes() -> Non
             await until(lambda: gone.asked, 5)
             gone.die()
             await asyncio.sleep(30)
-            assert w.feedback.status()["checks"] == {"queued": 0, "handed": 0, "settling": 0}
+            assert w.pair.status()["checks"] == {"queued": 0, "handed": 0, "settling": 0}
             assert all(w.group.open(f"t{i}").checks == 0 for i in range(5))
 
     run(main())
@@ -260,9 +259,8 @@ def test_a_parked_transaction_is_asked_once_more_when_an_operator_says_so() -> N
     async def main() -> None:
         async with world() as w:
             w.group.topic("strict", check_max=2)
-            strict = w.also(w.new_feedback(topic="strict"))
             knows = ["UNKNOWN"]
-            p = w.producer("p1", lambda tx_id, query_id: knows[0], feedback=strict)
+            p = w.producer("p1", lambda tx_id, query_id: knows[0])
             w.group.prepare("t1", topic="strict")
             due = w.group.state.due
             await until(lambda: w.group.open("t1").due_ms == -1, 30)
@@ -274,7 +272,7 @@ def test_a_parked_transaction_is_asked_once_more_when_an_operator_says_so() -> N
             assert due.check_again("shop", "t1", w.group.now_ms())
             await asyncio.sleep(60)
             knows[0] = "COMMITTED"
-            w.producer("p2", lambda tx_id, query_id: knows[0], feedback=strict)
+            w.producer("p2", lambda tx_id, query_id: knows[0])
             await until(lambda: w.group.outcome("t1") == "COMMITTED", 20)
 
     run(main())
@@ -284,9 +282,8 @@ def test_who_asks_for_a_check_has_the_application_asked_before_a_policy_counts()
     async def main() -> None:
         async with world() as w:
             w.group.topic("strict", check_max=2)
-            strict = w.also(w.new_feedback(topic="strict"))
             knows = ["UNKNOWN"]
-            w.producer("p1", lambda tx_id, query_id: knows[0], feedback=strict)
+            w.producer("p1", lambda tx_id, query_id: knows[0])
             w.group.prepare("t1", topic="strict")
             await until(lambda: w.group.open("t1").due_ms == -1, 30)
             topics = w.group.state.topics.topics
@@ -302,8 +299,7 @@ def test_policy_rollback_is_carried_out_and_named_in_the_audit() -> None:
     async def main() -> None:
         async with world() as w:
             w.group.topic("strict", check_max=3, on_check_exhausted="rollback")
-            strict = w.also(w.new_feedback(topic="strict"))
-            p = w.producer("p1", always("UNKNOWN"), feedback=strict)
+            p = w.producer("p1", always("UNKNOWN"))
             w.group.prepare("t1", topic="strict")
             await until(lambda: w.group.outcome("t1") == "ROLLBACK", 60)
             assert p.times_asked("t1") == 3
@@ -362,7 +358,7 @@ def test_no_more_is_locked_than_producers_take() -> None:
                 w.group.prepare(f"t{i}")
             await asyncio.sleep(2)
             assert len(p.asked) == 3
-            assert sum(w.feedback.status()["checks"].values()) <= 4
+            assert sum(w.pair.status()["checks"].values()) <= 4
 
     run(main())
 
@@ -374,7 +370,7 @@ def test_checks_on_hand_are_bounded_per_group() -> None:
             for i in range(100):
                 w.group.prepare(f"t{i}")
             await asyncio.sleep(3)
-            assert sum(w.feedback.status()["checks"].values()) == 20
+            assert sum(w.pair.status()["checks"].values()) == 20
 
     run(main())
 

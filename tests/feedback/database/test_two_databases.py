@@ -469,7 +469,7 @@ def test_a_name_that_is_learned_while_a_poll_is_parked_is_announced_at_once() ->
 
     class Port:
         async def poll(
-            self, instance: str, room: int, working: Any, wait_s: float, fence: bytes = b""
+            self, instance: str, room: int, working: Any, wait_s: float, fence: bytes
         ) -> tuple[str, Any]:
             polls.put_nowait(fence)
             await asyncio.sleep(wait_s)

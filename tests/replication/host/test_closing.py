@@ -139,7 +139,8 @@ def test_a_closed_replica_answers_as_a_follower_or_says_come_back(setup: Replica
     assert replica.whoami() == (False, None, 0)
     for answer in (
         parts.requests.submit(ops.create_topic("u", {})),
-        parts.due_checks.lock_due("app", "t", 1, 1.0, 0.0, "me"),
+        parts.due_checks.due_pairs(0, 0, 0, 1, 0.0),
+        parts.due_checks.lock_pairs([("app", "t", 1)], 1.0, "me"),
         parts.inspection.transactions(),
         parts.inspection.tx_states("app", ["x"]),
         parts.reads.committed("g"),

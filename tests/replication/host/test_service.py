@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import pickle
 import shutil
 import socket
 
 import pytest
 
-from escrowmq.replication.calling.answers import DuePairs, EarlierChecks, LockedChecks
+from escrowmq.replication.calling.answers import DuePairs, LockedChecks
 from escrowmq.replication.errors import DataDirLocked, InvalidMessage, Unavailable
 from escrowmq.replication.format import ops
 from escrowmq.replication.host import due_checks
@@ -86,13 +85,15 @@ def test_due_transactions_are_leased_to_one_asker(trio: BrokerGroup) -> None:
     trio.topic(transaction_timeout_ms=100)
     trio.submit(prepare(["a"]))
     parts = trio.leader().parts
-    checks = parts.due_checks
-    assert checks.open_topics("app") == ("ok", ["t"])
-    status, locked = checks.lock_due("app", "t", 10, 5.0, 3.0, "one")
+    checks, wanted = parts.due_checks, [("app", "t", 10)]
+    seen = checks.due_pairs(0, 0, 0, 1, 3.0)[1]
+    assert seen.pairs == [("app", "t")]
+    status, (locked,) = checks.lock_pairs(wanted, 5.0, "one")
     assert status == "ok" and [row.tx_id for row in locked.rows()] == ["a"]
-    assert checks.lock_due("app", "t", 10, 5.0, 0.0, "two") == ("ok", LockedChecks())
+    assert checks.lock_pairs(wanted, 5.0, "two") == ("ok", [LockedChecks()])
     checks.release_locks("app", "t", ["a"], "one")
-    assert checks.lock_due("app", "t", 10, 5.0, 3.0, "two")[1].tx_ids == ("a",)
+    assert checks.due_pairs(seen.term, seen.seen, 0, 1, 3.0)[1].pairs == [("app", "t")]
+    assert checks.lock_pairs(wanted, 5.0, "two")[1][0].tx_ids == ("a",)
     assert parts.inspection.tx_states("app", ["a", "b"]) == ("ok", ["PREPARE", "UNKNOWN"])
 
 
@@ -126,12 +127,6 @@ def test_a_pair_that_was_named_and_not_locked_is_found_although_nothing_is_open(
     assert list(checks.open_pairs(["app"], 0, 1)[1].pairs) == [("app", "t")], "what is due later is no news"
     checks.lock_pairs([("app", "t", 5)], 5.0, "one")
     assert list(checks.open_pairs(["app"], 0, 1)[1].pairs) == []
-
-
-def test_an_earlier_version_reads_locked_checks_in_its_own_shape() -> None:
-    row = ("t1", "q", 5, 1, -1, False, "owner", 7, 9)
-    read = pickle.loads(pickle.dumps(EarlierChecks(LockedChecks.of([row]))))  # noqa: S301
-    assert read == LockedChecks(("t1",), ("q",), (5,), (1,), (-1,), (False,))
 
 
 def test_one_call_about_pairs_is_bounded(trio: BrokerGroup, monkeypatch: pytest.MonkeyPatch) -> None:

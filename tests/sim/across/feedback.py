@@ -80,7 +80,7 @@ class _Port:
         self._process, self._app, self._life = process, app, process.life
 
     async def poll(
-        self, instance: str, room: int, working: Sequence[AskedCheck], wait_s: float, fence: bytes = b""
+        self, instance: str, room: int, working: Sequence[AskedCheck], wait_s: float, fence: bytes
     ) -> tuple[str, Any]:
         call = self._process.shard.poll(self._app, instance, room, working, wait_s, fence)
         return cast("tuple[str, Any]", await self._through(call))
