@@ -38,6 +38,7 @@ from escrowmq.replication.host.body_prefetcher import BodyPrefetcher
 from escrowmq.replication.log.disk import RealDisk
 from escrowmq.replication.log.journal import SegmentJournal
 from escrowmq.replication.replica.admission import Admission
+from escrowmq.replication.replica.agenda import NEVER, Duty
 from escrowmq.replication.replica.entry_writing import Submission
 from escrowmq.replication.replica.validation import level_needed, parse_request
 from escrowmq.replication.state.machine import LEVEL_MAX, StateMachine
@@ -113,6 +114,7 @@ class Leader(OneReplica):
         self.admission = Admission(
             self.state,
             self.journal,
+            Duty("entries", lambda now: NEVER),
             open_max=2_000_000,
             queue_bytes_max=64 << 20,
             copy_bytes=0,

@@ -87,7 +87,7 @@ class MemoryDriver:
 
     disk_full, door = False, None
 
-    def __init__(self, after: Callable[[], None]) -> None:
+    def __init__(self, after: Callable[[], object]) -> None:
         self._after = after
         self.stall_s, self.fsync_s = Histogram(LATENCY_S), Histogram(LATENCY_S)
         self.counters = SimpleNamespace(connects=0)
@@ -170,7 +170,7 @@ class MemoryReplica(RunningReplica):
         """See ``RunningReplica``."""
         return MemoryDisk()
 
-    def _after_tick(self) -> None:
+    def _after_tick(self) -> float:
         """Run after each function that the driver's thread would run."""
         self.replica.pump(self.now_ms())
         applied, desk = self.replica.state.applied_index, self.replica.lease_dispatcher
@@ -178,6 +178,7 @@ class MemoryReplica(RunningReplica):
             self._last_applied, desk.freed = applied, False
             self.news.announce()
             self._timer.wake = min(self._timer.wake, self._look_again_at())
+        return self.replica.agenda.next
 
     def _on_timer(self) -> float:
         self.replica.on_timer(self.now_ms())

@@ -131,14 +131,14 @@ class Driver:
         secret: bytes,
         resolve: Resolve,
         fatal: Callable[[BaseException], None],
-        after_tick: Callable[[], float | None] | None = None,
+        after_tick: Callable[[], float] = lambda: float("inf"),
         use_uvloop: bool = True,
         tls: TlsFiles | None = None,
         marks: Incarnations | None = None,
         old_peers: bool = True,
     ) -> None:
         """``fatal(error)`` must end the process; ``after_tick`` runs in the loop after every tick; it
-        returns in how many seconds it wants the next one at the latest, None: it does not care.
+        returns when it wants the next one at the latest, on the node's clock; infinity: it does not care.
         ``marks``: the incarnations of the peers (None: kept in memory). ``old_peers``: see TcpTransport.
 
         Raises ConfigError for ``tls`` files that cannot be used.
@@ -169,8 +169,8 @@ class Driver:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._calls: deque[Callable[[], None]] = deque()
         self._woken = self._tick_queued = self._syncing = self._failed = self._stopped = False
-        self._wake: asyncio.TimerHandle | None = None
-        self._alarm_set = False
+        self._alarm: asyncio.TimerHandle | None = None  # the tick at that time, before the regular one
+        self._alarm_at = float("inf")
         self.place = SyncPlace()
         self._jobs: queue.SimpleQueue[SyncJob | None] = queue.SimpleQueue()
         self._removals: queue.SimpleQueue[SyncJob | None] = queue.SimpleQueue()
@@ -344,40 +344,42 @@ class Driver:
         self.kick()
 
     def _tick(self) -> None:
+        """Follows every message, so what has nothing to do is not called."""
         self._tick_queued = False
-        self._guarded(self._tick_once)
-
-    def _tick_once(self) -> None:
-        node = self._node
+        if self._failed:
+            return
+        node, journal = self._node, self._journal
         assert node is not None
-        node.tick()
-        if self._after_tick is not None:
-            if (within_s := self._after_tick()) is not None:
-                self._tick_within(within_s)
-            node.flush()
-        if not self._syncing:
-            self._begin_sync()
-        self._begin_removal()
-        if node.readiness.more_to_apply():
-            self.kick()
-        delay = node.wake_in_s()
-        if delay is not None and self._wake is None:
+        try:
+            more_to_apply = node.tick()
+            due = self._after_tick()
+            if node.has_unsent:
+                node.flush()
+            if journal.has_unsynced and not self._syncing:
+                self._begin_sync()
+            if journal.has_unremoved:
+                self._begin_removal()
+            if more_to_apply:
+                self.kick()
+            notice_at = node.replicator.notify_at
+            if notice_at is not None and notice_at < due:
+                due = notice_at
+            if due < self._alarm_at:
+                self._set_alarm(due)
+        except BaseException as error:
+            self._die(error)
+
+    def _set_alarm(self, due: float) -> None:
+        """Tick at that time, unless there is a regular tick before anyway."""
+        within_s = due - time.monotonic()
+        if within_s < TICK_S:
             assert self._loop is not None
-            self._wake = self._loop.call_later(delay, self._woken_up)
+            if self._alarm is not None:
+                self._alarm.cancel()
+            self._alarm, self._alarm_at = self._loop.call_later(max(0.0, within_s), self._ring), due
 
-    def _tick_within(self, delay_s: float) -> None:
-        """The next tick in so many seconds, unless there is one before anyway."""
-        if delay_s < TICK_S and not self._alarm_set:
-            assert self._loop is not None
-            self._alarm_set = True
-            self._loop.call_later(delay_s, self._alarm)
-
-    def _alarm(self) -> None:
-        self._alarm_set = False
-        self.kick()
-
-    def _woken_up(self) -> None:
-        self._wake = None
+    def _ring(self) -> None:
+        self._alarm, self._alarm_at = None, float("inf")
         self.kick()
 
     # -------------------------------------------------------------- links
@@ -484,12 +486,14 @@ class Driver:
                 return
 
     def _synced(self, job: SyncJob) -> None:
+        node = self._node
+        assert node is not None
         self._journal.end_sync(job)
-        self.node.after_sync()
+        node.after_sync()
         if job.disk_full and not self.disk_full:
             log.error("the disk is full: entries wait, and new ones are refused, until there is room")
         self.disk_full = job.disk_full
-        self.node.readiness.disk_full = job.disk_full
+        node.readiness.disk_full = job.disk_full
         if job.disk_full:
             assert self._loop is not None
             self._loop.call_later(DISK_FULL_RETRY_S, self._sync_again)

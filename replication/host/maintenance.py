@@ -329,11 +329,6 @@ class RoomWatch:
         hangs_s = 0.0 if since is None else self._clock() - since
         return f"it has not answered for {hangs_s:.0f} s" if hangs_s >= HANGS_S else self._error
 
-    def below(self, least_bytes: float) -> bool:
-        """Whether less than that was free at the last look. Unknown room counts as enough: a write that finds
-        none says so itself."""
-        return self.free_bytes is not None and self.free_bytes < least_bytes
-
     def look(self) -> None:
         """One look; an error is kept until the next one."""
         self._looking_since = self._clock()

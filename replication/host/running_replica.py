@@ -59,6 +59,7 @@ from escrowmq.replication.log.datadir import (
 from escrowmq.replication.log.disk import Disk, RealDisk
 from escrowmq.replication.net.handshake import PeerIdentity
 from escrowmq.replication.raft.node import PeerLink, RaftConfig, RaftNode
+from escrowmq.replication.replica.agenda import Duty
 from escrowmq.replication.replica.checkpoints import Job
 from escrowmq.replication.replica.damage import STATE_FILES
 from escrowmq.replication.replica.replica import Replica, ahead_of, next_level
@@ -281,7 +282,7 @@ class RunningReplica:
         self._directory, self._marks = directory, Marks(directory.disk)
         self._level_watch: LevelWatch | None = None
         self._learner = False
-        self._last_applied, self._next_timer = 0, 0.0
+        self._last_applied = 0
         self._heard: frozenset[str] | None = None
         self._noted_version = 0
         self.checkpointing = CheckpointThread(f"checkpoint-{self.rid}", self.end, self.later)
@@ -299,6 +300,7 @@ class RunningReplica:
             monotonic=setup.monotonic,
             bodies=self._body_prefetcher,
         )
+        self.replica.agenda.add(Duty("timer", self._run_timer))
         self.driver = Driver(
             self._build_node,
             self.journal,
@@ -371,7 +373,7 @@ class RunningReplica:
         any other file the replica must leave. Not for the driver's thread."""
         self.setup.report(f"{self.setup}: {error}")
         is_of_a_snapshot = name.endswith(STATE_FILES)
-        if not (is_of_a_snapshot and self.driver.call(lambda: self.checkpoints.drop_damaged(name))):
+        if not (is_of_a_snapshot and self.driver.call(lambda: self.replica.drop_damaged(name))):
             self.leave(error)
 
     # -------------------------------------------------------------- for the parts
@@ -512,7 +514,8 @@ class RunningReplica:
 
     def scarce(self) -> bool:
         """Whether the disk has too little room for new work."""
-        return self.room.below(self.setup.config.disk_reserve_bytes)
+        free = self.room.free_bytes  # None: not known; a write that finds no room says so itself
+        return free is not None and free < self.setup.config.disk_reserve_bytes
 
     def later(self, fn: Callable[[], None]) -> None:
         """Run ``fn`` in the driver's thread, however many calls wait there; not at all if that has ended."""
@@ -610,33 +613,34 @@ class RunningReplica:
         if unheard:
             self.driver.call(tell)
 
-    def _after_tick(self) -> float | None:
-        """Called after every tick, perhaps before the constructor has returned. Returns in how many
-        seconds it should be called again at the latest."""
-        now_ms, now = int(self.setup.wall_clock() * 1000), self.setup.monotonic()
-        if now >= self._next_timer:
-            self._next_timer = now + TIMER_S
-            self.replica.on_timer(now_ms)
-            if self._learner and not self.driver.node.rejoining:
-                self._learner = False
-                self._marks.remove(LEARNER)
-            if self.driver.node.too_far_behind:
-                self._marks.write(WANTS_COPY, BEHIND)
-                self.end(Unavailable("the leader's log starts after ours ends: copying its log", 1.0))
-            if self.journal.holes:
-                self._look_at_damage()
-            node = self.driver.node
-            node.readiness.look_at_room(self.room.free_bytes, self.setup.config.disk_reserve_bytes)
-            self._note_leading(node, now)
-            self._follow_node(node)
-            self._note_members(node)
-        applied = self.replica.state.applied_index
+    def _after_tick(self) -> float:
+        """Called after every tick, perhaps before the constructor has returned. Returns when something is due
+        next, on ``setup.monotonic``."""
+        replica = self.replica
+        applied = replica.state.applied_index
         if applied != self._last_applied:
             self._last_applied = applied
             self.news.announce()
-        self.replica.pump(now_ms)
-        wake_ms = self.replica.wake_in_ms()
-        return None if wake_ms is None else wake_ms / 1000
+        replica.pump(int(self.setup.wall_clock() * 1000))
+        return replica.agenda.next
+
+    def _run_timer(self, now: float) -> float:
+        """What nothing makes due but time, and what may be some milliseconds late."""
+        node = self.driver.node
+        self.replica.on_timer(int(self.setup.wall_clock() * 1000))
+        if self._learner and not node.rejoining:
+            self._learner = False
+            self._marks.remove(LEARNER)
+        if node.too_far_behind:
+            self._marks.write(WANTS_COPY, BEHIND)
+            self.end(Unavailable("the leader's log starts after ours ends: copying its log", 1.0))
+        if self.journal.holes:
+            self._look_at_damage()
+        node.readiness.look_at_room(self.room.free_bytes, self.setup.config.disk_reserve_bytes)
+        self._note_leading(node, now)
+        self._follow_node(node)
+        self._note_members(node)
+        return now + TIMER_S
 
     def _note_leading(self, node: RaftNode, now: float) -> None:
         if node.ready and node.term != self._led[0]:

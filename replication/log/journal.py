@@ -255,6 +255,11 @@ class CommitQueue:
         self.removal = SyncJob(self._disk, [], (self._removals.pop(0),), 0)
         return self.removal
 
+    @property
+    def has_removals(self) -> bool:
+        """Whether segments wait to be removed, but for the one that is being removed."""
+        return bool(self._removals)
+
     def end_removal(self, job: SyncJob) -> None:
         """Take a finished removal back."""
         if job is self.removal:
@@ -315,6 +320,8 @@ class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
         mendable: bool = False,  # the caller has damaged entries mended, so they are holes: see holes.py
     ) -> None:
         assert FILE_HEADER_SIZE < segment_bytes < 1 << 31, "positions are 32 bits wide"
+        #: Whether ``begin_sync`` may have a job, and ``begin_removal``. (Looked at in every tick, hence no call.)
+        self.has_unsynced = self.has_unremoved = False
         self._disk, self._segment_bytes, self.on_roll = disk, segment_bytes, on_roll
         self.generation = 0
         finish_install(disk)
@@ -365,6 +372,7 @@ class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
         self._end += size
         self._positions.append(self._end)
         self.last_index, self.last_term = index, term
+        self.has_unsynced = True
         if rolled and self.on_roll is not None:
             self.on_roll(index)
 
@@ -410,12 +418,18 @@ class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
 
     def begin_sync(self) -> SyncJob | None:
         """Everything queued, as a job for any thread; None if one is under way or nothing is queued."""
-        return self._queue.begin(self.last_index, self.durable_index)
+        queue = self._queue
+        if queue.job is not None:
+            return None
+        job = queue.begin(self.last_index, self.durable_index)
+        self.has_unsynced = bool(queue)
+        return job
 
     def end_sync(self, job: SyncJob) -> None:
         """Adopt what a finished job did. A job that was overtaken by a cut changes nothing."""
         if not self._queue.end(job):
             return
+        self.has_unsynced = bool(self._queue)
         self.durable_index = max(self.durable_index, job.durable)
         for segment in job.sealed:
             segment.sealed = True
@@ -427,7 +441,9 @@ class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
     def begin_removal(self) -> SyncJob | None:
         """The removal of the next dropped segment, as a job for any thread, independent of those of
         ``begin_sync``; None if one is under way or there is none."""
-        return self._queue.begin_removal()
+        job = self._queue.begin_removal()
+        self.has_unremoved = self._queue.has_removals
+        return job
 
     def end_removal(self, job: SyncJob) -> None:
         """The job has removed its files."""
@@ -493,6 +509,7 @@ class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
         drop = 0
         while drop + 1 < len(segments) and firsts[drop + 1] <= limit and segments[drop].sealed:
             self._queue.remove(firsts[drop])
+            self.has_unremoved = True
             drop += 1
         if drop:
             self._table = SegmentTable(firsts[drop:], segments[drop:])
@@ -628,6 +645,7 @@ class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
         if not self._reader.header_is_sound(segment):
             hole = Hole(segment.first, segment.first, segment.first - 1, 0, FILE_HEADER_SIZE)
             self._queue.mend(Mend(hole, None, encode_file_header(segment.first)))
+            self.has_unsynced = True
         if (
             segment.sealed
             and not self._has_untold(segment)
@@ -678,6 +696,7 @@ class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
             self.members.note(entry.index, entry.command)
         self._untold -= {entry.index}
         self._queue.mend(Mend(hole, file, as_stored([entry]), sidecar_is_stale=news))
+        self.has_unsynced = True
         return True
 
     # ---------------------------------------------------------------- term, vote, commit index

@@ -293,6 +293,11 @@ class Votes:
 # that, so the lead does not wander among full disks, and any other handover still succeeds.
 
 
+#: Pause between two looks at what a leader hands over for, which it bears for seconds. Shorter than that
+#: between regular ticks, so that each of them looks.
+WATCH_S = 0.01
+
+
 class Handover:
     """At most one handover at a time."""
 
@@ -317,24 +322,24 @@ class Handover:
         self._to: str | None = None
         self._deadline: float | None = None
         self._began = 0.0
-
-    @property
-    def under_way(self) -> bool:
-        return self._deadline is not None
+        self.under_way = False
+        #: When ``tick`` is to be called next.
+        self.due = 0.0
 
     def begin(self, to: str | None, now: float) -> None:
         """Hand over to ``to``, or to the most advanced follower; does nothing if a handover is under way."""
         if self._deadline is None:
             self._to, self._began, self._deadline = to, now, now + self._config.transfer_timeout_s
+            self.under_way, self.due = True, now
 
     def end(self) -> None:
-        self._deadline = None
+        self._deadline, self.under_way = None, False
 
     def tick(self, now: float, *, lacks_room: bool) -> None:
         """Give up when time is up, or when nobody who could take over is connected; otherwise tell a peer
         that holds our whole log to campaign immediately. While this replica leads. ``lacks_room``: its disk
         does."""
-        journal = self._journal
+        journal, self.due = self._journal, now + WATCH_S
         if journal.durable_index == journal.last_index:
             self._durable, self._durable_since = journal.last_index, now
         else:
@@ -349,6 +354,7 @@ class Handover:
         if now >= self._deadline or not able:
             self.end()
             return
+        self.due = now  # any message may be the one that makes a peer ready
         ready = self._replicator.holding(self._journal.last_index, able)
         if ready:  # one that has much to apply declines: then it is the next one's turn
             turn = int((now - self._began) / self._config.election_min_s)
@@ -360,6 +366,7 @@ class Handover:
 
     def begin_watching(self, now: float) -> None:
         """This replica leads from now on; nothing was watched before."""
+        self.due = now
         self._durable, self._durable_since = self._journal.durable_index, now
         self._damaged_since, self._damage_pause_s, self._asked = None, self._config.damage_stall_s, []
         self._lacking_since, self._room_pause_s = None, self._config.disk_stall_s

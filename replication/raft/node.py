@@ -232,6 +232,7 @@ class RaftNode:
         self._connected: set[str] = set()  # those of them that are listened to
         self._proposals = Proposals(self.config)
         self._closed = False
+        self.has_unsent = False  # something was proposed since the last ``flush``
         self.too_far_behind = False  # the leader's log starts after ours ends: copy a checkpoint from a peer
         voters = self._circle.voters
         self._core = Core(
@@ -239,12 +240,12 @@ class RaftNode:
         )
         self._cap = self._capped_own = 0  # see _commit_cap, and our own part in it
         self.readiness = Readiness(self._core, journal, self.config.election_min_s)
-        self._replicator = Replicator(
+        self.replicator = Replicator(
             self._circle, self._core, journal, link, self._connected, clock, self.config
         )
-        self.clocks = self._replicator.clocks
+        self.clocks = self.replicator.clocks
         self._handover = Handover(
-            self._core, journal, self._replicator, self._connected, self._circle, self.config, self.send
+            self._core, journal, self.replicator, self._connected, self._circle, self.config, self.send
         )
         self.marks = Incarnations() if marks is None else marks
         quiet_s, behind = self.config.election_min_s, self.readiness.more_to_apply
@@ -272,7 +273,7 @@ class RaftNode:
     def _all_handlers(self) -> dict[str, Callable[[str, RaftMessage], object]]:
         return {
             "append_entries": self._on_append,
-            "next_node_idx": self._replicator.answered,
+            "next_node_idx": self.replicator.answered,
             "request_vote": self._votes.asked,
             "response_vote": self._votes.given,
             "timeout_now": self._core.receive,
@@ -356,13 +357,13 @@ class RaftNode:
 
     def progress(self) -> list[PeerStatus]:
         """The followers, for status pages; empty unless this replica leads."""
-        return self._replicator.status()
+        return self.replicator.status()
 
     def check_lead(self) -> LeadCheck:
-        return self._replicator.check_lead()
+        return self.replicator.check_lead()
 
     def leads_since(self, check: LeadCheck) -> bool:
-        return self._replicator.leads_since(check)
+        return self.replicator.leads_since(check)
 
     # -------------------------------------------------------------- proposing
     def propose(self, command: bytes, done: OnProposed) -> None:
@@ -384,6 +385,7 @@ class RaftNode:
             done(refusal, False)
             return
         index = self._core.append(command)
+        self.has_unsent = True
         self._proposals.add(index, self._core.term, len(command), self._clock(), done)
 
     def change_members(self, step: Step, change_id: str, done: OnProposed) -> None:
@@ -404,6 +406,7 @@ class RaftNode:
             done(refusal, False)
             return
         index = self._core.append(command)
+        self.has_unsent = True
         self._proposals.add(index, self._core.term, len(command), self._clock(), done)
         self._follow_members()
 
@@ -429,10 +432,11 @@ class RaftNode:
         self._proposals.abandon()
 
     # -------------------------------------------------------------- being driven
-    def tick(self) -> None:
-        """Call it after every batch of deliveries, proposals or syncs, and at least every 20 ms."""
+    def tick(self) -> bool:
+        """Call it after every batch of deliveries, proposals or syncs, and at least every 20 ms. Returns
+        whether another one right away would apply more."""
         if self._closed:
-            return
+            return False
         core, journal, circle, now = self._core, self._journal, self._circle, self._clock()
         readiness = self.readiness
         if self._rejoin.active:
@@ -444,7 +448,7 @@ class RaftNode:
         if core.election_deadline < now and core.role != LEADER:
             self._prevote.tick(now, self._connected)
         # K: of its own log, too, it counts and applies only what its fdatasync has covered.
-        sound = sound_index(journal, core.commit_index)
+        sound = sound_index(journal, core.commit_index) if journal.damaged else journal.durable_index
         if core.matches_changed or sound != self._capped_own:
             core.matches_changed, self._capped_own = False, sound
             self._cap = self._commit_cap(sound)
@@ -452,20 +456,27 @@ class RaftNode:
         if self._member_edits != journal.members.edits:
             self._follow_members()  # a damaged entry was mended
         if core.role == LEADER:
-            self._replicator.flush()
-            self._handover.tick(now, lacks_room=readiness.disk_full or readiness.short_of_room)
-        if self._proposals.waiting:
+            sender = self.replicator
+            if journal.last_index > sender.sent_last or core.commit_index > sender.sent_commit:
+                sender.flush()
+                self.has_unsent = False
+            if now >= self._handover.due:
+                self._handover.tick(now, lacks_room=readiness.disk_full or readiness.short_of_room)
+        waiting = self._proposals.waiting
+        if waiting and waiting[0].deadline <= now:
             self._proposals.expire(now)
+        return core.applied_index < core.commit_index and readiness.more_to_apply()
 
     def wake_in_s(self) -> float | None:
         """Seconds until the next tick, if it is due before the regular one; else None."""
-        replicator = self._replicator
-        return None if replicator.notify_at is None else max(0.0, replicator.notify_at - self._clock())
+        notify_at = self.replicator.notify_at
+        return None if notify_at is None else max(0.0, notify_at - self._clock())
 
     def flush(self) -> None:
         """Send what was proposed since the last tick (a tick does this too)."""
-        if self._core.role == LEADER and self._journal.last_index > self._replicator.sent_last:
-            self._replicator.flush()
+        self.has_unsent = False
+        if self._core.role == LEADER and self._journal.last_index > self.replicator.sent_last:
+            self.replicator.flush()
 
     def deliver(self, peer: str, message: RaftMessage) -> None:
         """A message from ``peer``, decoded. Unknown types and senders are ignored."""
@@ -490,7 +501,7 @@ class RaftNode:
         self._connected.add(peer)
         self._rejoin.connected(peer, knows_us=knows_us)
         self._core.connected(peer)
-        self._replicator.connected(peer)
+        self.replicator.connected(peer)
 
     def disconnected(self, peer: str) -> None:
         self._linked.pop(peer, None)
@@ -552,7 +563,7 @@ class RaftNode:
         return self.send(peer, self._votes.going_out(message))
 
     def broadcast(self) -> None:
-        self._replicator.broadcast()
+        self.replicator.broadcast()
 
     def apply_entry(self, index: int) -> bool:
         journal = self._journal
@@ -580,12 +591,12 @@ class RaftNode:
             self.too_far_behind = False
             self._core.forget_matches()
             self._changes.begin()
-            self._replicator.begin()
+            self.replicator.begin()
             self._handover.begin_watching(self._clock())
         elif before == LEADER:
             self._core.leadership_ended()
             self._handover.end()
-            self._replicator.end()
+            self.replicator.end()
             self._proposals.abandon()
 
     def _commit_cap(self, own: int) -> int:
@@ -595,7 +606,7 @@ class RaftNode:
         return quorum_index(own, [self._core.match_index(peer) for peer in self._circle.voters])
 
     def _forget_match(self, peer: str) -> None:
-        self._replicator.forget_match(peer)
+        self.replicator.forget_match(peer)
         self._changes.forget(peer)
 
     # -------------------------------------------------------------- members
@@ -614,7 +625,7 @@ class RaftNode:
         self._circle.follow(self._possible())
         if self._circle.members != before:
             self._core.follow(self._circle.voters, {*self._known_peers.named(), *self._circle.peers})
-            self._replicator.follow()
+            self.replicator.follow()
         self._hear()
 
     def _hear(self) -> None:

@@ -175,7 +175,7 @@ class Replicator:
         self._progress: dict[str, PeerProgress] = {}
         self.clocks = GroupClock(circle, lambda: core.role == LEADER, lambda: self._progress, clock)
         self._seq = 0  # numbers AppendEntries, so that a refusal of an older message can be recognised
-        self.sent_last = self._sent_commit = 0  # last index of the log, and of what is committed
+        self.sent_last = self.sent_commit = 0  # last index of the log, and of what is committed
         #: When ``flush`` sends the commit index alone, if nothing else is sent before; None: peers know it.
         self.notify_at: float | None = None
 
@@ -184,7 +184,7 @@ class Replicator:
         """Leadership begins; the entry that opens the term is not in the log yet."""
         next_index = self._journal.last_index + 1
         self._progress = {peer: PeerProgress(next_index) for peer in self._circle.peers}
-        self.sent_last, self._sent_commit, self.notify_at = next_index - 1, 0, None
+        self.sent_last, self.sent_commit, self.notify_at = next_index - 1, 0, None
 
     def end(self) -> None:
         self._progress, self.notify_at = {}, None
@@ -251,7 +251,7 @@ class Replicator:
             for peer in self._circle.peers:
                 self._replicate(peer)
             self._note_sent()
-        elif self._core.commit_index > self._sent_commit:
+        elif self._core.commit_index > self.sent_commit:
             now = self._clock()
             if self.notify_at is None:
                 self.notify_at = now + self._config.commit_notify_s
@@ -346,5 +346,5 @@ class Replicator:
         self._link.send(peer, message)
 
     def _note_sent(self) -> None:
-        self.sent_last, self._sent_commit = self._journal.last_index, self._core.commit_index
+        self.sent_last, self.sent_commit = self._journal.last_index, self._core.commit_index
         self.notify_at = None

@@ -24,6 +24,7 @@ from escrowmq.replication.format.internal_topics import SHARE
 from escrowmq.replication.format.ops import HOLD_MS_MAX
 from escrowmq.replication.format.timer_ops import timer as build_timer
 from escrowmq.replication.model import ResultCode
+from escrowmq.replication.replica.agenda import AT_ONCE, Duty
 from escrowmq.replication.replica.compaction import AHEAD_MS, Compaction
 from escrowmq.replication.replica.copies import Rows
 from escrowmq.replication.replica.entry_writing import (
@@ -35,6 +36,7 @@ from escrowmq.replication.replica.entry_writing import (
     TopicsUnderWay,
 )
 from escrowmq.replication.replica.releases import (
+    NEVER,
     LogBehindBodies,
     LogReader,
     NobodyReads,
@@ -244,6 +246,7 @@ class Admission:
         self,
         state: StateMachine,
         log: LogReader,
+        duty: Duty,
         *,
         open_max: int,
         queue_bytes_max: int,
@@ -252,10 +255,10 @@ class Admission:
         carry_ahead_ms: int = AHEAD_MS,
         bodies: PrefetchedBodies | None = None,
     ) -> None:
-        """``bodies``: see ``prefetched_bodies.py``; None: they are read here."""
+        """``duty``: calls ``compose``. ``bodies``: see ``prefetched_bodies.py``; None: they are read here."""
         bodies = bodies or NobodyReads()
         copied_from = LogBehindBodies(log, bodies)
-        self._state, self._log = state, log
+        self._state, self._log, self._duty = state, log, duty
         self._open_max, self._queue_bytes_max = open_max, queue_bytes_max
         self._queue: deque[Submission] = deque()
         self._queued_bytes = 0
@@ -269,7 +272,7 @@ class Admission:
         self.shares = ShareAdmission(state, Rows(log), self._topics, self.releases)
         self.hold = CommitHold()
         self._repeated = RepeatedKeys(state)
-        self.carrying = Compaction(state, self.releases, copied_from.read_range, bodies, carry_ahead_ms)
+        self.carrying = Compaction(state, self.releases, copied_from.read_range, bodies, duty, carry_ahead_ms)
         #: Entries that were given up, in the order of the log: each is applied, or the leadership ends.
         self._unsure: deque[ComposedEntry] = deque()
         self._last_ms = 0
@@ -282,6 +285,7 @@ class Admission:
             return False
         self._queue.append(submission)
         self._queued_bytes += submission.size
+        self._duty.due = AT_ONCE
         return True
 
     def waiting(self) -> int:
@@ -297,7 +301,8 @@ class Admission:
 
     def compose(self, now_ms: int) -> ComposedEntry | None:
         """The next entry, from as many waiting requests as fit; None when nothing waits."""
-        due, carries = now_ms >= self.releases.next_ms, self.carrying.is_due(now_ms)
+        due = now_ms >= self.releases.next_ms
+        carries = self.carrying.is_active and self.carrying.is_due(now_ms)
         if self.hold.until_ms is not None:
             self._take_up(self.hold.over(now_ms))
         if not self._queue and not due and not carries:
@@ -307,13 +312,15 @@ class Admission:
         if due:
             self._write_release(writer)
         if self._queue:
-            self.releases.pace.requests(now_ms)
+            self.releases.pace.requests_ms = now_ms
         if carries and (frame := self.carrying.write(writer.now_ms, topics.deleting, writer.timed)):
             writer.leaders(frame)
         while self._queue and (
             not writer.submissions or writer.size + self._queue[0].size <= ENTRY_BYTES_MAX
         ):
-            if (topics.creating and topics.waits(self._queue[0])) or self.carrying.waits(self._queue[0]):
+            if (topics.creating and topics.waits(self._queue[0])) or (
+                self.carrying.under_way and self.carrying.waits(self._queue[0])
+            ):
                 break
             submission = self._queue.popleft()
             if self.hold.until_ms is not None and self.hold.keeps(submission):
@@ -346,7 +353,7 @@ class Admission:
                     self.shares.deletion(writer, submission, number)
                 elif kind == OpType.PREPARE and (no := self.shares.preparing(writer, unit.ops)) is not None:
                     submission.results[number] = no
-                elif most := self._scheduled_at_most(unit.ops, now_ms):
+                elif schedules(unit.ops) and (most := self._scheduled_at_most(unit.ops, now_ms)):
                     submission.results[number] = [int(ResultCode.TOO_MANY_SCHEDULED), most]
                 else:
                     if kind == OpType.CUT:
@@ -360,13 +367,24 @@ class Admission:
                     writer.verbatim(submission, number, unit)
         return writer.finish() if writer.submissions or writer.frames else None
 
+    def due_times(self) -> list[int]:
+        """The group's times at which ``compose`` has something to write without a request."""
+        times = []
+        if self.releases.next_ms != NEVER and (release_ms := self.releases.wake_ms()) is not None:
+            times.append(release_ms)
+        if self.carrying.is_active and (carry_ms := self.carrying.wake_ms()) is not None:
+            times.append(carry_ms)
+        if self.hold.until_ms is not None:
+            times.append(self.hold.until_ms)
+        return times
+
     def _take_up(self, held: Sequence[Submission]) -> None:
         """Put requests that waited for a cut before all others."""
         self._queue.extendleft(reversed(held))
 
     def _scheduled_at_most(self, ops: Sequence[Op], now_ms: int) -> int:
         """The limit, of the group or of one key, that does not admit what these schedule; 0: none."""
-        if self.releases.is_full() and schedules(ops):
+        if self.releases.is_full():
             most = self.releases.timers_max
         elif ops[0].type == OpType.SCHEDULED and self._repeated.too_many(ops[0], now_ms):
             most = COPIES_MAX

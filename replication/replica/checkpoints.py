@@ -270,7 +270,8 @@ class Checkpoints:
         self._merge: MergeJob | RunMergeJob | None = None  # when there is nothing else to do
         self._plan: Iterator[None] | None = None  # of this merge
         self._swaps: Iterator[None] | None = None  # remaining work for a checkpoint that was written
-        self._wanted_at: int | None = None
+        #: ``begin`` is wanted after this entry; None: not yet.
+        self.wanted_at: int | None = None
         self._wait_bytes = 0
         self.indexes: list[int] = []  # of good snapshots, oldest first
 
@@ -278,13 +279,13 @@ class Checkpoints:
         """A segment was rolled: take a checkpoint once ``index`` is applied, if it is worth it by then."""
         self._rolls += 1
         if self._rolls * self._segment_bytes >= LOG_PER_SNAPSHOT * self._last_bytes:
-            self._wanted_at, self._wait_bytes = index, self._delay_bytes
+            self.wanted_at, self._wait_bytes = index, self._delay_bytes
 
     def due(self, applied_index: int, size: int = 0) -> bool:
         """Whether to call ``begin`` now, after entry ``applied_index`` of ``size`` bytes."""
-        if self._timers is not None and self._timers.young >= YOUNG_MAX and self._wanted_at is None:
-            self._wanted_at, self._wait_bytes = applied_index, 0
-        if self._wanted_at is None or applied_index < self._wanted_at:
+        if self._timers is not None and self._timers.young >= YOUNG_MAX and self.wanted_at is None:
+            self.wanted_at, self._wait_bytes = applied_index, 0
+        if self.wanted_at is None or applied_index < self.wanted_at:
             return False
         self._wait_bytes -= size
         return self._wait_bytes <= 0 and not self._under_way()
@@ -312,7 +313,7 @@ class Checkpoints:
         """Begin a checkpoint of the present state. ``step`` then returns the job, to be run in any thread,
         after which the caller calls ``done`` and ``step`` again."""
         assert not self._under_way()
-        self._wanted_at, self._wait_bytes, self._rolls = None, 0, 0
+        self.wanted_at, self._wait_bytes, self._rolls = None, 0, 0
         self._timers = state.timers.store
         looks = LOOKS_AT_BEGIN
         merging = [file.name for file in self._merge.files] if self._merge is not None else []
@@ -487,7 +488,7 @@ class Checkpoints:
             self.indexes.remove(index)
         self._named.pop(index, None)
         self._unneeded = [*(self._unneeded or ()), name]
-        self._wanted_at = self._wait_bytes = 0
+        self.wanted_at = self._wait_bytes = 0
         return True
 
     def _drop_damaged_part(self, name: str) -> bool:
@@ -502,7 +503,7 @@ class Checkpoints:
         self._runs.pop(name, None)
         self._unneeded = [*(self._unneeded or ()), name]
         if using:
-            self._wanted_at = self._wait_bytes = 0
+            self.wanted_at = self._wait_bytes = 0
         return True
 
     def _read(self) -> set[str]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import attrgetter
 
 from escrowmq.replication.format import ops
 from escrowmq.replication.format.codec import OpType
@@ -24,6 +25,7 @@ from escrowmq.replication.format.timer_ops import LEVEL_OF_CARRYING
 from escrowmq.replication.format.timer_ops import carry as build_carry
 from escrowmq.replication.log.segment import SegmentInfo
 from escrowmq.replication.model import TopicInfo
+from escrowmq.replication.replica.agenda import AT_ONCE, Duty
 from escrowmq.replication.replica.entry_writing import Submission
 from escrowmq.replication.replica.releases import PrefetchedBodies, Releases, Timing, is_lacking
 from escrowmq.replication.state.index import PartitionIndex
@@ -76,13 +78,16 @@ class Compaction:
         releases: Releases,
         read: Callable[[int, int, int], bytes],
         bodies: PrefetchedBodies,
+        duty: Duty,
         ahead_ms: int = AHEAD_MS,
     ) -> None:
-        """``read(log_index, position, size)`` of an entry's bytes, after ``bodies`` has them in memory."""
-        self._bodies = bodies
+        """``read(log_index, position, size)`` of an entry's bytes, after ``bodies`` has them in memory.
+        ``duty``: calls ``write`` if it is due."""
+        self._bodies, self._duty = bodies, duty
         self._state, self._releases, self._read, self._ahead_ms = state, releases, read, ahead_ms
         self._pass: _Pass | None = None
-        self._under_way: frozenset[bytes] = frozenset()
+        #: Keys of what is being carried.
+        self.under_way: frozenset[bytes] = frozenset()
         self._next_ms = 0
         #: Entries that carried messages, these, and their bytes: of this process, as leader.
         self.entries = self.carried = self.carried_bytes = 0
@@ -91,7 +96,7 @@ class Compaction:
 
     def forget(self) -> None:
         """Leadership is lost."""
-        self._pass, self._under_way, self._next_ms, self.pinned_bytes = None, frozenset(), 0, 0
+        self._pass, self.under_way, self._next_ms, self.pinned_bytes = None, frozenset(), 0, 0
 
     # -------------------------------------------------------------- passes
 
@@ -111,10 +116,17 @@ class Compaction:
         schedules may have the key of an older message."""
         if self._pass is None and self._state.level >= LEVEL_OF_CARRYING:
             self._pass = _Pass(bound)
+            self._duty.due = AT_ONCE
+
+    is_active = property(attrgetter("_pass"), doc="Of a true value while a pass is under way. (No call.)")
 
     def is_due(self, now_ms: int) -> bool:
         """Whether ``write`` may have something to carry."""
-        return self._pass is not None and not self._under_way and now_ms >= self._next_ms
+        return self._pass is not None and not self.under_way and now_ms >= self._next_ms
+
+    def wake_ms(self) -> int | None:
+        """When ``is_due`` should be asked next, if nothing happens until then; None: not before."""
+        return None if self._pass is None or self.under_way else self._next_ms
 
     def write(
         self, now_ms: int, deleting: Container[int | Topic], timing: Callable[[], Timing]
@@ -143,7 +155,7 @@ class Compaction:
             return None
         self._bodies.want(WHO, ())
         rows = [self._read(*PLACE.unpack_from(record, KEY_BYTES)) for record in chosen]
-        self._under_way = frozenset(map(key_bytes, chosen))
+        self.under_way = frozenset(map(key_bytes, chosen))
         brings = timing()
         brings.carried = len(chosen)
         self._releases.coming(brings, deliver_ms_of(chosen[0]))
@@ -174,8 +186,8 @@ class Compaction:
 
     def waits(self, submission: Submission) -> bool:
         """Whether a request cancels what is just being carried: it has to wait until that is applied."""
-        return bool(self._under_way) and any(
-            key in self._under_way
+        return bool(self.under_way) and any(
+            key in self.under_way
             for unit in submission.units
             if unit.ops[0].type == OpType.CANCEL
             for key in self._keys(unit.ops[0].meta)
@@ -192,7 +204,7 @@ class Compaction:
     def ended(self, timing: Timing) -> None:
         """An entry is applied, or certainly in no log."""
         if timing.carried:
-            self._under_way = frozenset()
+            self.under_way = frozenset()
 
     def count(self, timing: Timing) -> None:
         """The entry is applied, at this leader."""

@@ -284,7 +284,7 @@ class LeaseDispatcher:
 
     def resign(self) -> None:
         """This replica does not lead, or is not ready: nobody is served, and nothing is leased."""
-        if self.leases.in_use:
+        if self.leases.windows:
             self.leases, self._receipts = Leases(), Receipts()
         if not self.waiting:
             return

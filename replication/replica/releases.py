@@ -146,16 +146,14 @@ class ReleasePace:
     """Of one leader. All times are those of entries."""
 
     def __init__(self) -> None:
-        self._requests_ms = self._released_ms = -1 << 62
+        #: When an entry with requests was written last, perhaps while a release was under way.
+        self.requests_ms = -1 << 62
+        self._released_ms = -1 << 62
         self._full = False
-
-    def requests(self, now_ms: int) -> None:
-        """An entry with requests is written, perhaps while a release is under way."""
-        self._requests_ms = now_ms
 
     def room(self, now_ms: int, beside: bool) -> int:
         """So many messages may be released now; 0: none before the next ms. ``beside``: requests wait."""
-        if not beside and now_ms - self._requests_ms >= REQUESTS_MS:
+        if not beside and now_ms - self.requests_ms >= REQUESTS_MS:
             return RELEASED_MAX
         if not self._full:
             return RELEASED_BESIDE

@@ -25,6 +25,7 @@ from escrowmq.replication.raft.replicator import LeadCheck
 from escrowmq.replication.raft.types import Clock
 from escrowmq.replication.replica import compaction, fetching
 from escrowmq.replication.replica.admission import Admission
+from escrowmq.replication.replica.agenda import AT_ONCE, NEVER, Agenda, Duty
 from escrowmq.replication.replica.checkpoints import Checkpoints, Job
 from escrowmq.replication.replica.compaction import AHEAD_MS
 from escrowmq.replication.replica.entry_writing import AboutTopics, ComposedEntry, Submission
@@ -101,7 +102,7 @@ class GroupTime:
         self.ms = 0  # as it was last told
         self._half_ms = 0
         self._read_ms: int | None = None  # the last reading of the clock that tells what has passed
-        self._of_the_group = False  # whether ``ms`` is of this leadership, by the group's clocks
+        self.of_the_group = False  # whether ``ms`` is of this leadership, by the group's clocks
 
     def at(self, own_ms: int) -> int:
         """The time when this machine's wall clock says ``own_ms``. Of a follower it is that clock's, for
@@ -110,10 +111,10 @@ class GroupTime:
         if clocks is None or self._state.level < LEVEL_OF_CLOCKS:
             return self._go_on(own_ms, own_ms)
         if not clocks.leading:
-            self._of_the_group = False
+            self.of_the_group = False
             return max(own_ms, self._state.now_ms)
-        if not self._of_the_group:
-            self._of_the_group, self._read_ms, self.ms = True, None, self._state.now_ms
+        if not self.of_the_group:
+            self.of_the_group, self._read_ms, self.ms = True, None, self._state.now_ms
         return self._go_on(clocks.lower_median_ms(own_ms), clocks.monotonic_ms())
 
     def _go_on(self, clock_ms: int | None, read_ms: int) -> int:
@@ -141,6 +142,9 @@ UNASKED_MAX, UNASKED_AGAIN_MS = 1_000, 2_000
 #: When clients ask again whose requests made too large an entry together; they spread over half to one and a
 #: half times this.
 APART_S = 0.05
+#: When the leader looks again at the group's time for what waits for it: that time may jump ahead.
+LOOK_MS: Final = 20
+ROUNDING_S: Final = 1e-6  # more than the rounding error of a sum of two times
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,9 +202,14 @@ class Replica:
         ``number_of`` turns a Raft id into the replica number that clients know; ``monotonic``: seconds;
         ``bodies``: whoever reads what releases copy, None: this thread."""
         self.state, self.journal, self.checkpoints, self.limits = state, journal, checkpoints, limits
+        #: Whoever runs the replica may add duties before ``attach``: what they submit is written last.
+        self.agenda = Agenda()
+        self._slices = self.agenda.add(Duty("checkpoint", self._take_slice))
+        self._entries = Duty("entries", self._write_entries)
         self.admission = Admission(
             state,
             journal,
+            self._entries,
             open_max=limits.open_transactions_max,
             queue_bytes_max=limits.queue_bytes_max,
             copy_bytes=limits.copy_bytes,
@@ -217,10 +226,10 @@ class Replica:
         self._raft: Raft | None = None
         self._own: deque[ComposedEntry] = deque()  # proposed by this replica, not yet applied
         self._in_flight = self._rolling_back = 0  # entries; own requests that roll back
-        self._next_retention_ms = self._next_slice_ms = self._dropped_to = 0
+        self._next_retention_ms = self._dropped_to = 0
         self._retention: compaction.RetentionRound | None = None
         self._leads = False
-        self._resigned_in: int | None = None  # the term in which it forgot what only a leader has
+        self._told_ms = 0  # this machine's wall clock, in the present tick
         #: Counts of its own entries, applied as leader. Entries led by others, or redone, count elsewhere: so
         #: each transaction is counted at one replica, and a restart counts none of them again.
         self.led, self._followed = Counts(), state.counts
@@ -233,6 +242,7 @@ class Replica:
         """The node that applies to this replica; once, before anything else. ``clocks``: of its group."""
         self._raft, self.time.clocks = raft, clocks
         self.lease_dispatcher.attach(raft)
+        self.agenda.add(self._entries)
 
     # -------------------------------------------------------------- applying
 
@@ -244,18 +254,24 @@ class Replica:
             self.state.counts = self.led
             results = self.state.apply_ops(index, entry.now_ms, entry.ops)
             self.state.counts = self._followed
-            if self.lease_dispatcher.leases.in_use:
+            if self.lease_dispatcher.leases.windows:
                 self.lease_dispatcher.applied(entry.ops)
         else:
             results = self.state.apply(index, command)
-            self.admission.applied_late(command)
-            if self._leads and self.lease_dispatcher.leases.in_use and command:
-                self.lease_dispatcher.applied(decode_command(command)[1])
-        if self.checkpoints.due(index, len(command)):
+            if self._leads:
+                self.admission.applied_late(command)
+                self._entries.due = AT_ONCE
+                if self.lease_dispatcher.leases.windows and command:
+                    self.lease_dispatcher.applied(decode_command(command)[1])
+        checkpoints = self.checkpoints
+        may_be_due = checkpoints.wanted_at is not None or self.state.timers.store.young
+        if may_be_due and checkpoints.due(index, len(command)):
             self.state.members = self.journal.members.said(index)
-            self.checkpoints.begin(self.state, term)
+            checkpoints.begin(self.state, term)
             self._checkpoint_slice()
-        self._drop_segments()
+            self._slices.due = AT_ONCE
+        if self.state.first_index > self._dropped_to:
+            self._drop_segments()
         return results
 
     def _drop_segments(self) -> None:
@@ -272,9 +288,22 @@ class Replica:
         if job is not None:
             self._start_job(job, lambda: self._job_done(job))
 
+    def _take_slice(self, now: float) -> float:
+        """A slice of what the checkpoints have begun, if it is anything."""
+        if not self.checkpoints.busy:
+            return NEVER
+        self._checkpoint_slice()
+        return now + self.limits.slice_pause_ms / 1000
+
     def _job_done(self, job: Job) -> None:
         self.checkpoints.done(self.state, job)
         self._checkpoint_slice()
+        self._slices.due = AT_ONCE
+
+    def drop_damaged(self, name: str) -> bool:
+        """See ``Checkpoints.drop_damaged``."""
+        self._slices.due = AT_ONCE
+        return self.checkpoints.drop_damaged(name)
 
     # -------------------------------------------------------------- requests
 
@@ -331,37 +360,33 @@ class Replica:
             done(False)
 
     def pump(self, now_ms: int) -> None:
-        """Propose what waits, as far as the window of entries in flight allows."""
+        """One tick: what is due, after the leadership has begun or ended if it has. ``now_ms``: this
+        machine's wall clock."""
         raft = self._raft
         assert raft is not None
-        if self.checkpoints.busy and (passed_ms := self.monotonic_ms()) >= self._next_slice_ms:
-            self._next_slice_ms = passed_ms + self.limits.slice_pause_ms
-            self._checkpoint_slice()
+        self._told_ms = now_ms
+        desk, reads = self.lease_dispatcher, self.read_index
+        asked = desk.lead_rounds.waits or desk.parked or reads.rounds.waits
         if not raft.ready:
-            # A follower has nothing new to forget before it leads, and then the term is another one.
-            if raft.is_leader or raft.term != self._resigned_in:
+            # Requests may have come between the moment when it was ready and its first tick as a leader.
+            taken = asked or self._entries.due == AT_ONCE
+            if self._leads or taken or self.time.of_the_group:
                 self._resign(now_ms)
-                self._resigned_in = None if raft.is_leader else raft.term
-            return
-        now_ms = self.time.at(now_ms)
-        if not self._leads:
-            self._leads, self._retention = True, None
-            self._resigned_in = None  # it may lose the lead within this very term
-            self.lease_dispatcher.begin()
-            self.admission.shares.leases = self.lease_dispatcher.leases
-            self.terms_led += 1
-            self._next_retention_ms = now_ms + self.limits.retention_pause_ms
-        if self.lease_dispatcher.lead_rounds.waits or self.lease_dispatcher.parked:
-            self.lease_dispatcher.step(self.monotonic_ms())
-        if self.read_index.rounds.waits:
-            self.read_index.step(raft)
-        if self.state.claims.overtaken.waiting and not self._rolling_back:
-            self._end_overtaken(now_ms)
-        while self._in_flight < self.limits.entries_in_flight:
-            entry = self.admission.compose(now_ms)
-            if entry is None:
-                return
-            self._propose(raft, entry)
+        else:
+            if not self._leads:
+                self._begin_leading(now_ms)
+            if asked:  # each message may be the one that confirms a round
+                desk.step(self.monotonic_ms())
+                reads.step(raft)
+        self.agenda.run(self._monotonic())
+
+    def _begin_leading(self, now_ms: int) -> None:
+        self._leads, self._retention = True, None
+        self.lease_dispatcher.begin()
+        self.admission.shares.leases = self.lease_dispatcher.leases
+        self.terms_led += 1
+        self._next_retention_ms = self.time.at(now_ms) + self.limits.retention_pause_ms
+        self._entries.due = AT_ONCE
 
     def _resign(self, now_ms: int) -> None:
         """It does not lead, or not yet: forget what only a leader has, and send away who waits."""
@@ -373,14 +398,31 @@ class Replica:
         self.lease_dispatcher.resign()
         self.read_index.resign()
 
-    def wake_in_ms(self) -> int | None:
-        """In how many milliseconds ``pump`` has something to do, if nothing happens until then: a delayed
-        message becomes due, or commits have waited for long enough. None: never, or it waits for something
-        else."""
+    def _write_entries(self, now: float) -> float:
+        """As leader, propose what waits, as far as the window of entries in flight allows. Due when a request
+        comes, when an entry ends, and when the group's time reaches that of a delayed message, say."""
+        raft = self._raft
+        assert raft is not None
         if not self._leads:
-            return None
-        times = self.admission.releases.wake_ms(), self.admission.hold.until_ms
-        return min((time - self.time.ms for time in times if time and time > self.time.ms), default=None)
+            return NEVER
+        now_ms = self.time.at(self._told_ms)
+        if self.state.claims.overtaken.waiting and not self._rolling_back:
+            self._end_overtaken(now_ms)
+        while self._in_flight < self.limits.entries_in_flight:
+            entry = self.admission.compose(now_ms)
+            if entry is None:
+                left_ms = min(self.admission.due_times(), default=NEVER) - now_ms
+                if left_ms == NEVER:
+                    return NEVER
+                return now + min(left_ms, LOOK_MS) / 1000 - ROUNDING_S if left_ms > 0 else AT_ONCE
+            self._propose(raft, entry)
+        return NEVER
+
+    def wake_in_ms(self) -> int | None:
+        """In how many milliseconds of the group's time a leader has something to write, if nothing happens
+        until then. None: never, or it waits for something else."""
+        times = self.admission.due_times() if self._leads else []
+        return min((time - self.time.ms for time in times if time > self.time.ms), default=None)
 
     def _propose(self, raft: Raft, entry: ComposedEntry) -> None:
         self._own.append(entry)
@@ -388,6 +430,7 @@ class Replica:
 
         def done(results: Any, outcome: bool | None) -> None:
             self._in_flight -= 1
+            self._entries.due = AT_ONCE
             # Proposals end in the order in which they were made, whatever their outcome.
             self._own.remove(entry)
             if outcome:

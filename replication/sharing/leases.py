@@ -52,7 +52,8 @@ class Leases:
     """See the module's text. One thread."""
 
     def __init__(self) -> None:
-        self._windows: dict[Pair, Window] = {}
+        #: Where anything was ever handed out.
+        self.windows: dict[Pair, Window] = {}
         #: By time; the number keeps grants themselves from being compared.
         self._due: list[tuple[int, int, Pair, Grant]] = []
         self._numbers = count()
@@ -67,19 +68,14 @@ class Leases:
         """Whether nothing more is handed out to anybody."""
         return self.messages >= MESSAGES_MAX
 
-    @property
-    def in_use(self) -> bool:
-        """Whether anything was ever handed out."""
-        return bool(self._windows)
-
     def held(self, pair: Pair) -> int:
         """How many messages of a pair are handed out, or have an ack or a nack under way."""
-        window = self._windows.get(pair)
+        window = self.windows.get(pair)
         return 0 if window is None else window.messages
 
     def lease_of(self, pair: Pair, offset: int) -> Lease | None:
         """Who has a message, and until when; None: no member has it. It may be final."""
-        window = self._windows.get(pair)
+        window = self.windows.get(pair)
         grant = None if window is None else window.lease_of(offset)
         if grant is None:
             return None
@@ -88,7 +84,7 @@ class Leases:
 
     def has_some(self, pair: Pair, final: Final, end: int) -> bool:
         """Whether ``acquire`` may find something. Cheap."""
-        window = self._windows.get(pair)
+        window = self.windows.get(pair)
         return final.start < end if window is None else window.has_some(final, end)
 
     @property
@@ -109,7 +105,7 @@ class Leases:
         for pair, final in places:
             if pair not in self._doubtful:
                 continue
-            window = self._windows[pair]
+            window = self.windows[pair]
             window.doubtful = window.has_last_chances()
             if not window.doubtful:
                 del self._doubtful[pair]
@@ -123,7 +119,7 @@ class Leases:
         return [] if mine or (recent and self._holds(member, places)) else waiting
 
     def _holds(self, member: str, places: Sequence[tuple[Pair, Final]]) -> bool:
-        windows = (self._windows.get(pair) for pair, _ in places)
+        windows = (self.windows.get(pair) for pair, _ in places)
         return any(window is not None and window.holds(member) for window in windows)
 
     def acquire_alone(
@@ -165,7 +161,7 @@ class Leases:
 
     def extend(self, pair: Pair, member: str, ranges: Sequence[Range], until_ms: int) -> list[Range]:
         """The member's leases of these run until then. Returns what it does not hold (any more)."""
-        window = self._windows.get(pair)
+        window = self.windows.get(pair)
         if window is None or not ranges:
             return list(ranges)
         grant, lost = window.extend(member, ranges, until_ms)
@@ -178,7 +174,7 @@ class Leases:
     ) -> list[Range]:
         """These may be handed out again at once, and that is no failure, if the member has them from ``call``
         or from an earlier one. Returns what it does not hold."""
-        window = self._windows.get(pair)
+        window = self.windows.get(pair)
         if window is None:
             return list(ranges)
         with self._counted(window):
@@ -188,7 +184,7 @@ class Leases:
         """What somebody other than ``member`` holds of a range: it may not be nacked, only acknowledged. A
         message that nobody holds may be nacked by anybody: its lease may have been lost with a leader. What
         is doomed is the leader's, whose nack bears the member ""."""
-        window = self._windows.get(pair)
+        window = self.windows.get(pair)
         return [] if window is None else window.others(member, first, last)
 
     # -------------------------------------------------------------- acks and nacks
@@ -200,7 +196,7 @@ class Leases:
 
     def unsettled(self, pair: Pair, first: int, last: int) -> None:
         """That ack or nack has certainly not become effective: leases that still run are in force again."""
-        window = self._windows.get(pair)
+        window = self.windows.get(pair)
         if window is not None:
             with self._counted(window):
                 grants = window.unsettled(first, last)
@@ -209,7 +205,7 @@ class Leases:
 
     def settled(self, pair: Pair, first: int, last: int) -> None:
         """These have become final."""
-        window = self._windows.get(pair)
+        window = self.windows.get(pair)
         if window is not None:
             with self._counted(window):
                 window.settled(first, last)
@@ -229,7 +225,7 @@ class Leases:
             if not self._due or self._due[0][0] > now_ms:
                 break
             _, _, pair, grant = heappop(self._due)
-            window, final = self._windows.get(pair), final_of(pair)
+            window, final = self.windows.get(pair), final_of(pair)
             if window is None:
                 continue
             if final is None:
@@ -256,33 +252,33 @@ class Leases:
 
     def forget(self, pair: Pair) -> None:
         """The partition, or the group, is gone."""
-        window = self._windows.pop(pair, None)
+        window = self.windows.pop(pair, None)
         if window is not None:
             self.messages -= window.messages
             self._doubtful.pop(pair, None)
 
     def members(self, group: str) -> set[str]:
         """Who holds messages of a group. What the leader gives up itself, nobody holds."""
-        windows = (window for pair, window in self._windows.items() if pair[0] == group)
+        windows = (window for pair, window in self.windows.items() if pair[0] == group)
         return {piece.grant.member for window in windows for piece in window.held} - {""}
 
     def pairs(self) -> list[Pair]:
         """Those of which something is remembered."""
-        return list(self._windows)
+        return list(self.windows)
 
     def _wake(self, pair: Pair, grant: Grant) -> None:
         assert grant.until_ms is not None
         heappush(self._due, (grant.until_ms, next(self._numbers), pair, grant))
         if len(self._due) >= self._tidy_at:
-            alive = {id(piece.grant) for window in self._windows.values() for piece in window.held}
+            alive = {id(piece.grant) for window in self.windows.values() for piece in window.held}
             self._due = sorted(due for due in self._due if id(due[3]) in alive)
             self._tidy_at = max(TIDY_MIN, 2 * len(self._due))
 
     @contextmanager
     def _window(self, pair: Pair, final: Final) -> Iterator[Window]:
-        window = self._windows.get(pair)
+        window = self.windows.get(pair)
         if window is None:
-            window = self._windows[pair] = Window(final.start)
+            window = self.windows[pair] = Window(final.start)
         with self._counted(window):
             window.follow(final)
             yield window

@@ -73,9 +73,9 @@ def _check_node(replica: SimReplica, cache_bytes: int) -> None:
         _inside(replica, "entries proposed", entries, config.outstanding_entries_max)
     if node._guard._held:
         _inside(replica, "acknowledgements held back", len(node._guard._held), len(node._known_peers.known))
-    if node._replicator._progress:
+    if node.replicator._progress:
         bound = config.window_bytes + max(config.send_batch_bytes, COMMAND_BYTES_MAX)
-        for peer, state in node._replicator._progress.items():
+        for peer, state in node.replicator._progress.items():
             if not 0 <= state.in_flight_bytes <= bound:  # here and below: texts are made only when needed
                 _inside(replica, f"bytes under way to {peer}", state.in_flight_bytes, bound)
     if not 0 <= replica.journal._cache._bytes <= cache_bytes:

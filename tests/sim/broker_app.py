@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from escrowmq.replication.host.due_checks import lock_due
 from escrowmq.replication.host.running_replica import TIMER_S
 from escrowmq.replication.model import NO_ID
 from escrowmq.replication.raft.node import RaftNode
+from escrowmq.replication.replica.agenda import AT_ONCE, Duty
 from escrowmq.replication.replica.checkpoints import STATE_PARTS, Checkpoints, Job, snapshot_name
 from escrowmq.replication.replica.fetching import FetchResult
 from escrowmq.replication.replica.replica import Limits, Replica
@@ -75,8 +75,7 @@ class BrokerApplication:
         #: What the process has beside its replica: the bounds of its tables are checked, too.
         self.beside: list[Any] = []
         self.group_service: Any = None  # of recreated/members.py, made when a member first calls this process
-        self._now_s = self._next_timer_s = 0.0
-        self._wake_s = math.inf
+        self._now_s = 0.0
         self.checkpoints = Checkpoints(context.disk, delay_bytes=200 * number_of(context.name), fan_in=FAN_IN)
         state, _ = self.checkpoints.recover(lambda: _empty_state(gid, groups), doubtful=context.doubtful)
         self.replica = Replica(
@@ -96,6 +95,7 @@ class BrokerApplication:
             number_of=number_of,
             monotonic=context.clock,
         )
+        self._timer = self.replica.agenda.add(Duty("timer", self._on_timer))
         self.searching = Searching(context.disk, self.replica, context.name)
         context.journal.on_roll = lambda first: self.checkpoints.want(first - 1)
 
@@ -115,15 +115,15 @@ class BrokerApplication:
     def after_tick(self, now_s: float) -> None:
         self._now_s = now_s
         now_ms = int(now_s * 1000)
-        if (clock_s := self._context.clock()) >= self._next_timer_s:
-            self._next_timer_s = clock_s + TIMER_S
-            self.replica.on_timer(now_ms)
         self.replica.pump(now_ms)
-        wake_ms = self.replica.wake_in_ms()
-        self._wake_s = math.inf if wake_ms is None else clock_s + wake_ms / 1000
+
+    def _on_timer(self, clock_s: float) -> float:
+        self.replica.on_timer(int(self._now_s * 1000))
+        return clock_s + TIMER_S
 
     def timer_s(self) -> float:
-        return min(self._next_timer_s, self._wake_s)
+        """When something is due, on the process's clock."""
+        return min(duty.due for duty in self.replica.agenda.duties)
 
     def _start_job(self, job: Job, done: Callable[[], None]) -> None:
         def write() -> None:
@@ -148,11 +148,11 @@ class BrokerApplication:
         return [*parts, snapshot_name(fitting[-1])]
 
     def want_checkpoint(self) -> None:
-        self.checkpoints._wanted_at = self.applied_index
+        self.checkpoints.wanted_at = self.applied_index
 
     def want_retention(self) -> None:
         self.replica._next_retention_ms = 0
-        self._next_timer_s = 0.0
+        self._timer.due = AT_ONCE
 
     # -------------------------------------------------------------- what clients ask of a replica
 

@@ -116,7 +116,7 @@ def _look_at(source: SimReplica, name: str, size: int) -> None:
 def replace_file(replica: SimReplica, name: str, error: CorruptLog) -> None:
     """As ``RunningReplica.replace_file``."""
     is_of_a_snapshot = name.endswith(STATE_FILES) and isinstance(replica.app, BrokerApplication)
-    if not (is_of_a_snapshot and replica.app.checkpoints.drop_damaged(name)):  # type: ignore[union-attr]
+    if not (is_of_a_snapshot and replica.app.replica.drop_damaged(name)):  # type: ignore[union-attr]
         raise error
 
 

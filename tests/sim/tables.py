@@ -245,10 +245,11 @@ BOUNDS: dict[str, int | Most] = {
     **{"Finishing.ranges" + "[]" * depth: REQUESTS for depth in range(1, 3)},
     "Rows._kept": REQUESTS,
     "Rows._kept[]": REQUESTS,
+    "Agenda.duties": OF_THE_PROGRAM,
     # Leases, and who waits for some.
-    "Leases._windows": lambda found, replica, broker: SHARE_GROUPS * found["TopicTable.slots"],
+    "Leases.windows": lambda found, replica, broker: SHARE_GROUPS * found["TopicTable.slots"],
     "Leases._due": LEASED,
-    "Leases._doubtful": _of("Leases._windows"),
+    "Leases._doubtful": _of("Leases.windows"),
     "Receipts._members": SHARE_MEMBERS,
     "_Member.given": LEASED,
     "Window.held": LEASED,

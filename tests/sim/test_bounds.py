@@ -75,14 +75,14 @@ def acknowledgements_held(patch: pytest.MonkeyPatch, replica: SimReplica, broker
 
 @exceeds("bytes under way to ")
 def window(patch: pytest.MonkeyPatch, replica: SimReplica, broker: Any) -> None:
-    config, progress = replica.node.config, replica.node._replicator._progress
+    config, progress = replica.node.config, replica.node.replicator._progress
     most = config.window_bytes + max(config.send_batch_bytes, COMMAND_BYTES_MAX)
     patch.setattr(next(iter(progress.values())), "in_flight_bytes", most + 1)
 
 
 @exceeds("bytes under way to ")
 def window_below_zero(patch: pytest.MonkeyPatch, replica: SimReplica, broker: Any) -> None:
-    patch.setattr(next(iter(replica.node._replicator._progress.values())), "in_flight_bytes", -1)
+    patch.setattr(next(iter(replica.node.replicator._progress.values())), "in_flight_bytes", -1)
 
 
 @exceeds("durable bytes in the entry cache")

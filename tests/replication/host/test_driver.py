@@ -56,8 +56,9 @@ class Solo:
         if command:
             self.applied.append(command)
 
-    def _after_tick(self) -> None:
+    def _after_tick(self) -> float:
         self.ticks += 1
+        return float("inf")
 
     def start(self) -> None:
         """Until it leads."""

@@ -91,13 +91,13 @@ def look_while_it_becomes_leader(stage: Stage, member: OurMember) -> list[tuple[
     """``ready`` and what is applied, as threads see them between the role and the term's first entry."""
     seen: list[tuple[bool, list[bytes]]] = []
     raft = member.raft
-    begin = raft._replicator.begin
+    begin = raft.replicator.begin
 
     def look() -> None:
         seen.append((raft.ready, list(member.applied)))
         begin()
 
-    raft._replicator.begin = look  # type: ignore[method-assign]
+    raft.replicator.begin = look  # type: ignore[method-assign]
     return seen
 
 

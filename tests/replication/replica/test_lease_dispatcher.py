@@ -177,7 +177,7 @@ def test_leases_of_a_topic_that_was_deleted_are_forgotten(single: Desk) -> None:
     single.submit(ops.delete_topic("t"))
     single.pass_ms(20_000)
     assert (
-        not single.replica.lease_dispatcher.leases.in_use
+        not single.replica.lease_dispatcher.leases.windows
         and single.replica.lease_dispatcher.leases.messages == 0
     )
 

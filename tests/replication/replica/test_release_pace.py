@@ -30,7 +30,7 @@ def test_beside_requests_each_millisecond_brings_room_for_some() -> None:
 
 def test_an_entry_of_its_own_waits_until_it_is_worth_it_while_requests_are_expected() -> None:
     pace = ReleasePace()
-    pace.requests(1_000)
+    pace.requests_ms = 1_000
     pace.released(1_000, full=True)
     room = [pace.room(1_000 + ms, beside=False) for ms in range(REQUESTS_MS + 1)]
     soon = ALONE_MIN // PER_MS
@@ -50,6 +50,6 @@ def test_a_million_takes_at_most_50_seconds_beside_requests_in_every_entry() -> 
 def test_few_messages_are_on_time_beside_requests() -> None:
     pace = ReleasePace()
     for now_ms in 1_000, 1_001, 1_001:
-        pace.requests(now_ms)
+        pace.requests_ms = now_ms
         assert pace.room(now_ms, beside=False) == RELEASED_BESIDE
         pace.released(now_ms, full=False)
