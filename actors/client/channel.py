@@ -95,7 +95,8 @@ class GroupChannel:
         self._probes: dict[int, int] = {}  # token -> replica
         self._next_token = self._next_number = 0
         self._paused_until = float("-inf")
-        self._windowed = 0
+        #: Windowed calls under way or waiting to be repeated.
+        self.in_flight = 0
         self._window = config.calls_in_flight
         #: Requests that were to be sent once more.
         self.retries = 0
@@ -119,20 +120,15 @@ class GroupChannel:
             call.request.awaited for call in self._calls.values()
         )
 
-    @property
-    def in_flight(self) -> int:
-        """Windowed calls under way or waiting to be repeated."""
-        return self._windowed
-
     def room(self) -> int:
         """How many more windowed requests may be submitted now."""
-        return self._window - self._windowed
+        return self._window - self.in_flight
 
     def submit(self, request: Request, now: float) -> None:
         """Take a request; it is sent as soon as a leader is known and nothing older waits."""
         self._next_number += 1
         request.number = self._next_number
-        self._windowed += request.windowed
+        self.in_flight += request.windowed
         self._waiting.append(request)
         self._advance(now)
 
@@ -311,5 +307,5 @@ class GroupChannel:
         self._finish(request, Failure(FailureKind.UNKNOWN) if request.in_doubt else request.refusal)
 
     def _finish(self, request: Request, outcome: Any) -> None:
-        self._windowed -= request.windowed
+        self.in_flight -= request.windowed
         request.done(outcome, request.maybe_done, request.attempts)

@@ -341,8 +341,9 @@ class GroupBatcher:
             self._back_by = float("-inf")
         if self._back_by > now:
             wake = min(wake, self._back_by)
-        self._speech.pass_time(now)
-        self._speech_of_messages.pass_time(now)
+        for speech in (self._speech, self._speech_of_messages):
+            if speech.version == 1:
+                speech.pass_time(now)
         while channel.room() > 0:
             due = self.due(channel.in_flight == 0)
             if due > now and not (hurry and due < float("inf")):
@@ -423,13 +424,17 @@ class GroupBatcher:
             return request
         self._messages_first = not self._messages_first  # alternates, so that neither starves the other
         waits = bool(self._prepares or self._decisions)
-        if self._messages_first and waits and self._take_messages(request, self._config.request_bytes // 2):
+        streams, bytes_max = bool(self._active), self._config.request_bytes
+        if streams and self._messages_first and waits and self._take_messages(request, bytes_max // 2):
             return request
-        self._take_decisions(request)
+        if self._decisions:
+            self._take_decisions(request)
         if self._inquiries or self._dones:
             self._take_inquiries(request)
-        self._take_prepares(request)
-        self._take_messages(request, self._config.request_bytes)
+        if self._prepares:
+            self._take_prepares(request)
+        if streams:
+            self._take_messages(request, bytes_max)
         self._note_empty()
         return request if request.frames else None
 

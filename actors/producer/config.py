@@ -197,11 +197,3 @@ class Counted:
         self.prepared = self.committed = self.rolled_back = 0
         self.requests = self.repeated = self.request_bytes = 0
         self.latencies = RecentLatencies()
-
-    def request(self, size: int, latency_s: float, repeated: bool, now: float) -> None:
-        """Counts a request that has ended."""
-        self.requests += 1
-        self.request_bytes += size
-        self.repeated += repeated
-        if latency_s < float("inf"):
-            self.latencies.observe(latency_s, now)

@@ -571,7 +571,12 @@ class ProducerCore:
         taken_on = built.deadline - self.config.delivery_timeout_s
         now = self.clock()
         self._bound.answered(taken_on, now, self._buffered)
-        self._counted.request(built.size, now - taken_on, repeated, now)
+        counted = self._counted
+        counted.requests += 1
+        counted.request_bytes += built.size
+        counted.repeated += repeated
+        if (latency_s := now - taken_on) < float("inf"):
+            counted.latencies.observe(latency_s, now)
         batcher.answered(built, outcome, repeated, sendings)
 
     def _sort_inbox(self, now: float) -> None:

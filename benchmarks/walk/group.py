@@ -42,16 +42,19 @@ from escrowmq.replication.host.replica_process import ReplicaProcess
 from escrowmq.replication.host.replica_setup import ReplicaSetup
 from escrowmq.replication.log.datadir import Identity
 from escrowmq.replication.model import Message
+from escrowmq.replication.raft import elections
 
-__all__ = ["FOLDERS", "LEFT_OUT", "OF_THE_CLOCK", "Group", "Message", "Producer", "asked_back"]
+__all__ = ["FOLDERS", "LEFT_OUT", "OF_THE_CLOCK", "WATCHES", "Group", "Message", "Producer", "asked_back"]
 
 #: The folders whose functions are counted.
 FOLDERS = [Path(escrowmq.__file__).parent / name for name in ("actors", "feedback", "replication")]
 #: Functions started by a clock and not by a message: regular ticks and timers. A repeat with one of them is
 #: discarded.
-OF_THE_CLOCK = frozenset({"Driver._regular_tick", "Replica.on_timer"})
-#: Also started by a clock, but always a single call, which is left out of the counts.
-LEFT_OUT = frozenset({"TcpTransport._keep_dialing"})
+OF_THE_CLOCK = frozenset({"Driver._regular_tick", "Replica.on_timer", "Handover.tick"})
+#: Also started by a clock, but so short that they are left out of the counts.
+LEFT_OUT = frozenset({"TcpTransport._keep_dialing", "Backoff.pause_s"})
+#: Kinds of threads that look at something from time to time; left out as well.
+WATCHES = frozenset({"level", "room", "upkeep"})
 #: Ticks, timers, heartbeats, probes and long polls are made rare, so that most repeats contain none of them.
 SELDOM_S = 0.5
 BROKER = BrokerConfig(heartbeat_s=0.4, election_min_s=1.5, election_max_s=2.0)
@@ -75,8 +78,8 @@ class Group:
         self.info = ClusterInfo("walk", "walk", 1, REPLICAS)
         #: Called with (replica, method) for every answered call of feedback.
         self.answered: Callable[[int, str], None] = lambda rid, method: None
-        self._usual = driver.TICK_S, running_replica.TIMER_S
-        driver.TICK_S = running_replica.TIMER_S = SELDOM_S
+        self._usual = driver.TICK_S, running_replica.TIMER_S, elections.WATCH_S
+        driver.TICK_S = running_replica.TIMER_S = elections.WATCH_S = SELDOM_S
         self._pools = [ThreadPoolExecutor(CALLS_AT_A_TIME, f"call-{rid}") for rid in range(REPLICAS)]
         self._handing = ThreadPoolExecutor(1, "client-answers")
         self._hosts = [ReplicaProcess(self._setup(folder, rid)) for rid in range(REPLICAS)]
@@ -163,7 +166,7 @@ class Group:
             host.close()
         for pool in (*self._pools, self._handing):
             pool.shutdown(wait=False)
-        driver.TICK_S, running_replica.TIMER_S = self._usual
+        driver.TICK_S, running_replica.TIMER_S, elections.WATCH_S = self._usual
 
 
 class _Broker(BrokerCalls):

@@ -16,7 +16,16 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from statistics import median_low
 
-from benchmarks.walk.group import FOLDERS, LEFT_OUT, OF_THE_CLOCK, Group, Message, Producer, asked_back
+from benchmarks.walk.group import (
+    FOLDERS,
+    LEFT_OUT,
+    OF_THE_CLOCK,
+    WATCHES,
+    Group,
+    Message,
+    Producer,
+    asked_back,
+)
 from benchmarks.walk.recorder import Call, Recorder, Tally, by_role
 
 STEPS = ("prepare", "commit", "send", "poll", "check")
@@ -163,7 +172,11 @@ class Stage:
         return self._repeat(self._recorder.stop(), answered)
 
     def _repeat(self, calls: list[Call], answered: float) -> Repeat:
-        counted = (call for call in calls if call.function not in LEFT_OUT)
+        counted = (
+            call
+            for call in calls
+            if call.function not in LEFT_OUT and call.thread.partition("-")[0] not in WATCHES
+        )
         return Repeat(by_role(counted, self._group.role_of), answered)
 
     # -------------------------------------------------------------- the steps

@@ -103,6 +103,8 @@ log = logging.getLogger(__name__)
 
 #: Regular ticks: fine enough for heartbeats of 50 ms, 0.1 % of a core when idle.
 TICK_S = 0.02
+#: uvloop rounds to milliseconds: rung too early, an alarm would be set again at once.
+ROUNDING_S = 0.0005
 #: Limit of calls from other threads that wait for the loop; beyond it, Overloaded.
 CALLS_MAX = 100_000
 DISK_FULL_RETRY_S = 0.2
@@ -371,12 +373,13 @@ class Driver:
 
     def _set_alarm(self, due: float) -> None:
         """Tick at that time, unless there is a regular tick before anyway."""
-        within_s = due - time.monotonic()
+        assert self._loop is not None
+        within_s = due - self._loop.time()  # may lag behind the clock, and so do the loop's timers
         if within_s < TICK_S:
-            assert self._loop is not None
             if self._alarm is not None:
                 self._alarm.cancel()
-            self._alarm, self._alarm_at = self._loop.call_later(max(0.0, within_s), self._ring), due
+            delay_s = max(0.0, within_s) + ROUNDING_S
+            self._alarm, self._alarm_at = self._loop.call_later(delay_s, self._ring), due
 
     def _ring(self) -> None:
         self._alarm, self._alarm_at = None, float("inf")

@@ -37,13 +37,15 @@ from escrowmq.replication.log.disk import Disk, File
 
 
 class TermRuns:
-    """Maps log index to term. ``starts`` ascends; run i covers starts[i] up to starts[i + 1] - 1."""
+    """Maps log index to term. ``starts`` ascends; run i covers starts[i] up to starts[i + 1] - 1.
+    ``newest_start``: of the last run, to which nearly every question is."""
 
-    __slots__ = ("_starts", "_terms")
+    __slots__ = ("_starts", "_terms", "newest_start")
 
     def __init__(self, runs: Iterable[tuple[int, int]] = ()) -> None:
         self._starts: list[int] = []
         self._terms: list[int] = []
+        self.newest_start = 0
         for first, term in runs:
             self.append(first, term)
 
@@ -57,6 +59,7 @@ class TermRuns:
         assert not self._starts or (index > self._starts[-1] and term > self._terms[-1])
         self._starts.append(index)
         self._terms.append(term)
+        self.newest_start = index
 
     def at(self, index: int) -> int:
         """Term of an entry that is in the log."""
@@ -81,6 +84,7 @@ class TermRuns:
         """Forget entries after ``last``."""
         keep = bisect_right(self._starts, last)
         del self._starts[keep:], self._terms[keep:]
+        self.newest_start = self._starts[-1] if self._starts else 0
 
     def cut_before(self, first: int) -> None:
         """Forget entries before ``first``."""
@@ -89,6 +93,7 @@ class TermRuns:
             del self._starts[:drop], self._terms[:drop]
         if self._starts and self._starts[0] < first:
             self._starts[0] = first
+        self.newest_start = self._starts[-1] if self._starts else 0
 
 
 # ------------------------------------------------------------------------------------------------------------

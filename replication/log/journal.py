@@ -112,8 +112,9 @@ class EntryRange:
             start, stop, step = item.indices(len(self))
             assert step == 1, "pysyncobj takes plain slices only"
             return EntryRange(self._log, self._first + start, self._first + stop)
-        position = item + len(self) if item < 0 else item
-        if not 0 <= position < len(self):
+        size = self._end - self._first
+        position = item + size if item < 0 else item
+        if not 0 <= position < size:
             raise IndexError(item)
         return Entry(self._log, self._first + position)
 
@@ -320,7 +321,7 @@ class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
         mendable: bool = False,  # the caller has damaged entries mended, so they are holes: see holes.py
     ) -> None:
         assert FILE_HEADER_SIZE < segment_bytes < 1 << 31, "positions are 32 bits wide"
-        #: Whether ``begin_sync`` may have a job, and ``begin_removal``. (Looked at in every tick, hence no call.)
+        #: Whether ``begin_sync`` may have a job, and ``begin_removal``. (Read in every tick, hence no call.)
         self.has_unsynced = self.has_unremoved = False
         self._disk, self._segment_bytes, self.on_roll = disk, segment_bytes, on_roll
         self.generation = 0
@@ -422,14 +423,15 @@ class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
         if queue.job is not None:
             return None
         job = queue.begin(self.last_index, self.durable_index)
-        self.has_unsynced = bool(queue)
+        self.has_unsynced = bool(queue)  # what was added while a full disk's rest waited
         return job
 
     def end_sync(self, job: SyncJob) -> None:
         """Adopt what a finished job did. A job that was overtaken by a cut changes nothing."""
         if not self._queue.end(job):
             return
-        self.has_unsynced = bool(self._queue)
+        if job.disk_full:  # what did not fit is queued again
+            self.has_unsynced = True
         self.durable_index = max(self.durable_index, job.durable)
         for segment in job.sealed:
             segment.sealed = True
@@ -527,7 +529,9 @@ class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
 
     def term_at(self, index: int) -> int | None:
         """Term of an entry, None if it is not in the log."""
-        return self._terms.at(index) if self.first_index <= index <= self.last_index else None
+        if not self.first_index <= index <= self.last_index:
+            return None
+        return self.last_term if index >= self._terms.newest_start else self._terms.at(index)
 
     def first_of_term(self, index: int) -> int:
         """First entry in the log with the same term as ``index``, which must be in the log."""
@@ -557,7 +561,8 @@ class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
             if room < 0 and out:
                 break
             if index > until:
-                term, until = self._terms.run_at(index)
+                newest = index >= self._terms.newest_start
+                term, until = (self.last_term, last) if newest else self._terms.run_at(index)
             out.append((command, index, term))
             index += 1
         return out if out or index > last else self._batch_from_disk(index, max_bytes)
@@ -594,7 +599,11 @@ class SegmentJournal(Journal):  # type: ignore[misc]  # pysyncobj has no types
 
     def __getitem__(self, item: int | slice) -> Entry | EntryRange:
         """Indexed by position in the list, not by log index; no body is read before it is needed."""
-        return EntryRange(self, self.first_index, self.last_index + 1)[item]
+        first, end = self.first_index, self.last_index + 1
+        if isinstance(item, slice):  # as in EntryRange, without one of the whole log
+            start, stop, _ = item.indices(end - first)
+            return EntryRange(self, first + start, first + stop)
+        return EntryRange(self, first, end)[item]
 
     # ---------------------------------------------------------------- damage
 

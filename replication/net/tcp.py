@@ -125,7 +125,7 @@ class Connection(asyncio.BufferedProtocol):
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._tls is not None:
             return self._sealed
-        return self._room()
+        return self._view[self._end :] if self._end < len(self._buffer) else self._room()
 
     def _room(self) -> memoryview:
         if self._end == len(self._buffer):
@@ -224,7 +224,8 @@ class Connection(asyncio.BufferedProtocol):
         while not self._dead:
             have = self._end - self._start
             if have < prefix.size:
-                self._make_room(prefix.size - have)
+                if len(self._buffer) - self._end < prefix.size - have:
+                    self._make_room(prefix.size - have)
                 break
             total, header_size = prefix.unpack_from(self._buffer, self._start)
             wire.check_prefix(total, header_size, self._limit)

@@ -51,15 +51,11 @@ class PreVote:
         self._circle, self._core, self._journal, self._send, self._clock = circle, core, journal, send, clock
         self._quiet_s = quiet_s  # a leader heard from more recently than this is assumed to be alive
         self._more_to_apply = more_to_apply
-        self._leader_seen_at = float("-inf")
+        #: When a current leader's message arrived last; and the term for which the others were asked since.
+        self.leader_seen_at = float("-inf")
+        self.asked_term: int | None = None
         self._agreed: set[str] = set()
-        self._asked_term: int | None = None
         self._asked_at = float("-inf")
-
-    def leader_seen(self) -> None:
-        """A current leader's message arrived."""
-        self._leader_seen_at = self._clock()
-        self._asked_term = None
 
     def leader_lost(self) -> None:
         """The connection to the leader broke: its process died, or its network reset it.
@@ -68,7 +64,7 @@ class PreVote:
         would split the vote. Nothing is at risk: if only this one link failed, the others
         still hear the leader and do not agree.
         """
-        self._leader_seen_at = float("-inf")
+        self.leader_seen_at = float("-inf")
         self._core.hasten_election()
 
     def tick(self, now: float, connected: set[str]) -> None:
@@ -85,17 +81,17 @@ class PreVote:
             return
         if connected.isdisjoint(circle.voters):
             return
-        if self._asked_term == core.term + 1 and self._majority():
-            self._asked_term = None
+        if self.asked_term == core.term + 1 and self._majority():
+            self.asked_term = None
             return  # the core may campaign in this very tick
         core.postpone_election()
-        self._asked_term, self._asked_at, self._agreed = core.term + 1, now, set()
+        self.asked_term, self._asked_at, self._agreed = core.term + 1, now, set()
         for peer in circle.voters:
             self._ask(peer)
 
     def _ask(self, peer: str) -> None:
         last = {"last_log_index": self._journal.last_index, "last_log_term": self._journal.last_term}
-        self._send(peer, {"type": "pre_vote", "term": self._asked_term, **last})
+        self._send(peer, {"type": "pre_vote", "term": self.asked_term, **last})
 
     def asked(self, peer: str, message: RaftMessage) -> None:
         """Agree, or stay silent. A replica in a later term says so, or the asker could never catch up."""
@@ -103,7 +99,7 @@ class PreVote:
         if message["term"] <= core.term:
             self._send(peer, {"type": "stale_term", "term": core.term})
             return
-        leader_alive = core.role == LEADER or self._clock() - self._leader_seen_at < self._quiet_s
+        leader_alive = core.role == LEADER or self._clock() - self.leader_seen_at < self._quiet_s
         theirs = message["last_log_term"], message["last_log_index"]
         ours = journal.last_term, journal.last_index
         if leader_alive or theirs < ours:
@@ -111,18 +107,18 @@ class PreVote:
         if theirs == ours and self._goes_first(peer):
             self._ask(peer)  # it may have heard the leader until now, and been silent the first time
             return
-        self._asked_term = None
+        self.asked_term = None
         core.hold_election(self._quiet_s * GIVE_WAY)
         self._send(peer, {"type": "pre_vote_granted", "term": message["term"]})
 
     def _goes_first(self, peer: str) -> bool:
         """Whether this replica asks too just now, and has the lower id. It does not insist for long, because
         it may be unable to reach a majority."""
-        asks = self._asked_term == self._core.term + 1
+        asks = self.asked_term == self._core.term + 1
         return asks and self._circle.id < peer and self._clock() - self._asked_at < self._quiet_s * GIVE_WAY
 
     def granted(self, peer: str, message: RaftMessage) -> None:
-        if message["term"] == self._asked_term == self._core.term + 1 and peer in self._circle.voters:
+        if message["term"] == self.asked_term == self._core.term + 1 and peer in self._circle.voters:
             self._agreed.add(peer)
             if self._majority():
                 self._core.campaign_at_next_tick()

@@ -515,6 +515,8 @@ class RaftNode:
     def after_sync(self) -> None:
         """The journal's durable index advanced, or an entry was mended: send the answers that waited for
         it."""
+        if self._core.role == LEADER:  # what is held for earlier terms' leaders is dropped later
+            return
         for peer, ack in self._guard.release(self._core.term, self._core.commit_index):
             self.send(peer, ack)
 
@@ -524,7 +526,7 @@ class RaftNode:
         if message["term"] < core.term:
             self.send(peer, {"type": "stale_term", "term": core.term})
             return
-        self._prevote.leader_seen()
+        self._prevote.leader_seen_at, self._prevote.asked_term = self._clock(), None
         heartbeat = not message.get("entries")
         proved = guard.admit(message, core.commit_index)
         answer = core.receive(peer, message)
@@ -532,13 +534,18 @@ class RaftNode:
             self._follow_members()
         if proved is not None:
             self.too_far_behind = False
-            self._rejoin.proved(message["term"], proved)
+            if self._rejoin.active:
+                self._rejoin.proved(message["term"], proved)
         elif "log_start" in message:
             self.too_far_behind = True
             index = self._journal.last_index + 1
             answer = {"type": "next_node_idx", "next_node_idx": index, "reset": True, "success": False}
         if answer is not None:
-            answer["term"], answer["seq"], answer["counts"] = core.term, message["seq"], not self.rejoining
+            answer["term"], answer["seq"], answer["counts"] = (
+                core.term,
+                message["seq"],
+                not self._rejoin.active,
+            )
             answer = guard.answer(peer, answer, proved, core.commit_index, heartbeat=heartbeat)
             if answer is not None:
                 self.send(peer, answer)
@@ -603,7 +610,7 @@ class RaftNode:
         """The highest index that a majority holds durably, ``own`` being ours; 0 unless we lead."""
         if self._core.role != LEADER:
             return 0
-        return quorum_index(own, [self._core.match_index(peer) for peer in self._circle.voters])
+        return quorum_index(own, self._core.match_indexes(self._circle.voters))
 
     def _forget_match(self, peer: str) -> None:
         self.replicator.forget_match(peer)

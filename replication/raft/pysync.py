@@ -19,7 +19,7 @@ from __future__ import annotations
 import random
 import threading
 import zlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Protocol
@@ -290,14 +290,14 @@ class Core(SyncObj):  # type: ignore[misc]
         before, _thread_clock.read = _thread_clock.read, self._clock
         self._answer = None
         try:
-            self._SyncObj__onMessageReceived(self._node(peer), message)
+            self._SyncObj__onMessageReceived(self._peer_nodes.get(peer) or self._node(peer), message)
         finally:
             _thread_clock.read = before
         return self._answer
 
     def heard(self, peer: str, match: int) -> None:
         """As leader: ``peer`` is alive, and its log equals ours up to ``match`` (0: nothing new is known)."""
-        node = self._node(peer)
+        node = self._peer_nodes.get(peer) or self._node(peer)
         self._SyncObj__lastResponseTime[node] = self._clock()
         if match > dict.get(self._match, node, 0):
             self._match[node] = match
@@ -392,6 +392,10 @@ class Core(SyncObj):  # type: ignore[misc]
 
     def match_index(self, peer: str) -> int:
         return dict.get(self._match, self._node(peer), 0)
+
+    def match_indexes(self, peers: Iterable[str]) -> list[int]:
+        match, nodes = self._match.get, self._peer_nodes  # dict's own: no cap
+        return [match(nodes[peer], 0) if peer in nodes else 0 for peer in peers]
 
     def forget_match(self, peer: str) -> None:
         self._match[self._node(peer)] = 0

@@ -9,7 +9,7 @@ exists for one leadership: a new one starts with fresh progress for every peer.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -58,10 +58,9 @@ class GroupClock:
             message["clock_ms"] = told
         return message
 
-    def heard(self, state: PeerProgress, message: RaftMessage) -> None:
-        """An acknowledgement has arrived."""
-        if "clock_ms" in message:
-            state.clock_ms, state.clock_s = message["clock_ms"], self._clock()
+    def heard(self, state: PeerProgress, told_ms: int) -> None:
+        """An acknowledgement has arrived that tells its sender's clock."""
+        state.clock_ms, state.clock_s = told_ms, self._clock()
 
     @property
     def leading(self) -> bool:
@@ -288,12 +287,13 @@ class Replicator:
             state.accepted(index)
         elif message["reset"] and state.refused(self._next_try(state.next, index), message["seq"], self._seq):
             self._replicate(peer, heartbeat=state.next > self._journal.first_index)
-        self.clocks.heard(state, message)
+        if "clock_ms" in message:
+            self.clocks.heard(state, message["clock_ms"])
         if message["counts"]:
             if message["seq"] > state.heard_seq:
                 state.heard_seq = message["seq"]
             self._core.heard(peer, index if success else 0)
-        if success:
+        if success and state.next <= self._journal.last_index:
             self._replicate(peer)
 
     def _next_try(self, refused_next: int, hint: int) -> int:
@@ -330,14 +330,13 @@ class Replicator:
                 break  # it is being mended from another replica; meanwhile the peer gets heartbeats
             previous = state.next - 1
             state.sent(entries[-1][1], sum([len(entry[0]) for entry in entries]))
-            self._send_entries(peer, previous, entries)
+            term = journal.term_at(previous)
+            self._send_append(peer, {"prevLogIdx": previous, "prevLogTerm": term, "entries": entries})
             heartbeat = False
         if heartbeat:
-            self._send_entries(peer, state.next - 1, ())
-
-    def _send_entries(self, peer: str, previous: int, entries: Sequence[tuple[bytes, int, int]]) -> None:
-        term = self._journal.term_at(previous)
-        self._send_append(peer, {"prevLogIdx": previous, "prevLogTerm": term, "entries": entries})
+            previous = state.next - 1
+            term = journal.term_at(previous)
+            self._send_append(peer, {"prevLogIdx": previous, "prevLogTerm": term, "entries": ()})
 
     def _send_append(self, peer: str, message: RaftMessage) -> None:
         self._seq += 1

@@ -351,7 +351,10 @@ class Admission:
                     self.shares.settings(writer, submission, number)
                 elif kind == OpType.DELETE_GROUP:
                     self.shares.deletion(writer, submission, number)
-                elif kind == OpType.PREPARE and (no := self.shares.preparing(writer, unit.ops)) is not None:
+                elif (
+                    unit.ops[-1].type == OpType.PRE_LETTERS
+                    and (no := self.shares.preparing(writer, unit.ops)) is not None
+                ):
                     submission.results[number] = no
                 elif schedules(unit.ops) and (most := self._scheduled_at_most(unit.ops, now_ms)):
                     submission.results[number] = [int(ResultCode.TOO_MANY_SCHEDULED), most]

@@ -226,7 +226,7 @@ class Replica:
         self._raft: Raft | None = None
         self._own: deque[ComposedEntry] = deque()  # proposed by this replica, not yet applied
         self._in_flight = self._rolling_back = 0  # entries; own requests that roll back
-        self._next_retention_ms = self._dropped_to = 0
+        self._next_retention_ms, self._dropped_to = 0, journal.first_index
         self._retention: compaction.RetentionRound | None = None
         self._leads = False
         self._told_ms = 0  # this machine's wall clock, in the present tick

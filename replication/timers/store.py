@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
 from struct import Struct
 from threading import Lock
 from typing import Final, NamedTuple
@@ -216,10 +217,9 @@ class TimerStore:
 
     # -------------------------------------------------------------- the applying thread
 
-    @property
-    def young(self) -> int:
-        """Records in memory since the last checkpoint began, also those released since: see ``YOUNG_MAX``."""
-        return self._young.records
+    #: Records in memory since the last checkpoint began, also those released since: see ``YOUNG_MAX``. (Read
+    #: for each applied entry, hence no call.)
+    young = property(attrgetter("_young.records"))
 
     def add(self, records: bytes | bytearray | memoryview, now_ms: int) -> None:
         """Add records and tombstones, one after the other, in any order. All keys must be higher than the
