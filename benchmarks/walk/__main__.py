@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,8 +14,15 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.page import table
 from benchmarks.walk.recorder import tree
 from benchmarks.walk.steps import STEPS, TOTAL, Step, stage
+
+#: The document with the figures, and the marks around them.
+PAGE = "CONTRIBUTING.md"
+BEGIN, END = "<!-- figures: written by benchmarks/walk -->", "<!-- end of figures -->"
+#: Whose figures are in it.
+ROLES = (TOTAL, "client", "leader")
 
 
 def main(
@@ -23,6 +31,7 @@ def main(
     show_tree: Annotated[bool, typer.Option("--tree", help="list files and functions in order")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of tables")] = False,
     directory: Annotated[Path | None, typer.Option("--dir", help="folder for the replicas' files")] = None,
+    docs: Annotated[Path | None, typer.Option(help=f"document to write the figures into: {PAGE}")] = None,
 ) -> None:
     """Count the calls of the project's own functions that one message causes: no Ray, real files and TCP."""
     for name in only or ():
@@ -37,11 +46,45 @@ def main(
     if as_json:
         print(json.dumps({step.name: _as_json(step, show_tree) for step in steps}, indent=2))
         return
+    if docs is not None:
+        write_docs(steps, docs)
     console = Console(width=120)
     for step in steps:
         console.print(_table(step))
         if show_tree:
             _print_tree(console, step)
+
+
+def write_docs(steps: Sequence[Step], page: Path) -> None:
+    """Replace the text between the marks. Raises ValueError if the page lacks them."""
+    before, mark, rest = page.read_text().partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not mark or not end:
+        raise ValueError(f"{page} lacks the marks {BEGIN!r} and {END!r}")
+    head = ("until the answer", *(f"{role}: calls" for role in ROLES), *(f"{role}: files" for role in ROLES))
+    rows = [
+        (step.name, *(str(count) for counts in figures_of(step) for count in counts))
+        for step in steps
+        if all(role in step.least for role in ROLES)
+    ]
+    page.write_text(f"{before}{BEGIN}\n\n{table(head, rows)}\n{END}{after}")
+
+
+def figures_of(step: Step) -> tuple[list[int], list[int]]:
+    """Calls and files until the answer in the repeat with the fewest, by ``ROLES``."""
+    answers = [step.least[role] for role in ROLES]
+    return [answer.calls for answer in answers], [answer.files for answer in answers]
+
+
+def read_docs(page: Path) -> dict[str, tuple[list[int], list[int]]]:
+    """What ``write_docs`` has written, by step."""
+    text = page.read_text().partition(BEGIN)[2].partition(END)[0]
+    found: dict[str, tuple[list[int], list[int]]] = {}
+    for line in text.strip().splitlines()[2:]:
+        name, *counts = (cell.strip() for cell in line.strip().strip("|").split("|"))
+        numbers = list(map(int, counts))
+        found[name] = numbers[: len(ROLES)], numbers[len(ROLES) :]
+    return found
 
 
 def _table(step: Step) -> Table:

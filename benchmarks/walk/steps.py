@@ -38,6 +38,10 @@ TOPIC = "walk"
 BODY = b"x" * 256
 #: Time to the first check: longer than a PREPARE takes until calm.
 CHECK_AFTER_S = 0.25
+#: What the event loop of a driver calls: each ends the tick before it.
+CALLBACKS = frozenset(
+    ("Driver._tick", "Driver._ring", "Driver._run_calls", "Driver._guarded", "Driver._sync_inline")
+) | {"Connection.get_buffer"}
 #: Name of the total over all roles.
 TOTAL = "all"
 
@@ -125,6 +129,19 @@ def _figure(repeats: list[tuple[list[Call], float]]) -> Figure:
 def _median(tallies: list[Tally]) -> Tally:
     """The median of each count separately."""
     return Tally(*(median_low([getattr(tally, field.name) for tally in tallies]) for field in fields(Tally)))
+
+
+def ticks(repeat: Repeat, role: str) -> list[list[Call]]:
+    """The ticks of a replica's driver, each with all calls from it."""
+    found: list[list[Call]] = []
+    current: list[Call] = []
+    for call in (call for call in repeat.roles[role] if call.thread.startswith("raft")):
+        if call.function in CALLBACKS:
+            current = []
+            if call.function == "Driver._tick":
+                found.append(current)
+        current.append(call)
+    return found
 
 
 @contextmanager

@@ -231,8 +231,7 @@ class RaftNode:
         self._linked: dict[str, bool] = {}  # peers whose link is up: whether they know our incarnation
         self._connected: set[str] = set()  # those of them that are listened to
         self._proposals = Proposals(self.config)
-        self._closed = False
-        self.has_unsent = False  # something was proposed since the last ``flush``
+        self._closed = self.has_unsent = False  # the latter: something was proposed since the last ``flush``
         self.too_far_behind = False  # the leader's log starts after ours ends: copy a checkpoint from a peer
         voters = self._circle.voters
         self._core = Core(
@@ -451,7 +450,7 @@ class RaftNode:
         sound = sound_index(journal, core.commit_index) if journal.damaged else journal.durable_index
         if core.matches_changed or sound != self._capped_own:
             core.matches_changed, self._capped_own = False, sound
-            self._cap = self._commit_cap(sound)
+            self._cap = self._commit_cap(sound) if core.role == LEADER else 0
         core.tick(self._cap, sound)
         if self._member_edits != journal.members.edits:
             self._follow_members()  # a damaged entry was mended
@@ -607,9 +606,7 @@ class RaftNode:
             self._proposals.abandon()
 
     def _commit_cap(self, own: int) -> int:
-        """The highest index that a majority holds durably, ``own`` being ours; 0 unless we lead."""
-        if self._core.role != LEADER:
-            return 0
+        """As leader: the highest index that a majority holds durably, ``own`` being ours."""
         return quorum_index(own, self._core.match_indexes(self._circle.voters))
 
     def _forget_match(self, peer: str) -> None:
