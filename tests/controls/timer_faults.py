@@ -203,7 +203,7 @@ def time_stands_still(patch: pytest.MonkeyPatch) -> None:
 
 
 @plant(
-    "release-remembered", "late", *LOST, conditions=timed, start=16, often={"hand-over": 20, "partition": 30}
+    "release-remembered", "late", *LOST, conditions=timed, start=40, often={"hand-over": 20, "partition": 30}
 )
 def release_remembered(patch: pytest.MonkeyPatch) -> None:
     """A leader that leads again still waits for the release that it had begun the time before."""
